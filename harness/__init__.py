@@ -1,0 +1,1 @@
+"""The harness: composes, launches, runs, measures, stores and reports trials."""

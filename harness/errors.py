@@ -1,0 +1,44 @@
+"""Errors of the harness.
+
+ValueError
+└── ConfigError        the configuration is wrong; raised before any process starts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be run as asked.
+
+    Args:
+        where: the configuration path the user can change (`mesh.tp`).
+        problem: what is wrong, with the value, and what would be right.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem)
+        self.where = where
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+def require_at_least(where: str, value: float, low: float) -> None:
+    """Refuse a number below `low`."""
+    if value < low:
+        raise ConfigError(where, f"must be at least {low}, got {value}")
+
+
+def require_fraction(where: str, value: float) -> None:
+    """Refuse a probability outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise ConfigError(where, f"must be in [0, 1), got {value}")
+
+
+def require_one_of(where: str, value: str, options: Sequence[str]) -> None:
+    """Refuse a word that is not one of `options`."""
+    if value not in options:
+        raise ConfigError(where, f"must be one of {', '.join(options)}, got {value!r}")

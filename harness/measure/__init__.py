@@ -1,0 +1,1 @@
+"""Meters: numbers with units; no formatting, no uploads, no knowledge of strategies."""

@@ -1,0 +1,1 @@
+"""Model families: frozen specifications that build plain modules."""

@@ -1,0 +1,1 @@
+"""Everything a person or W&B reads; built from records alone."""

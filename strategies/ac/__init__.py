@@ -1,0 +1,1 @@
+"""The ac variants: one module a variant, found by module name."""

@@ -1,0 +1,19 @@
+"""`ac=none`: keep every activation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strategies.base import Strategy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nothing(Strategy):
+    """Keep every activation; the baseline of every comparison."""
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)
+        """Return `model` untouched."""
+        return model

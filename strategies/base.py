@@ -1,0 +1,69 @@
+"""The contract of a strategy: it takes a model and returns a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tolerance:
+    """How far a strategy may move the numbers, and why exact equality cannot be had.
+
+    Fields:
+        relative: largest accepted |actual - expected| / max|expected| of one tensor.
+        reason: the written reason; it stands in the record beside the verdict.
+    """
+
+    relative: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What a strategy did in the latest step of one model, counted by the strategy itself.
+
+    Fields:
+        named: operators and groups the configuration names, as the user wrote them.
+        never_fired: those of `named` that no operator inside a region has matched.
+        offloaded_bytes: bytes moved to host memory, every storage once.
+        chunks: chunk bodies executed.
+    """
+
+    named: tuple[str, ...] = ()
+    never_fired: tuple[str, ...] = ()
+    offloaded_bytes: int = 0
+    chunks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """A transformation of a model that must not change its mathematics.
+
+    Subclasses are frozen dataclasses; their fields are their configuration, refused in
+    `__post_init__` when out of range. A strategy holds no state: applying it to several models
+    in one process is applying it to each of them.
+
+    Attributes:
+        tolerance: `None` where results are bitwise equal to the plain model's.
+    """
+
+    tolerance: ClassVar[Tolerance | None] = None
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
+        """Return the model to use; it may be `model` itself, changed in place.
+
+        Args:
+            model: a plain, sharded or meta-device module.
+            sample: example positional inputs; meta tensors are enough.
+
+        Raises:
+            StrategyError: the model is unsuitable, or carries the strategy already.
+        """
+        raise NotImplementedError
+
+    def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
+        """Return what the latest training step of `model` showed."""
+        return Observation()

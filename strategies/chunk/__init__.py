@@ -1,0 +1,1 @@
+"""The chunk variants: one module a variant, found by module name."""

@@ -1,0 +1,1 @@
+"""The shard variants: one module a variant, found by module name."""
