@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import nn
+
+from strategies.errors import StrategyError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,16 @@ class Observation:
     chunks: int = 0
 
 
+class CallSite(Protocol):
+    """A model as a training loop calls it, with a strategy around the call and the model untouched."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the model."""
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
     """A transformation of a model that must not change its mathematics.
@@ -63,6 +75,14 @@ class Strategy:
             StrategyError: the model is unsuitable, or carries the strategy already.
         """
         raise NotImplementedError
+
+    def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)
+        """Return what a training loop calls instead of `model`, which stays as it is.
+
+        Raises:
+            StrategyError: the strategy does not stand around calls, or not around this model.
+        """
+        raise StrategyError("wrap_order", f"call_site does not suit {type(self).__name__}; use inside_fsdp")
 
     def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
         """Return what the latest training step of `model` showed."""

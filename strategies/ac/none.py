@@ -8,12 +8,22 @@ from typing import Any
 from torch import nn
 
 from strategies.base import Strategy
+from strategies.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nothing(Strategy):
-    """Keep every activation; the baseline of every comparison."""
+    """Keep every activation; the baseline of every comparison.
+
+    Saved: every tensor that autograd needs.
+    Recomputed: nothing.
+    Moved: nothing.
+    """
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)
         """Return `model` untouched."""
         return model
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:
+        """Return `model` as a callable, with nothing around it."""
+        return RegionCallSite(model, None)

@@ -1,0 +1,37 @@
+# `make demo` and `make test` need nothing but Python 3.11 or 3.12 and make: they create .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+BENCHES := exactness toy parity_matrix detection point_overhead instrumentation
+
+.PHONY: demo test check bench gpu clean
+
+demo: $(STAMP)
+	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(PYTEST)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+bench: $(STAMP)
+	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+
+# One command for a machine with a GPU: the gpu tests and every benchmark, JSON under $$OUT (default outputs/gpu).
+gpu:
+	sh bench/gpu.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

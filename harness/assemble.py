@@ -1,0 +1,127 @@
+"""Assembly of one model, in one visible order: build, tensor parallel, shard, chunk, AC, FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from harness.experiment import Experiment
+from harness.models.base import Batch, ModelSpec
+from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
+from strategies import Observation
+from strategies.blocks import children_of
+
+_PARAMETER_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.float32}
+COMPUTE_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.bfloat16}
+"""The dtype of matrix multiplications by `dtype`; parameters may be wider."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """A model ready to train under one experiment.
+
+    Fields:
+        model: the outermost module.
+        call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
+        observe: what the AC variant saw in the latest step.
+        blocks: the blocks by the FQN they have in the plain model.
+    """
+
+    model: nn.Module
+    call: Callable[..., Any]
+    observe: Callable[[], Observation]
+    blocks: Mapping[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    spec: ModelSpec
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return the model's outputs and the scalar loss."""
+        with self.autocast():
+            outputs = self.call(*batch.inputs)
+            return outputs, self.spec.loss(outputs, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Take one optimizer step."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def assemble(experiment: Experiment, device: torch.device, devices: DeviceMesh | None, sample: Batch) -> Assembled:
+    """Build the model of `experiment` on `device` and put everything on it, in this order.
+
+    Every rank builds the whole model from the seed before it is sharded, so parameters are the same
+    on every mesh and for every module a user may bring, with its own initialisation.
+
+    Raises:
+        StrategyError: a strategy does not fit the model.
+    """
+    mesh = experiment.mesh
+    model = build(experiment, device)
+    blocks = children_of(model, experiment.model.layers_fqn)
+    if mesh.tp > 1 and devices is not None:
+        model = parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
+    model = experiment.shard.apply(model, sample.inputs)
+    model = experiment.chunk.apply(model, sample.inputs)
+    if experiment.wrap_order == "inside_fsdp":
+        model = experiment.ac.apply(model, sample.inputs)
+    model = _distribute(model, blocks, experiment, devices)
+    if experiment.wrap_order == "outside_fsdp":
+        model = experiment.ac.apply(model, sample.inputs)
+    call = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else model
+    return Assembled(
+        model=model,
+        call=call,
+        observe=call.observe if experiment.wrap_order == "call_site" else lambda: experiment.ac.observe(model),
+        blocks=blocks,
+        optimizer=_optimizer(model, experiment),
+        spec=experiment.model,
+        autocast=_autocast(experiment, device),
+    )
+
+
+def build(experiment: Experiment, device: torch.device) -> nn.Module:
+    """Return the plain model with its own initialisation under the experiment's seed."""
+    torch.manual_seed(experiment.seed)
+    with torch.device(device):
+        model = experiment.model.build()
+    return model.to(device=device, dtype=_PARAMETER_DTYPE[experiment.dtype]).train()
+
+
+def _distribute(
+    model: nn.Module, blocks: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
+) -> nn.Module:
+    mesh = experiment.mesh
+    if devices is None or mesh.dp == 1:
+        return model
+    if not mesh.is_sharded:
+        return replicate(model, devices)
+    shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
+    return shard(model, blocks, mesh, devices, dtype=experiment.dtype)
+
+
+def _optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.Optimizer:
+    # the fused list kernels refuse a mixture of plain and DTensor parameters, which tensor parallelism makes
+    foreach = False if experiment.mesh.tp > 1 else None
+    if experiment.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
+    return torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
+
+
+def _autocast(experiment: Experiment, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    if experiment.dtype != "bf16_mixed" or experiment.mesh.is_sharded:  # FSDP casts by its own policy
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,0 +1,120 @@
+"""What a parity comparison found, torch-free: reports word it without the library that found it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PARTS: Mapping[str, str] = {
+    "outputs": "output",
+    "loss": "loss",
+    "gradients": "gradient of",
+    "buffers": "buffer",
+    "rng_state": "RNG state",
+    "parameters": "parameter",
+}
+"""The compared parts of a training step, in the order they come to be, and how a sentence names one item."""
+
+_LEAST_DIGITS = 4
+_MOST_DIGITS = 17  # enough to tell any two float64 apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """The first thing that is not equal.
+
+    Fields:
+        name: FQN, output path or generator.
+        index: position in the rank's local tensor; None when something else than a value differs.
+        rank, step: where it was seen; steps count from 0.
+        expected, actual: the twin's and the variant's value, or a description of them.
+    """
+
+    name: str
+    index: tuple[int, ...] | None
+    rank: int
+    step: int
+    expected: float | str
+    actual: float | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartParity:
+    """How one part of the step compares over all its tensors and steps.
+
+    Fields:
+        equal: bit for bit, or within the declared tolerance.
+        max_abs: largest |actual - expected|; infinite where only one side is finite.
+        max_rel: largest |actual - expected| / max|expected| of one tensor.
+        first_difference: earliest step first; None when equal.
+
+    What has no distance (another shape, something absent) shows in `equal` and `first_difference` only.
+    """
+
+    equal: bool = True
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    first_difference: Difference | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parity:
+    """Variant against twin over all parity steps, as one rank saw it.
+
+    Fields:
+        level: `bitwise`, or `tolerance` when the strategy declares one.
+        steps: optimizer steps compared.
+        losses: the variant's loss after each step.
+    """
+
+    level: str
+    steps: int
+    outputs: PartParity
+    loss: PartParity
+    gradients: PartParity
+    buffers: PartParity
+    rng_state: PartParity
+    parameters: PartParity
+    losses: tuple[float, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Say whether every part is equal."""
+        return all(getattr(self, part).equal for part in PARTS)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
+        plain: dict[str, Any] = _with_finite_numbers(asdict(self))
+        return plain
+
+
+def describe_difference(part: str, difference: Difference) -> str:
+    """Return the sentence about `difference`, with digits enough to tell the two values apart.
+
+    For example `parity: gradient of 'norm.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252`.
+    """
+    where = f" first at {tuple(difference.index)}" if difference.index else ""
+    expected, actual = _as_text(difference.expected, difference.actual)
+    item = f"{PARTS[part]} {difference.name!r}"
+    return f"parity: {item} differs{where} on rank {difference.rank}: {expected} vs {actual}"
+
+
+def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:
+    if not (isinstance(expected, float) and isinstance(actual, float)):
+        return str(expected), str(actual)
+    for digits in range(_LEAST_DIGITS, _MOST_DIGITS):
+        if (short := f"{expected:#.{digits}g}") != (other := f"{actual:#.{digits}g}"):
+            return short, other
+    return repr(expected), repr(actual)
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_finite_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite_numbers(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,122 @@
+"""The frozen description of one trial, and its content address."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from harness.data import DataSpec
+from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.mesh import Mesh
+from harness.models.base import ModelSpec
+from harness.protocol import Protocol
+from strategies import Strategy, ac_variants, chunk_variants
+
+WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How the model is trained: the scalar fields of an experiment.
+
+    Fields:
+        wrap_order: where AC stands relative to FSDP: `inside_fsdp` (a region holds no all-gather),
+            `outside_fsdp` (a region repeats it), `call_site` (one region around the call of the whole model).
+        compile: `none`.
+        optimizer: `adamw` or `sgd`.
+        learning_rate: > 0.
+        dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
+        seed: of parameters, data and dropout.
+        batch_size: sequences a step over all ranks.
+        sequence_length: tokens a sequence.
+    """
+
+    wrap_order: str = "inside_fsdp"
+    compile: str = "none"
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    dtype: str = "fp32"
+    seed: int = 0
+    batch_size: int = 8
+    sequence_length: int = 128
+
+    def __post_init__(self) -> None:
+        require_one_of("wrap_order", self.wrap_order, WRAP_ORDERS)
+        require_one_of("optimizer", self.optimizer, ("adamw", "sgd"))
+        require_one_of("dtype", self.dtype, ("fp32", "bf16", "bf16_mixed"))
+        require_at_least("seed", self.seed, 0)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("sequence_length", self.sequence_length, 1)
+        if self.compile != "none":
+            raise ConfigError("compile", f"only 'none' is available, got {self.compile!r}")
+        if self.learning_rate <= 0:
+            raise ConfigError("learning_rate", f"must be above 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment(Recipe):
+    """Everything that decides what a trial computes and how it is measured; nothing else."""
+
+    model: ModelSpec
+    mesh: Mesh
+    ac: Strategy
+    chunk: Strategy
+    shard: Strategy
+    data: DataSpec
+    protocol: Protocol
+
+    def __post_init__(self) -> None:
+        # slots=True makes a new class, so a bare super() would look at the one it replaced
+        Recipe.__post_init__(self)
+        if self.batch_size % self.mesh.dp:
+            raise ConfigError(
+                "batch_size",
+                f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
+                f"got {self.batch_size}",
+            )
+        self._require_wrap_order()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is its own twin."""
+        return name_of(self.ac) == "none" and name_of(self.chunk) == "none"
+
+    def twin(self) -> Experiment:
+        """Return the baseline of this experiment: nothing recomputed, nothing chunked."""
+        return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as JSON values; every group states its `name`."""
+        recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
+        groups = {
+            "model": {"family": name_of(self.model), **dataclasses.asdict(self.model)},
+            "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
+            "protocol": dataclasses.asdict(self.protocol),
+        }
+        for group in ("ac", "chunk", "shard", "data"):
+            spec = getattr(self, group)
+            groups[group] = {"name": name_of(spec), **dataclasses.asdict(spec)}
+        resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
+        return resolved
+
+    def _require_wrap_order(self) -> None:
+        if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
+            raise ConfigError(
+                "wrap_order",
+                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; use mesh=shard2 or inside_fsdp",
+            )
+        reentrant = getattr(self.ac, "use_reentrant", False)
+        resharding = self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
+        if reentrant and resharding and self.wrap_order == "inside_fsdp":
+            raise ConfigError(
+                "ac.use_reentrant",
+                "true inside a sharded FSDP1 unit reads parameters that the unit has resharded; "
+                "use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD",
+            )
+
+
+def name_of(spec: object) -> str:
+    """Return the name a specification is found by: that of the module that defines it."""
+    return type(spec).__module__.rpartition(".")[2]

@@ -1,0 +1,151 @@
+"""Allocator truth: what the allocator hands out during a training step, with nothing else watching.
+
+On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory events where
+it is not installed. What stands above the live storages is memory that kernels allocate for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from harness.measure.counting import CountingAllocator, counting_allocator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorReport:
+    """The memory of one training step as its allocator saw it.
+
+    Fields:
+        source: which allocator, or which meter of it.
+        peak_requested_bytes: highest total of requested bytes; comparable with the peak of live storages, because
+            it starts from the bytes of the storages that stood before the step.
+        peak_allocated_bytes, peak_reserved_bytes: the process's highest totals after rounding, and with the blocks
+            the allocator keeps; `None` on CPU, whose allocator does neither.
+        workspace_bytes: `peak_requested_bytes` above the peak of live storages.
+        backend_bytes: highest total of what other threads allocated on CPU: temporaries of gloo, not of the model.
+    """
+
+    source: str
+    peak_requested_bytes: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    workspace_bytes: int
+    backend_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveTotals:
+    """Live storages as the allocator of the device sees them: on CPU it cannot tell host copies from the rest.
+
+    Fields:
+        standing_bytes: storages that the step found.
+        peak_bytes: highest total during the step.
+    """
+
+    standing_bytes: int
+    peak_bytes: int
+
+
+def install() -> bool:
+    """Count the CPU's allocations from now on; call it before the model is built. `False` without a compiler."""
+    allocator = counting_allocator()
+    return allocator is not None and allocator.install()
+
+
+def measure(step: Callable[[], None], *, device: str, live: LiveTotals) -> AllocatorReport | None:
+    """Run `step` and return what the allocator of `device` saw, or `None` for a device without one (meta)."""
+    if device == "cuda":
+        return _on_cuda(step, live)
+    if device != "cpu":
+        return None
+    allocator = counting_allocator()
+    if allocator is not None and allocator.is_installed:
+        return _on_cpu(step, live, allocator)
+    return _profiled(step, live)
+
+
+class CpuWorkspaceProbe:
+    """Tells an operator's private memory from the counting allocator; see `memory.WorkspaceProbe`."""
+
+    def __init__(self, allocator: CountingAllocator) -> None:
+        self._allocator = allocator
+        self._before_bytes = 0
+
+    def begin(self) -> None:
+        """Start to watch."""
+        self._allocator.reset_window()
+        self._before_bytes = self._allocator.read().live_bytes
+
+    def excess_bytes(self) -> int:
+        """Return the bytes that were live above both what was there at `begin` and what is there now."""
+        counts = self._allocator.read()
+        return counts.window_peak_bytes - max(self._before_bytes, counts.live_bytes)
+
+
+def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> AllocatorReport:
+    allocator.count_this_thread()
+    allocator.reset_peaks()
+    before = allocator.read()
+    step()
+    after = allocator.read()
+    return _report(
+        "counting allocator",
+        live,
+        step_peak_bytes=after.peak_bytes - before.live_bytes,
+        backend_bytes=after.backend_peak_bytes - before.backend_live_bytes,
+    )
+
+
+def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()
+    step()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    return _report(
+        "cuda caching allocator",
+        live,
+        step_peak_bytes=after["requested_bytes.all.peak"] - before["requested_bytes.all.current"],
+        allocated_bytes=after["allocated_bytes.all.peak"],
+        reserved_bytes=after["reserved_bytes.all.peak"],
+    )
+
+
+def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        step()
+    changes = sorted(
+        (event.time_range.start, event.self_cpu_memory_usage)
+        for event in profiler.events() or ()
+        if event.name == "[memory]"
+    )
+    running = peak = 0
+    for _, nbytes in changes:
+        running += nbytes
+        peak = max(peak, running)
+    return _report("torch.profiler memory events", live, step_peak_bytes=peak)
+
+
+def _report(
+    source: str,
+    live: LiveTotals,
+    *,
+    step_peak_bytes: int,
+    allocated_bytes: int | None = None,
+    reserved_bytes: int | None = None,
+    backend_bytes: int = 0,
+) -> AllocatorReport:
+    requested_bytes = live.standing_bytes + step_peak_bytes
+    return AllocatorReport(
+        source=source,
+        peak_requested_bytes=requested_bytes,
+        peak_allocated_bytes=allocated_bytes,
+        peak_reserved_bytes=reserved_bytes,
+        workspace_bytes=requested_bytes - live.peak_bytes,
+        backend_bytes=backend_bytes,
+    )

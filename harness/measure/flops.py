@@ -1,0 +1,46 @@
+"""Floating-point operations of operators: torch's formulas and those it lacks.
+
+A multiplication and an addition are two FLOPs. Attention counts the whole S x S square, causal or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+_aten = torch.ops.aten
+
+
+class FlopFormulas:
+    """FLOPs by operator: a copy of torch's registry with CPU flash attention added, which torch has no formula for."""
+
+    def __init__(self) -> None:
+        self._formulas: dict[Any, Callable[..., int]] = {
+            **flop_registry,
+            _aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
+            _aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+        }
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+        """Return the FLOPs of one call, 0 for an operator without formula (elementwise, copies, reductions)."""
+        formula = self._formulas.get(getattr(func, "_overloadpacket", func))
+        return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Q·Kᵀ and P·V. Shapes: query (B, H, S, D), key (B, Hkv, T, D), value (B, Hkv, T, Dv)."""
+    return _scores(query, key) + _scores(query, key) // query.shape[-1] * value.shape[-1]
+
+
+def _cpu_attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
+    """Scores once more, dQ and dK over D; dP and dV over Dv: as torch counts the flash kernels of CUDA."""
+    return 3 * _scores(query, key) + 2 * (_scores(query, key) // query.shape[-1] * value.shape[-1])
+
+
+def _scores(query: Tensor, key: Tensor) -> int:
+    return 2 * prod(query.shape) * key.shape[-2]

@@ -1,0 +1,202 @@
+"""Everything that one training step computes, kept as private copies to be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree  # torch.utils has no public name for it
+
+from harness.measure.rng import rng_states, seeded
+from harness.measure.step import Trainee
+from harness.models.base import Batch
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """A detached copy of a tensor, of the local shard of a DTensor.
+
+    Fields:
+        value: dense copy; on the tensor's device, or on the host.
+        kind: class, and what class and shape of the copy no longer tell: placements, sparsity.
+        device_type: where the original is.
+    """
+
+    value: Tensor
+    kind: str
+    device_type: str
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Captured:
+        """Copy `tensor`; later steps may overwrite the original."""
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        copy = local.detach().clone()
+        if copy.layout is not torch.strided:
+            copy = copy.to_dense()
+        copy = copy.resolve_conj().resolve_neg()
+        return cls(value=copy, kind=_kind(tensor), device_type=local.device.type)
+
+    def to_host(self) -> Captured:
+        """Return the same with the copy on the host."""
+        return dataclasses.replace(self, value=self.value.cpu())
+
+    def __str__(self) -> str:
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        return f"{self.kind} {dtype} {tuple(self.value.shape)} on {self.device_type}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structure:
+    """A container of outputs: its class, and the names of what it holds, in order."""
+
+    kind: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {len(self.names)}"
+
+
+Leaves = Mapping[str, Any]
+"""Name to `Captured`, `Structure`, or a plain value (None for an absent gradient)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """One training step of one model on one rank.
+
+    Fields:
+        outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`.
+        loss: the scalar loss, as `loss`.
+        gradients: by parameter name, after backward; None where there is none.
+        buffers: by name, after backward, those that the state dict leaves out included.
+        rng_state: by generator, after backward.
+        parameters: by name, after the optimizer step.
+    """
+
+    outputs: Leaves
+    loss: Leaves
+    gradients: Leaves
+    buffers: Leaves
+    rng_state: Leaves
+    parameters: Leaves
+
+    def to_host(self) -> Snapshot:
+        """Return the same with all copies on the host, where the device cannot hold two models."""
+        return Snapshot(
+            **{field.name: _to_host(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        )
+
+
+def steps(trainee: Trainee, batches: Iterable[Batch], *, seed: int, dp_rank: int = 0) -> Iterator[Snapshot]:
+    """Train one optimizer step a batch and yield what each computed.
+
+    Every step sets the generators from (seed, step, dp_rank) and leaves them as they were, so that the steps
+    of variant and twin may alternate or follow one another and still draw the same numbers.
+
+    Args:
+        trainee: the model and its optimizer; both move on.
+        batches: one a step, on the device that computes.
+        seed: of the trial.
+        dp_rank: index of the rank's batch among all data-parallel ones.
+    """
+    for step, batch in enumerate(batches):
+        device = _device_of(batch)
+        with seeded(seed, step=step, dp_rank=dp_rank, device=device):
+            snapshot = _train_one_step(trainee, batch, device)
+        yield snapshot
+        del snapshot  # the consumer decides how long it lives, not this suspended frame
+
+
+def flatten(value: Any, name: str) -> dict[str, Any]:
+    """Return tensors, plain values and containers within `value` by their path, which starts with `name`.
+
+    Walked are mappings, sequences, dataclasses, and objects that define no equality of their own.
+    """
+    return dict(_walk(value, name, ancestors=frozenset()))
+
+
+def has_identity_only(value: Any) -> bool:
+    """Say whether the class of `value` defines no equality: two such objects always differ."""
+    return getattr(type(value), "__eq__", None) is object.__eq__
+
+
+def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device) -> Snapshot:
+    trainee.zero_grad()
+    outputs, loss = trainee.forward(batch)
+    captured_outputs, captured_loss = flatten(outputs, "outputs"), flatten(loss, "loss")
+    del outputs
+    trainee.backward(loss)
+    gradients = {name: _capture(parameter.grad) for name, parameter in _parameters(trainee.model)}
+    # duplicates kept: a module shared by two paths must stay shared
+    buffers = {
+        name: Captured.of(buffer) for name, buffer in trainee.model.named_buffers(remove_duplicate=False)
+    }
+    rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
+    trainee.update()
+    return Snapshot(
+        outputs=captured_outputs,
+        loss=captured_loss,
+        gradients=gradients,
+        buffers=buffers,
+        rng_state=rng_state,
+        parameters={name: Captured.of(parameter) for name, parameter in _parameters(trainee.model)},
+    )
+
+
+def _device_of(batch: Batch) -> torch.device:
+    # not the parameters' device: FSDP may keep those on the host
+    tensors = (leaf for leaf in pytree.tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return model.named_parameters()
+
+
+def _capture(tensor: Tensor | None) -> Captured | None:
+    return None if tensor is None else Captured.of(tensor)
+
+
+def _kind(tensor: Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        return f"DTensor {tensor.placements} of {tuple(tensor.shape)}"
+    return "Tensor" if tensor.layout is torch.strided else f"Tensor ({tensor.layout})"
+
+
+def _to_host(leaves: Leaves) -> dict[str, Any]:
+    return {name: leaf.to_host() if isinstance(leaf, Captured) else leaf for name, leaf in leaves.items()}
+
+
+def _walk(value: Any, name: str, *, ancestors: frozenset[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor):
+        yield name, Captured.of(value)
+        return
+    children = None if id(value) in ancestors else _children(value, name)
+    if children is None:
+        yield name, value
+        return
+    yield name, Structure(kind=type(value).__qualname__, names=tuple(children))
+    for child_name, child in children.items():
+        yield from _walk(child, child_name, ancestors=ancestors | {id(value)})
+
+
+def _children(value: Any, name: str) -> dict[str, Any] | None:
+    """Return what `value` holds by path, None when it is compared as a whole."""
+    if isinstance(value, _ATOMS) or callable(value):
+        return None
+    if isinstance(value, Mapping):
+        return {f"{name}[{key!r}]": item for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"{name}[{index}]": item for index, item in enumerate(value)}
+    if dataclasses.is_dataclass(value):
+        return {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+    if has_identity_only(value) and hasattr(value, "__dict__"):
+        return {f"{name}.{key}": item for key, item in vars(value).items()}
+    return None

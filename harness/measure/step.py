@@ -1,0 +1,221 @@
+"""One training step, run under the meters or under the allocator's eyes alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from harness.measure import allocator, memory
+from harness.measure.allocator import AllocatorReport, LiveTotals
+from harness.measure.ledger import Kind, Ledger, Life
+from harness.measure.locator import Locator, Phase
+from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
+from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
+from harness.measure.work import WorkCounter, WorkReport
+
+
+class Trainee(Protocol):
+    """A model with what it takes to train it; the meters know no more of a trial.
+
+    Attributes:
+        model: the module as it is called, wrappers included.
+        optimizer: its optimizer.
+        blocks: FQN of each block to the block of `model` itself.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    blocks: Mapping[str, nn.Module]
+
+    def forward(self, batch: Any) -> tuple[Any, Tensor]:
+        """Return the outputs of the model and the scalar loss."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of `loss`."""
+
+    def update(self) -> None:
+        """Step the optimizer."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one instrumented training step showed on one rank.
+
+    Fields:
+        memory, work: the reports of the two meters.
+        live: what the device's allocator should have seen, for `allocator_truth`.
+        explained_peak_bytes: peak of live storages and of the workspaces that a probe saw, or `None` without probe.
+    """
+
+    memory: MemoryReport
+    work: WorkReport
+    live: LiveTotals
+    explained_peak_bytes: int | None
+
+
+def instrument(
+    trainee: Trainee,
+    batch: Any,
+    *,
+    is_host: Callable[[], bool] = lambda: False,
+    probe: WorkspaceProbe | None = None,
+) -> StepReport:
+    """Run one training step under both meters.
+
+    Run an unobserved step before: optimizer state, FSDP's buffers and DTensor's propagation cache are made by the first.
+
+    Args:
+        trainee: what to train.
+        batch: what to train it on; its tensors lie on the device.
+        is_host: whether what is allocated now is a host copy, for offloading on CPU.
+        probe: sees the private memory of operators, to say where a difference to the allocator comes from.
+    """
+    device = compute_device(batch)
+    locator = Locator(trainee.model, trainee.blocks)
+    live = LiveStorages(locator, device=device, is_host=is_host, probe=probe)
+    work = WorkCounter(locator)
+    meter = _Meter(trainee, live, locator)
+    with _collected(), locator, work, live:
+        meter.start(batch)
+        _step(trainee, batch, meter)
+    return StepReport(
+        memory=meter.report(),
+        work=work.report(),
+        live=LiveTotals(
+            standing_bytes=live.ledger.start_bytes(_seen_by(device)),
+            peak_bytes=live.ledger.peak(_seen_by(device)).nbytes,
+        ),
+        explained_peak_bytes=None if probe is None else live.ledger.peak(lambda _: True).nbytes,
+    )
+
+
+def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> AllocatorReport | None:
+    """Run one training step under the allocator's eyes alone; `None` on a device without allocator.
+
+    Args:
+        trainee, batch: those of the instrumented step.
+        live: `StepReport.live` of the instrumented step, to which the allocator is compared.
+    """
+    with _collected():
+        return allocator.measure(
+            lambda: _step(trainee, batch, _Unobserved()), device=compute_device(batch), live=live
+        )
+
+
+def compute_device(batch: Any) -> str:
+    """Return the type of the device that holds the batch."""
+    return next(plain_tensors(tensors_in(batch))).device.type
+
+
+class _Observer(Protocol):
+    def on_phase(self, phase: Phase) -> None: ...
+    def on_forward(self, returned: tuple[Any, Tensor]) -> None: ...
+    def on_backward(self) -> None: ...
+
+
+def _step(trainee: Trainee, batch: Any, observer: _Observer) -> None:
+    """Run a training step; like a careful training loop, drop the outputs before backward."""
+    trainee.zero_grad()
+    outputs, loss = trainee.forward(batch)
+    observer.on_forward((outputs, loss))
+    del outputs
+    observer.on_phase("backward")
+    trainee.backward(loss)
+    observer.on_backward()
+    del loss
+    observer.on_phase("optimizer")
+    trainee.update()
+
+
+class _Unobserved:
+    def on_phase(self, phase: Phase) -> None:
+        pass
+
+    def on_forward(self, returned: tuple[Any, Tensor]) -> None:
+        pass
+
+    def on_backward(self) -> None:
+        pass
+
+
+class _Meter:
+    """Takes the numbers that exist only at one moment of a step."""
+
+    def __init__(self, trainee: Trainee, live: LiveStorages, locator: Locator) -> None:
+        self._trainee = trainee
+        self._live = live
+        self._locator = locator
+        self._parameter_bytes = 0
+        self._gradient_bytes = 0
+        self._saved: list[SavedStorage] = []
+
+    def start(self, batch: Any) -> None:
+        model = self._trainee.model
+        self._parameter_bytes = memory.storage_bytes(parameters_of(model))
+        self._live.stand(
+            chain(
+                parameters_of(model),
+                plain_tensors(model.buffers()),
+                gradients_of(model),
+                optimizer_state_of(self._trainee.optimizer),
+                plain_tensors(tensors_in(batch)),
+            )
+        )
+
+    def on_phase(self, phase: Phase) -> None:
+        self._locator.phase = phase
+
+    def on_forward(self, returned: tuple[Any, Tensor]) -> None:
+        memory.mark_forward(self._live, self._trainee.model, returned)
+        self._saved = memory.saved_storages(self._live.ledger)
+
+    def on_backward(self) -> None:
+        memory.mark_backward(self._live, self._trainee.model)
+        self._gradient_bytes = memory.storage_bytes(gradients_of(self._trainee.model))
+
+    def report(self) -> MemoryReport:
+        ledger = self._live.ledger
+        peak = ledger.peak(memory.is_on_device)
+        return MemoryReport(
+            saved_bytes=sum(storage.bytes for storage in self._saved),
+            peak_bytes=peak.nbytes,
+            activation_peak_bytes=ledger.peak(memory.is_activation).nbytes,
+            peak_phase=peak.phase,
+            peak_module=peak.module,
+            parameter_bytes=self._parameter_bytes,
+            gradient_bytes=self._gradient_bytes,
+            optimizer_bytes=memory.storage_bytes(optimizer_state_of(self._trainee.optimizer)),
+            host_peak_bytes=ledger.peak(memory.is_on_host).nbytes,
+            largest_saved=tuple(self._saved[: memory.LARGEST_SAVED]),
+            saved_by_module=memory.by_module(self._saved),
+        )
+
+
+def _seen_by(device: str) -> Callable[[Life], bool]:
+    """Return which storages the allocator of `device` hands out: on CPU host copies are among them."""
+    if device == "cuda":
+        return memory.is_on_device
+    return lambda life: life.kind is not Kind.WORKSPACE
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    """Run without the garbage collector, after it has run: reference cycles then die at no random moment."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

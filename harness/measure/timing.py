@@ -1,0 +1,136 @@
+"""Step times of variant and twin, taken in turns so that the machine's noise cancels."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from harness.errors import require_at_least
+
+_SECONDS_PER_MILLISECOND = 1e-3
+
+Step = Callable[[], None]
+"""One whole training step; it may queue work on a device and return before that is done."""
+
+
+class Clock(Protocol):
+    """Takes the time of one step, with everything that the step has queued."""
+
+    def time_s(self, step: Step) -> float:
+        """Run `step` and return its duration in seconds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostClock:
+    """Wall-clock time, for devices that compute while they are called."""
+
+    def time_s(self, step: Step) -> float:
+        """Run `step` and return its duration in seconds."""
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaClock:
+    """Time between two events on the current stream of `device`.
+
+    The device is idle when a step starts, so that no step pays for the one before it.
+    """
+
+    device: torch.device
+
+    def time_s(self, step: Step) -> float:
+        """Run `step` and return its duration in seconds."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.device(self.device):
+            start.record()
+            step()
+            end.record()
+        torch.cuda.synchronize(self.device)  # side streams too: what they still do belongs to the step
+        return float(start.elapsed_time(end)) * _SECONDS_PER_MILLISECOND
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Step times in seconds; equal indices were taken side by side."""
+
+    variant_s: tuple[float, ...]
+    twin_s: tuple[float, ...]
+
+
+def clock_for(device: torch.device) -> Clock:
+    """Return the clock that suits `device`."""
+    return CudaClock(device=device) if device.type == "cuda" else HostClock()
+
+
+def interleave(variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clock) -> Samples:
+    """Time `pairs` steps of each in the order A B B A, after `warmup` untimed ones of each.
+
+    Neighbours form a pair; that every second pair is turned round cancels what going first costs. Garbage is
+    collected between pairs, never within a step.
+
+    Raises:
+        ConfigError: a negative warm-up, or no pair.
+    """
+    require_at_least("warmup", warmup, 0)
+    require_at_least("pairs", pairs, 1)
+    for _ in range(warmup):
+        variant()
+        twin()
+    variant_s, twin_s = [], []
+    with _quiet_heap() as collect:
+        for pair in range(pairs):
+            collect()
+            if pair % 2 == 0:
+                variant_s.append(clock.time_s(variant))
+                twin_s.append(clock.time_s(twin))
+            else:
+                twin_s.append(clock.time_s(twin))
+                variant_s.append(clock.time_s(variant))
+    return Samples(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
+
+
+def consecutive(step: Step, *, warmup: int, count: int, clock: Clock) -> tuple[float, ...]:
+    """Time `count` steps after `warmup` untimed ones, where two models do not fit at once; seconds.
+
+    Raises:
+        ConfigError: a negative warm-up, or nothing to time.
+    """
+    require_at_least("warmup", warmup, 0)
+    require_at_least("count", count, 1)
+    for _ in range(warmup):
+        step()
+    samples_s = []
+    with _quiet_heap() as collect:
+        for _ in range(count):
+            collect()
+            samples_s.append(clock.time_s(step))
+    return tuple(samples_s)
+
+
+@contextmanager
+def _quiet_heap() -> Iterator[Callable[[], int]]:
+    """Keep the garbage collector out of the scope, except where it is called: cycles may hold activations.
+
+    What lives at the start is frozen, so that a call costs microseconds.
+    """
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        if not was_frozen:  # the fork server may have frozen its heap before us
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,111 @@
+"""Device meshes: how many ranks, arranged how, holding what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.errors import ConfigError, require_at_least, require_one_of
+
+SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """The arrangement of ranks as `dp_replicate x dp_shard x tp`, row-major.
+
+    Fields:
+        dp_replicate: replicas of the (sharded) model; alone it is DDP.
+        dp_shard: ranks that share parameters, gradients and optimizer state (FSDP).
+        tp: ranks that share every column- and row-parallel linear (Megatron, arXiv:1909.08053).
+        fsdp: `fsdp2` (`fully_shard`) or `fsdp1` (`FullyShardedDataParallel`).
+        reshard_after_forward: FSDP2 frees a block's parameters between its forward and its backward.
+        cpu_offload: FSDP keeps parameters, gradients and optimizer state in host memory.
+        use_orig_params: FSDP1 exposes the plain parameters in place of flat ones.
+        sharding_strategy: FSDP1's `ShardingStrategy` by name.
+        nodes: machines; ranks are spread over them evenly.
+        device: `auto` (CUDA where there is one), `cuda` (NCCL) or `cpu` (gloo).
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    fsdp: str = "fsdp2"
+    reshard_after_forward: bool = True
+    cpu_offload: bool = False
+    use_orig_params: bool = True
+    sharding_strategy: str = "FULL_SHARD"
+    nodes: int = 1
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate", "dp_shard", "tp", "nodes"):
+            require_at_least(f"mesh.{name}", getattr(self, name), 1)
+        require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
+        require_one_of("mesh.device", self.device, ("auto", "cuda", "cpu"))
+        require_one_of("mesh.sharding_strategy", self.sharding_strategy, SHARDING_STRATEGIES)
+        self._require_ranks_fill_nodes()
+        self._require_meaning()
+        if self.fsdp == "fsdp1":
+            self._require_fsdp1()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole trial."""
+        return self.dp_replicate * self.dp_shard * self.tp
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.world_size // self.nodes
+
+    @property
+    def dp(self) -> int:
+        """Ranks that see different data."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
+        return self.dp_shard > 1 or (self.dp_replicate > 1 and self.tp > 1)
+
+    @property
+    def label(self) -> str:
+        """The mesh as the presets spell it: `single`, `ddp2`, `hsdp2x2`, `shard2_tp2`."""
+        if self.dp_replicate > 1 and self.dp_shard > 1:
+            data = [f"hsdp{self.dp_replicate}x{self.dp_shard}"]
+        elif self.dp_replicate > 1:
+            data = [f"ddp{self.dp_replicate}"]
+        else:
+            data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
+        tensor = [f"tp{self.tp}"] if self.tp > 1 else []
+        return "_".join(data + tensor) or "single"
+
+    def _require_ranks_fill_nodes(self) -> None:
+        if self.world_size % self.nodes:
+            raise ConfigError(
+                "mesh.nodes",
+                f"must divide the {self.world_size} ranks of {self.label}, got {self.nodes}",
+            )
+
+    def _require_meaning(self) -> None:
+        if self.cpu_offload and not self.is_sharded:
+            raise ConfigError(
+                "mesh.cpu_offload", f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2"
+            )
+        if self.fsdp == "fsdp2" and self.sharding_strategy != "FULL_SHARD":
+            raise ConfigError(
+                "mesh.sharding_strategy",
+                f"belongs to fsdp1, got {self.sharding_strategy} with fsdp2; use mesh.reshard_after_forward",
+            )
+
+    def _require_fsdp1(self) -> None:
+        if self.tp > 1:
+            raise ConfigError("mesh.fsdp", "fsdp1 does not compose with tp > 1; use mesh.fsdp=fsdp2")
+        hybrid = self.sharding_strategy in _HYBRID
+        if self.is_sharded and hybrid != (self.dp_replicate > 1):
+            raise ConfigError(
+                "mesh.sharding_strategy",
+                f"{self.sharding_strategy} does not fit {self.label}; {' and '.join(_HYBRID)} need "
+                "dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1",
+            )

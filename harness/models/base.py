@@ -1,0 +1,125 @@
+"""The contract of a model family: a frozen specification that builds a plain module."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree  # torch.utils has no public name for it
+
+from harness.errors import ConfigError, require_at_least, require_fraction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """What one training step reads.
+
+    Fields:
+        inputs: positional inputs of the model; for language models `(tokens,)`, int64 of shape (B, S).
+        targets: the token that follows each input token, int64 of shape (B, S); `None` when the
+            loss needs none.
+    """
+
+    inputs: tuple[Any, ...]
+    targets: Tensor | None
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch with every tensor on `device`."""
+        moved = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), (self.inputs, self.targets))
+        return dataclasses.replace(self, inputs=moved[0], targets=moved[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A model, described; subclasses add its shape and build it.
+
+    Fields:
+        name: what the configuration calls the model.
+        layers_fqn: FQN of the container that holds the blocks.
+        vocab_size: number of tokens V; inputs and targets are in [0, V).
+        dropout: probability of every dropout in the model, in [0, 1).
+    """
+
+    name: str
+    layers_fqn: str
+    vocab_size: int
+    dropout: float
+
+    def build(self) -> nn.Module:
+        """Return the module on the current default device, meta included, with its own initialisation."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
+        assert batch.targets is not None, "a language model's batch has targets"
+        return functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+
+    def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
+        """Return the forward FLOPs of a token in matmuls and attention, or `None` if unknown.
+
+        A multiplication and an addition are two FLOPs. Attention counts the whole S x S square,
+        4·S·D FLOPs a token and layer, although a causal kernel may skip half of it; recomputed
+        FLOPs are counted by the same rule, so ratios agree.
+        """
+        return None
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Return `{FQN pattern: "column" | "row"}` of the linears to split; empty when there is no plan."""
+        return {}
+
+    def fixed_batch(self) -> Batch | None:
+        """Return the batch that the model brings itself, on CPU, or `None` when any tokens will do."""
+        return None
+
+    def longest_sequence(self) -> int | None:
+        """Return how many positions the model has, or `None` when it does not count them."""
+        return None
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        """Return `{configuration path: size}` of what tensor parallelism divides evenly."""
+        return {}
+
+    def check(self, *, sequence_length: int, tp: int) -> None:
+        """Refuse what this model cannot do.
+
+        Raises:
+            ConfigError: too few positions, no tensor parallel plan, or a size that `tp` does not divide.
+        """
+        longest = self.longest_sequence()
+        if longest is not None and sequence_length > longest:
+            problem = (
+                f"must be at most {longest}, the positions of model {self.name!r}, got {sequence_length}"
+            )
+            raise ConfigError("sequence_length", problem)
+        if tp == 1:
+            return
+        if not self.tensor_parallel_plan():
+            raise ConfigError("mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; use 1")
+        for where, size in self.tensor_parallel_sizes().items():
+            if size % tp:
+                raise ConfigError("mesh.tp", f"must divide {where}, {size}, got {tp}")
+
+
+def require_shape(spec: ModelSpec, **sizes: float) -> None:
+    """Refuse a size below 1, an empty vocabulary, or a dropout outside [0, 1).
+
+    Args:
+        spec: the specification that is being constructed.
+        **sizes: field name to value.
+
+    Raises:
+        ConfigError: naming the first field that is out of range.
+    """
+    for name, size in {"vocab_size": spec.vocab_size, **sizes}.items():
+        require_at_least(f"model.{name}", size, 1)
+    require_fraction("model.dropout", spec.dropout)
+
+
+def require_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:
+    """Refuse a field `part` of the model that does not divide the field `whole`."""
+    if whole_size % part_size:
+        raise ConfigError(f"model.{part}", f"must divide model.{whole}, {whole_size}, got {part_size}")

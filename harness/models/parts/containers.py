@@ -1,0 +1,26 @@
+"""The containers that can hold a model's blocks."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from harness.errors import ConfigError
+
+
+def require_container(model: nn.Module, layers_fqn: str) -> None:
+    """Refuse a `layers_fqn` that names no container of blocks; an empty one names none on purpose.
+
+    Raises:
+        ConfigError: the FQN is missing or another kind of module; the message lists the containers there are.
+    """
+    if not layers_fqn:
+        return
+    containers = [fqn for fqn, module in model.named_modules() if fqn and _is_container(module)]
+    if layers_fqn not in containers:
+        options = f"containers here: {', '.join(containers)}" if containers else "this model has none"
+        problem = f"must name a ModuleList, ModuleDict or Sequential of {type(model).__name__}"
+        raise ConfigError("model.layers_fqn", f"{problem}, got {layers_fqn!r}; {options}")
+
+
+def _is_container(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(module) > 0

@@ -1,0 +1,139 @@
+"""The user's own module, made by a function of theirs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.errors import ConfigError
+from harness.models.base import Batch, ModelSpec, require_shape
+from harness.models.parts.containers import require_container
+
+_SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonSpec(ModelSpec):
+    """A module that a user's factory returns.
+
+    The factory takes no arguments, or `dropout` alone. It returns the module, which then maps tokens
+    (B, S) to logits (B, S, V); or `(module, example_inputs, loss_fn)`, where `example_inputs` is the
+    tuple of positional inputs of every step and `loss_fn(outputs)` a scalar on the device of `outputs`.
+
+    Fields:
+        layers_fqn: container of the blocks; empty when there is none.
+        vocab_size: tokens V that the module takes; unused with example inputs.
+        dropout: given to a factory that takes `dropout`; otherwise refused when positive.
+        factory: `package.module:function`, importable, or below the current folder.
+        tp_column: FQN patterns of linears split by column under tensor parallelism.
+        tp_row: the same, by row.
+    """
+
+    factory: str
+    tp_column: tuple[str, ...]
+    tp_row: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_shape(self)
+        module, colon, function = self.factory.partition(":")
+        if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise ConfigError("model.factory", f"must be 'package.module:function', got {self.factory!r}")
+
+    def build(self) -> nn.Module:
+        """Return the factory's module.
+
+        Raises:
+            ConfigError: the factory cannot be imported or called, it returns something else, or
+                `layers_fqn` names no container of blocks.
+        """
+        model = _make(self.factory, self.dropout).model
+        require_container(model, self.layers_fqn)
+        return model
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the factory's own loss, or the mean cross entropy where it brings none."""
+        if batch.targets is not None:
+            return ModelSpec.loss(self, outputs, batch)
+        example = _example(self.factory, self.dropout)
+        assert example is not None, "a batch without targets is the factory's own"
+        return example.loss_fn(outputs)
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Return what `tp_column` and `tp_row` say."""
+        return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
+
+    def fixed_batch(self) -> Batch | None:
+        """Return the factory's example inputs, the same in every process."""
+        example = _example(self.factory, self.dropout)
+        return None if example is None else Batch(inputs=example.inputs, targets=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Example:
+    inputs: tuple[Any, ...]
+    loss_fn: Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    model: nn.Module
+    example: _Example | None
+
+
+@functools.cache
+def _example(factory: str, dropout: float) -> _Example | None:
+    """Return the example of `factory`, made once a process on CPU from a fixed seed.
+
+    A loss function may close over targets that belong to its inputs, so both come from one call.
+    """
+    with torch.device("meta"):
+        if _make(factory, dropout).example is None:
+            return None
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return _make(factory, dropout).example
+
+
+def _make(factory: str, dropout: float) -> _Made:
+    function = _import(factory)
+    made = function(**_arguments(function, dropout))
+    match made:
+        case nn.Module():
+            return _Made(model=made, example=None)
+        case (nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
+            return _Made(model=model, example=_Example(inputs=inputs, loss_fn=loss_fn))
+    raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {factory!r}")
+
+
+def _import(factory: str) -> Callable[..., Any]:
+    module, _, function = factory.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # an installed command does not look here by itself
+        sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ConfigError("model.factory", f"cannot import {module!r}: {error}") from error
+    if not callable(found):
+        raise ConfigError("model.factory", f"module {module!r} has no function {function!r}")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _arguments(function: Callable[..., Any], dropout: float) -> dict[str, float]:
+    if "dropout" in signature(function).parameters:
+        return {"dropout": dropout}
+    if dropout > 0:
+        raise ConfigError(
+            "model.dropout", f"must be 0, because the factory takes no `dropout`, got {dropout}"
+        )
+    return {}

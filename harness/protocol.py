@@ -1,0 +1,34 @@
+"""How a trial is measured: warm-up, parity steps, timed pairs, determinism, deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.errors import require_at_least
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """The protocol of one trial; two trials are comparable only under the same one.
+
+    Fields:
+        name: how people call it.
+        parity_steps: optimizer steps over which variant and twin are compared, at least 1.
+        warmup_steps: untimed steps of each side before the timed ones.
+        timed_pairs: timed steps of each side, taken A B B A; 0 measures no time.
+        deterministic: deterministic kernels during the parity steps.
+        deadline_s: wall-clock limit of the whole trial in seconds.
+    """
+
+    name: str = "standard"
+    parity_steps: int = 3
+    warmup_steps: int = 3
+    timed_pairs: int = 20
+    deterministic: bool = True
+    deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        require_at_least("protocol.parity_steps", self.parity_steps, 1)
+        require_at_least("protocol.warmup_steps", self.warmup_steps, 0)
+        require_at_least("protocol.timed_pairs", self.timed_pairs, 0)
+        require_at_least("protocol.deadline_s", self.deadline_s, 1)

@@ -1,0 +1,75 @@
+"""What a rank tells the world while it lives and after: `rank<N>.json`, always whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PHASES = ("build", "instrument", "parity", "timing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """The state of one rank at one time.
+
+    Fields:
+        rank: in the whole trial.
+        state: `started`, `running`, `ok` or `error`; the last two are final.
+        phase: one of `PHASES`; in a final report, the phase that was reached.
+        time: when this was written, in seconds of `time.time`: the heartbeat.
+        done, total: steps of the phase; 0 of 0 where it has no steps.
+        kind: class of the exception that ended the rank.
+        message: its text.
+        traceback: the end of its traceback.
+        result: what the rank returned.
+    """
+
+    rank: int
+    state: str
+    phase: str
+    time: float
+    done: int = 0
+    total: int = 0
+    kind: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    result: dict[str, Any] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the rank has nothing more to say."""
+        return self.state in ("ok", "error")
+
+    def write(self, folder: Path) -> None:
+        """Replace the rank's file in `folder` at once; a final report also survives the machine.
+
+        Raises:
+            TypeError: `result` is not made of JSON values.
+        """
+        text = json.dumps(asdict(self))
+        temporary = folder / f".rank{self.rank}.json"
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            if self.is_final:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(report_path(folder, self.rank))
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    """Return where `rank` reports."""
+    return folder / f"rank{rank}.json"
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Return where the output of `rank` goes."""
+    return folder / f"rank{rank}.log"
+
+
+def read_reports(folder: Path) -> dict[int, RankReport]:
+    """Return the reports in `folder` by rank; a rank that never reported is missing."""
+    reports = (RankReport(**json.loads(path.read_text("utf-8"))) for path in folder.glob("rank*.json"))
+    return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}

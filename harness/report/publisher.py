@@ -1,0 +1,244 @@
+"""Sends finished records to a tracker from a process of its own, within a deadline.
+
+Nothing a tracker does can hurt a sweep: ranks never import it, and neither does this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.record import Record
+from harness.store import MARKER, Store
+
+TRACKERS = ("offline", "online", "none")
+FOLDER = "wandb"
+"""Of the tracker's files, below the sweep's folder."""
+
+LOG = "publisher.log"
+
+_KEPT_SETTINGS = (
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_ENTITY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CONFIG_DIR",
+    "WANDB_EXTRA_HTTP_HEADERS",
+)
+"""Credentials and address. What else a user's shell sets (run id, mode, sweep) belongs to another run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracker:
+    """Where finished trials are shown.
+
+    Fields:
+        name: `offline` writes W&B's files into the sweep's folder, `online` sends them too, `none` does
+            nothing.
+        project: of W&B.
+        entity: of W&B; `None` is the account's default.
+        deadline_s: longest time in seconds that publishing may take; what is missing is sent next time.
+    """
+
+    name: str = "offline"
+    project: str = "acbench"
+    entity: str | None = None
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        require_one_of("tracker.name", self.name, TRACKERS)
+        require_at_least("tracker.deadline_s", self.deadline_s, 1)
+        if not self.project.strip():
+            raise ConfigError("tracker.project", f"must name a project, got {self.project!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """What publishing came to; as a string, one line for people.
+
+    Fields:
+        published: records of this call that the tracker has now.
+        remaining: records that it has not.
+        folder: where the offline files are.
+        problem: why records remain; `None` when none does.
+    """
+
+    published: int
+    remaining: int
+    folder: Path
+    problem: str | None
+
+    def __str__(self) -> str:
+        done = f"W&B: {self.published} published, files in {self.folder}"
+        if self.problem is None:
+            return done
+        return (
+            f"{done}; {self.remaining} not published, the same command tries again: {self.problem}; "
+            f"see {self.folder / LOG}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marker:
+    """What stands beside a published record.
+
+    Fields:
+        digest: of the record file that was published.
+        run_dir: of its offline files, relative to the sweep's folder.
+    """
+
+    digest: str
+    run_dir: str
+
+
+def publish(store: Store, tracker: Tracker) -> Published | None:
+    """Publish the finished records of a sweep that are not published yet.
+
+    A process of its own does it and is ended, with everything it started, when the deadline passes. Trouble
+    of any kind ends in `Published.problem`; the next call continues.
+
+    Args:
+        store: of the sweep.
+        tracker: where to.
+
+    Returns:
+        What was done; `None` for `tracker=none`.
+    """
+    if tracker.name == "none":
+        return None
+    online = tracker.name == "online"
+    waiting = pending(store, online=online)
+    problem = _run_publisher(store.root, tracker) if waiting else None
+    remaining = len(pending(store, online=online)) if waiting else 0
+    if remaining and problem is None:
+        problem = "the publisher ended without a reason"
+    return Published(
+        published=len(waiting) - remaining,
+        remaining=remaining,
+        folder=store.root / FOLDER,
+        problem=problem if remaining else None,
+    )
+
+
+def pending(store: Store, *, online: bool) -> list[Record]:
+    """Return the records that the tracker does not have: no offline files or, online, files not yet sent."""
+    return [
+        record
+        for record in store.scan().records
+        if (marker := marker_of(store, record.trial_id)) is None or (online and not is_sent(store, marker))
+    ]
+
+
+def marker_of(store: Store, trial_id: str) -> Marker | None:
+    """Return the marker of a trial whose current record has offline files."""
+    try:
+        value = json.loads((store.trial_dir(trial_id) / MARKER).read_text(encoding="utf-8"))
+        marker = Marker(digest=value["digest"], run_dir=value["run_dir"])
+    except (OSError, ValueError, KeyError, TypeError):  # absent, torn or foreign: publish again
+        return None
+    is_current = marker.digest == store.digest(trial_id) and (store.root / marker.run_dir).is_dir()
+    return marker if is_current else None
+
+
+def is_sent(store: Store, marker: Marker) -> bool:
+    """Whether `wandb sync` has left its mark in a run's folder."""
+    return any((store.root / marker.run_dir).glob("*.wandb.synced"))
+
+
+def _run_publisher(root: Path, tracker: Tracker) -> str | None:
+    """Run the publisher process to its end and return what went wrong."""
+    folder = root.resolve() / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("w", encoding="utf-8") as log:
+            code = _wait(_start(root.resolve(), tracker, log), tracker.deadline_s)
+    except subprocess.TimeoutExpired:
+        return f"the deadline of {tracker.deadline_s:g} s passed"
+    except OSError as error:  # no space, no permission: trouble of the tracker, not of the sweep
+        return str(error)
+    return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
+
+
+def _start(root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]:
+    arguments = [
+        "--mode",
+        tracker.name,
+        "--project",
+        tracker.project,
+        "--deadline-s",
+        str(tracker.deadline_s),
+    ]
+    arguments += [] if tracker.entity is None else ["--entity", tracker.entity]
+    return subprocess.Popen(  # noqa: S603 (our own module, no shell)
+        [sys.executable, "-m", "harness.report.wandb_publish", *arguments, "--", str(root)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=_environment(root / FOLDER),
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> int:
+    """Return the exit code; nothing that the process started is left, however the waiting ends."""
+    try:
+        return process.wait(timeout=deadline_s)
+    finally:
+        _end(process)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("WANDB_") or key in _KEPT_SETTINGS
+    }
+    here = str(Path(__file__).parents[2])
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")])),
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_DISABLE_GIT": "true",
+        "WANDB_DISABLE_CODE": "true",
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "data"),
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the publisher and all it started; wandb-core has a session of its own, so no group holds them all."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # it must not start another while we look
+    started = list(_descendants(process.pid))
+    for pid in (process.pid, *started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`, found in /proc; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended while we looked
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    waiting = children.get(pid, [])
+    while waiting:
+        child = waiting.pop()
+        yield child
+        waiting += children.get(child, [])
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,107 @@
+"""Statistics of step times: quantiles, and the ratio of variant to twin with its interval.
+
+Torch-free, so that reports need none. Times are seconds, ratios have no unit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+MIN_PAIRS = 6
+"""Fewest pairs of which the extremes enclose the median with 95 % confidence: 1 - 2 / 2**n."""
+
+_RESAMPLES = 5_000
+_TAIL = 0.025
+_SEED = 20_221_004  # any constant: the interval of given samples must not vary from report to report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantiles:
+    """Location and spread of step times.
+
+    Fields:
+        median, p10, p90: seconds; between two samples, the linear interpolation.
+        count: number of samples.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """How many times the twin's step time the variant's is.
+
+    Fields:
+        median: median of the ratios of pairs.
+        low, high: bounds of the 95 % bootstrap interval of that median. With fewer than
+            `MIN_PAIRS` pairs they always enclose 1: so few cannot carry a ranking.
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+def quantiles(samples_s: Sequence[float]) -> Quantiles:
+    """Return median, 10th and 90th percentile of `samples_s`.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    if not samples_s:
+        raise ValueError("samples_s: needs at least one sample, got none")
+    ordered = sorted(samples_s)
+    return Quantiles(
+        median=_quantile(ordered, 0.5),
+        p10=_quantile(ordered, 0.1),
+        p90=_quantile(ordered, 0.9),
+        count=len(ordered),
+    )
+
+
+def ratio_to_baseline(variant_s: Sequence[float], twin_s: Sequence[float]) -> Ratio:
+    """Return the median of the pairwise ratios variant / twin with its 95 % interval.
+
+    Samples of equal index were taken side by side, so drift of the machine cancels within a pair.
+    The interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) with a fixed
+    seed: the same samples always give the same interval.
+
+    Raises:
+        ValueError: the samples are not pairs of positive times.
+    """
+    if len(variant_s) != len(twin_s) or not variant_s:
+        raise ValueError(
+            f"ratio: needs as many variant as twin samples, got {len(variant_s)} and {len(twin_s)}"
+        )
+    if min(*variant_s, *twin_s) <= 0:
+        raise ValueError(f"ratio: times must be positive, got {min(*variant_s, *twin_s)}")
+    ratios = [variant / twin for variant, twin in zip(variant_s, twin_s, strict=True)]
+    low, high = _bootstrap_interval(ratios)
+    if len(ratios) < MIN_PAIRS:
+        low, high = min(low, 1.0), max(high, 1.0)
+    return Ratio(median=median(ratios), low=low, high=high)
+
+
+def is_distinguishable(ratio: Ratio) -> bool:
+    """Say whether variant and twin may be ranked: the interval does not span 1."""
+    return not ratio.low <= 1 <= ratio.high
+
+
+def _bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    generator = random.Random(_SEED)  # noqa: S311 (resampling, not cryptography)
+    medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return _quantile(medians, _TAIL), _quantile(medians, 1 - _TAIL)
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Interpolate linearly between the two order statistics around `fraction`."""
+    position = fraction * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

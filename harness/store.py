@@ -1,0 +1,178 @@
+"""The records of one sweep on disk: `<root>/<trial_id>/record.json`, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError
+from harness.record import Record, validate
+
+RECORD = "record.json"
+MARKER = "published.json"
+"""What the publisher leaves beside a record that it has published."""
+
+FINISHED = ("ok", "oom", "refused", "failed")
+"""Statuses that running the trial again would repeat. A timeout or a lost rank may be the machine's doing, so
+such a trial runs again; `rerun=true` runs any."""
+
+_NOT_THE_TRIAL = ("name", "tracker", "launcher")
+_MAX_NAME_BYTES = 255  # of a folder, on every usual file system
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unreadable:
+    """A file that should be a record and is none.
+
+    Fields:
+        path: of the file.
+        reason: what is wrong with it.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """Everything that a sweep's folder holds.
+
+    Fields:
+        records: by trial_id.
+        unreadable: torn and foreign files, which are skipped.
+    """
+
+    records: tuple[Record, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The records of one sweep.
+
+    Fields:
+        root: the sweep's folder, `outputs/<name>`; made when the first trial is prepared or written.
+    """
+
+    root: Path
+
+    def trial_dir(self, trial_id: str) -> Path:
+        """Return the folder of a trial, which need not exist."""
+        return self.root / trial_id
+
+    def record_path(self, trial_id: str) -> Path:
+        """Return the path of a trial's record, which need not exist."""
+        return self.trial_dir(trial_id) / RECORD
+
+    def prepare(self, trial_id: str) -> Path:
+        """Return the folder of a trial that is about to run, cleared of what an earlier attempt left.
+
+        An earlier record stays until the new one replaces it.
+        """
+        folder = self.trial_dir(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in {RECORD, MARKER}:
+                path.unlink()
+        return folder
+
+    def write(self, record: Record) -> Path:
+        """Write `record`, replacing an earlier one of the same trial, and return its path."""
+        folder = self.trial_dir(record.trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(folder / RECORD, text + "\n")
+        return folder / RECORD
+
+    def read(self, trial_id: str) -> Record:
+        """Return the record of a trial.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: the file is torn or foreign; the message says how.
+        """
+        record = validate(json.loads(self.record_path(trial_id).read_text(encoding="utf-8")))
+        if record.trial_id != trial_id:
+            raise ValueError(f"record.trial_id: must be {trial_id!r} as its folder, got {record.trial_id!r}")
+        return record
+
+    def digest(self, trial_id: str) -> str:
+        """Return 12 hexadecimal digits of the SHA-256 of a trial's record file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return hashlib.sha256(self.record_path(trial_id).read_bytes()).hexdigest()[:12]
+
+    def finished(self, trial_id: str, environment_id: str) -> Record | None:
+        """Return the record that makes running this trial in this environment unnecessary, or `None`."""
+        try:
+            record = self.read(trial_id)
+        except (FileNotFoundError, ValueError):
+            return None
+        is_same = record.environment_id == environment_id
+        return record if is_same and record.status in FINISHED else None
+
+    def scan(self) -> Scan:
+        """Return all records, and what stands where a record should."""
+        records, unreadable = [], []
+        for path in sorted(self.root.glob(f"*/{RECORD}")):
+            if not re.fullmatch(r"[0-9a-f]{12}", path.parent.name):
+                continue
+            try:
+                records.append(self.read(path.parent.name))
+            except (OSError, ValueError) as error:
+                unreadable.append(Unreadable(path=path, reason=str(error)))
+        return Scan(records=tuple(records), unreadable=tuple(unreadable))
+
+
+def trial_id(experiment: Mapping[str, Any]) -> str:
+    """Return the content address of a resolved experiment: 12 hexadecimal digits.
+
+    It is the start of the SHA-256 of the experiment as canonical JSON (keys sorted, no spaces), without what
+    does not change the trial: name, tracker and launcher.
+
+    Raises:
+        ValueError: the experiment holds a number that is not finite.
+    """
+    kept = {key: value for key, value in experiment.items() if key not in _NOT_THE_TRIAL}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def check_name(name: str) -> None:
+    """Refuse a sweep name that is not the name of one folder.
+
+    Raises:
+        ConfigError: it is empty, `.` or `..`, too long, or holds a separator or a control character.
+    """
+    if not name.strip() or name in {".", ".."}:
+        raise ConfigError("name", f"must name a folder below outputs_dir, got {name!r}")
+    if any(character in "/\\" or not character.isprintable() for character in name):
+        raise ConfigError("name", f"must hold no path separator and no control character, got {name!r}")
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        raise ConfigError("name", f"must be at most {_MAX_NAME_BYTES} bytes, got {len(name.encode())}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that `path` holds, at any moment and after a crash, the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

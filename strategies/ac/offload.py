@@ -1,0 +1,26 @@
+"""`ac=offload`: keep activations in host memory between forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.activation_checkpointing import ActivationCheckpointing, RegionMaker
+from strategies.offloading import HostLedger, Offloading
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offload(ActivationCheckpointing):
+    """Move what autograd saves of each block to host memory, and back in backward.
+
+    Saved: on the device nothing of a block but its weights and buffers.
+    Recomputed: nothing.
+    Moved: every other storage that autograd saves, once there and once back: 2 x saved bytes a step.
+
+    On CUDA the host memory is pinned and copies overlap computation on a stream of their own.
+
+    Source: Ren et al. 2021, arXiv:2101.06840; `torch.autograd.graph.saved_tensors_hooks`.
+    """
+
+    def _region_maker(self) -> RegionMaker:
+        ledger = HostLedger()
+        return lambda _fqn: Offloading(ledger=ledger)

@@ -1,0 +1,47 @@
+"""`ac=selective_op`: save the outputs of expensive operators, recompute the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.activation_checkpointing import Recomputing
+from strategies.errors import StrategyError
+from strategies.operators import SaveList, resolve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectiveOp(Recomputing):
+    """Checkpoint every block, but keep the outputs of named operators.
+
+    Saved: the inputs of each block, and every output of the named operators, needed or not.
+    Recomputed: all other operators of the block, once a step; of the matmuls every k-th, if asked.
+    Moved: nothing.
+
+    Fields:
+        save_ops: groups (`matmul`, `attention`, `comm`, `max`, `topk`) and exact overloads
+            (`aten.mm.default`), or the name of a preset (`modalities`, `torchtitan`).
+        matmul_recompute_every: recompute the saved matmuls k, 2k, ... of each block call, k >= 2;
+            0 recomputes none; `None` leaves it to the preset, and is 0 for a list.
+
+    On CPU, attention with dropout is not one operator: it runs as `aten.bmm`, which is in `matmul`.
+
+    Source: https://pytorch.org/blog/activation-checkpointing-techniques; Korthikanti et al. 2022,
+        arXiv:2205.05198, section 5; torchtitan for every second matmul.
+    """
+
+    save_ops: Any = ("matmul", "attention")  # a name or a list of names; OmegaConf has no such union
+    matmul_recompute_every: int | None = None
+
+    def __post_init__(self) -> None:
+        Recomputing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        if self.use_reentrant:
+            raise StrategyError(
+                "ac.use_reentrant", "must be false: reentrant recomputation cannot save single operators"
+            )
+        if not isinstance(self.save_ops, str):
+            object.__setattr__(self, "save_ops", tuple(str(name) for name in self.save_ops or ()))
+        self._save_list()
+
+    def _save_list(self) -> SaveList | None:
+        return resolve(self.save_ops, self.matmul_recompute_every)

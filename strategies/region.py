@@ -1,0 +1,116 @@
+"""Regions: how a strategy puts itself around one module without renaming anything.
+
+The module's class is exchanged for a dynamic subclass, as FSDP2's `fully_shard` does. Parameters,
+buffers, submodules, hooks and `state_dict` keys stay where they are, because the module does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.fsdp import FSDPModule
+
+from strategies.base import Observation
+from strategies.blocks import Enclosed, plain_class, plain_named_modules
+from strategies.errors import StrategyError
+
+_ATTRIBUTE = "_acbench_region"
+
+
+class Region(Protocol):
+    """What runs in place of one module's forward, and the notes it takes."""
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, having arranged what autograd keeps of it.
+
+        Args:
+            module: the module the region stands around, for its parameters and buffers.
+            body: the module's own forward (or call, when its sharding hooks belong inside).
+            args: positional inputs of the call.
+            kwargs: keyword inputs of the call.
+        """
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed in this region."""
+
+
+class RegionCallSite:
+    """A model called through one region, or through none; the model stays untouched."""
+
+    def __init__(self, model: nn.Module, region: Region | None) -> None:
+        self.model = model
+        self.region = region
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `model(*args, **kwargs)`, run as one region."""
+        if self.region is None:
+            return self.model(*args, **kwargs)
+        return self.region(self.model, self.model, args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed in the region."""
+        return self.region.observe() if self.region is not None else Observation()
+
+
+def enclose(module: nn.Module, region: Region) -> None:
+    """Put `region` around `module`, in place.
+
+    On a module that FSDP2 shards the region holds the whole call, so that gathering the parameters
+    is repeated in recomputation; everywhere else it holds `forward`, and hooks stay outside.
+    """
+    module.__dict__[_ATTRIBUTE] = region
+    original: Any = type(module)
+    module.__class__ = _enclosed_class(original)
+
+
+def regions(model: nn.Module) -> dict[str, Region]:
+    """Return `{plain FQN: region}` of the enclosed modules of `model`."""
+    return {
+        name: vars(module)[_ATTRIBUTE]
+        for name, module in plain_named_modules(model)
+        if isinstance(module, Enclosed)
+    }
+
+
+def refuse_enclosed(model: nn.Module) -> None:
+    """Refuse a model that carries a region or a wrapper of torch already.
+
+    Raises:
+        StrategyError: naming the first such module.
+    """
+    for name, module in plain_named_modules(model):
+        if isinstance(module, Enclosed | ActivationWrapper):
+            where = name or plain_class(module).__name__
+            raise StrategyError("ac", f"{where!r} is already checkpointed; apply one variant to a model")
+
+
+class _EnclosedForward(Enclosed):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        region: Region = vars(self)[_ATTRIBUTE]
+        return region(self, super().forward, args, kwargs)  # type: ignore[misc, arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+
+
+class _EnclosedCall(Enclosed):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        region: Region = vars(self)[_ATTRIBUTE]
+        return region(self, super().__call__, args, kwargs)  # type: ignore[misc, arg-type]
+
+
+@cache  # one class per class, so that identical blocks stay identical to compilers and pickles
+def _enclosed_class(original: type[Any]) -> type[nn.Module]:
+    mixin = _EnclosedCall if issubclass(original, FSDPModule) else _EnclosedForward
+    return type(f"Enclosed{original.__name__}", (mixin, original), {"__module__": original.__module__})
+
+
+def _rebuild(original: Any) -> nn.Module:
+    enclosed = _enclosed_class(original)
+    return enclosed.__new__(enclosed)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from harness.errors import ConfigError
+from harness.models import Batch, ModelSpec
+from harness.models.parts.huggingface import make_config
+
+MakeSpec = Callable[..., ModelSpec]
+
+LLAMA: dict[str, Any] = {
+    "config_class": "LlamaConfig",
+    "layers_fqn": "model.layers",
+    "overrides": {"intermediate_size": 96, "num_key_value_heads": 2},
+}
+
+
+def test_native_names_win_over_general_ones() -> None:
+    config = make_config("GPT2Config", {"num_hidden_layers": 2, "n_layer": 3, "hidden_size": 64}, dropout=0.0)
+    assert (config.n_layer, config.n_embd, config.use_cache) == (3, 64, False)
+
+
+def test_the_vocabulary_is_that_of_the_overrides(make_spec: MakeSpec) -> None:
+    spec = make_spec("hf", overrides={"vocab_size": 300})
+    assert spec.vocab_size == 300
+    assert spec.build().get_parameter("lm_head.weight").shape == (300, 128)
+
+
+def test_dropout_reaches_every_field() -> None:
+    config = make_config("GPT2Config", {}, dropout=0.25)
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.25, 0.25, 0.25)
+    assert make_config("LlamaConfig", {}, dropout=0.5).attention_dropout == 0.5
+    assert make_config("BertConfig", {}, dropout=0.5).hidden_dropout_prob == 0.5
+
+
+def test_tokens_of_another_vocabulary_are_unset() -> None:
+    config = make_config("GPT2Config", {"vocab_size": 256}, dropout=0.0)
+    assert (config.bos_token_id, config.eos_token_id) == (None, None)
+    assert make_config("GPT2Config", {}, dropout=0.0).bos_token_id == 50256
+
+
+def test_llama_trains(make_spec: MakeSpec, batch: Batch) -> None:
+    spec = make_spec("hf", **LLAMA)
+    torch.manual_seed(0)
+    loss = spec.loss(spec.build()(*batch.inputs), batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.isfinite()
+
+
+def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
+    spec = make_spec("hf", **LLAMA)
+    assert spec.tensor_parallel_plan() == {
+        "model.layers.*.self_attn.q_proj": "column",
+        "model.layers.*.self_attn.k_proj": "column",
+        "model.layers.*.self_attn.v_proj": "column",
+        "model.layers.*.self_attn.o_proj": "row",
+        "model.layers.*.mlp.gate_proj": "column",
+        "model.layers.*.mlp.up_proj": "column",
+        "model.layers.*.mlp.down_proj": "row",
+    }
+    spec.check(sequence_length=16, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            {"config_class": "GTP2Config"},
+            "model.config_class: must be a configuration class of transformers, such as GPT2Config, got 'GTP2Config'",
+            id="an unknown class",
+        ),
+        pytest.param(
+            {"config_class": "GPT2Model"},
+            "model.config_class: must be a configuration class of transformers, such as GPT2Config, got 'GPT2Model'",
+            id="a class that is no configuration",
+        ),
+        pytest.param(
+            {"overrides": {"resid_pdrop": 0.1}},
+            "model.overrides.resid_pdrop: every dropout of the model is set by model.dropout; set that",
+            id="a dropout in the overrides",
+        ),
+        pytest.param(
+            {"config_class": "MambaConfig", "dropout": 0.1, "overrides": None},
+            "model.dropout: must be 0, because MambaConfig has no dropout field, got 0.1",
+            id="dropout for a model without",
+        ),
+        pytest.param(
+            {"overrides": {"hidden_size": 130, "n_head": 4}},
+            "model.overrides: GPT2LMHeadModel refuses them: `embed_dim` must be divisible by num_heads "
+            "(got `embed_dim`: 130 and `num_heads`: 4).",
+            id="heads that do not divide the width",
+        ),
+        pytest.param(
+            {"overrides": {"n_layer": "three"}},
+            "model.overrides: GPT2Config refuses them: Validation error for field 'n_layer': "
+            "TypeError: Field 'n_layer' expected int, got str (value: 'three')",
+            id="a value of another type",
+        ),
+        pytest.param(
+            {"config_class": "ViTConfig", "overrides": None},
+            "model.config_class: no causal language model has this configuration, got ViTConfig; "
+            "use one that has, such as GPT2Config",
+            id="a model of images",
+        ),
+        pytest.param(
+            {"layers_fqn": "layers"},
+            "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of GPT2LMHeadModel, got 'layers'; "
+            "containers here: transformer.h",
+            id="blocks elsewhere",
+        ),
+    ],
+)
+def test_building_refuses(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:
+    if "overrides" in changes and changes["overrides"] is None:
+        changes = changes | {"overrides": {"vocab_size": 256}}
+    with torch.device("meta"), pytest.raises(ConfigError) as refusal:
+        make_spec("hf", **changes).build()
+    assert str(refusal.value) == message
+
+
+def test_an_unknown_override_lists_the_fields(make_spec: MakeSpec) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("hf", overrides={"n_layers": 3}).build()
+    message = str(refusal.value)
+    assert message.startswith("model.overrides.n_layers: GPT2Config has no such field; it has ")
+    assert ", n_layer, " in message
+
+
+def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("hf", vocab_size=512)
+    message = "model.vocab_size: must be model.overrides.vocab_size, 256; set only that, got 512"
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        pytest.param(
+            {"overrides": LLAMA["overrides"] | {"num_key_value_heads": 4}},
+            8,
+            "mesh.tp: must divide model.overrides.num_attention_heads, 4, got 8",
+            id="ranks do not divide the heads",
+        ),
+        pytest.param(
+            {},
+            4,
+            "mesh.tp: must divide model.overrides.num_key_value_heads, 2, got 4",
+            id="nor the key-value heads",
+        ),
+        pytest.param(
+            {"config_class": "MixtralConfig"},
+            2,
+            "mesh.tp: the tensor parallel plan of MixtralConfig wants 'packed_colwise' for "
+            "'layers.*.mlp.experts.gate_up_proj', which is not supported; use 1",
+            id="a plan for packed experts",
+        ),
+    ],
+)
+def test_check_refuses(make_spec: MakeSpec, changes: dict[str, Any], tp: int, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("hf", **(LLAMA | changes)).check(sequence_length=16, tp=tp)
+    assert str(refusal.value) == message
+
+
+def test_a_missing_transformers_names_the_extra(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "harness.models.parts.huggingface", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("hf").build()
+    message = "model.family: model=hf needs the package 'transformers'; pip install 'acbench[hf]'"
+    assert str(refusal.value) == message

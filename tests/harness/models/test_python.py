@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.errors import ConfigError
+from harness.models import Batch, ModelSpec
+
+MakeSpec = Callable[..., ModelSpec]
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Stack(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 8)
+        self.blocks = nn.Sequential(nn.Linear(8, 8), nn.Dropout(dropout), nn.Linear(8, 256))
+
+    def forward(self, tokens):
+        return self.blocks(self.embedding(tokens))
+
+def tokens():
+    return Stack()
+
+def dropping(dropout):
+    return Stack(dropout)
+
+def image():
+    target = torch.randn(2, 4)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    return nn.ModuleDict({"blocks": model})["blocks"], (torch.randn(2, 3),), lambda out: (out - target).square().mean()
+
+def nothing():
+    return None
+
+def pair():
+    return Stack(), (torch.zeros(1),)
+
+value = 3
+"""
+
+
+@pytest.fixture
+def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """Return the name of a module in the current folder, another one for every test."""
+    name = "user_" + "".join(character if character.isalnum() else "_" for character in request.node.name)
+    (tmp_path / f"{name}.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def test_a_factory_below_the_current_folder(make_spec: MakeSpec, user_code: str, batch: Batch) -> None:
+    spec = make_spec("python", factory=f"{user_code}:tokens", layers_fqn="blocks")
+    model = spec.build()
+    assert spec.loss(model(*batch.inputs), batch).shape == ()
+    assert spec.fixed_batch() is None
+
+
+def test_dropout_is_given_to_a_factory_that_takes_it(make_spec: MakeSpec, user_code: str) -> None:
+    spec = make_spec("python", factory=f"{user_code}:dropping", layers_fqn="blocks", dropout=0.3)
+    assert spec.build().get_submodule("blocks.1").p == 0.3
+
+
+def test_example_inputs_make_the_batch(make_spec: MakeSpec, user_code: str) -> None:
+    spec = make_spec("python", factory=f"{user_code}:image", layers_fqn="")
+    before = torch.get_rng_state()
+    first, second = spec.fixed_batch(), spec.fixed_batch()
+    assert first is not None
+    assert second is not None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.inputs[0], second.inputs[0])
+    assert first.targets is None
+    loss = spec.loss(spec.build()(*first.inputs), first)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.isfinite()
+
+
+def test_example_inputs_are_real_below_a_meta_device(make_spec: MakeSpec, user_code: str) -> None:
+    spec = make_spec("python", factory=f"{user_code}:image", layers_fqn="")
+    with torch.device("meta"):
+        fixed = spec.fixed_batch()
+    assert fixed is not None
+    assert fixed.inputs[0].device.type == "cpu"
+    assert spec.loss(torch.zeros(2, 4), fixed).device.type == "cpu"
+
+
+def test_tensor_parallel_plan_is_the_users(make_spec: MakeSpec) -> None:
+    spec = make_spec("python", factory="package:make", tp_column=["blocks.*.up"], tp_row=["blocks.*.down"])
+    assert spec.tensor_parallel_plan() == {"blocks.*.up": "column", "blocks.*.down": "row"}
+
+
+@pytest.mark.parametrize(
+    "factory", ["make", "package:", ":make", "package:make()", "package.:make", "a b:make", "a:b:c"]
+)
+def test_a_factory_that_is_no_path(make_spec: MakeSpec, factory: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("python", factory=factory)
+    assert str(refusal.value) == f"model.factory: must be 'package.module:function', got {factory!r}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            {"factory": "{module}:missing"},
+            "model.factory: module '{module}' has no function 'missing'",
+            id="no such function",
+        ),
+        pytest.param(
+            {"factory": "{module}:value"},
+            "model.factory: module '{module}' has no function 'value'",
+            id="not callable",
+        ),
+        pytest.param(
+            {"factory": "{module}_absent:tokens"},
+            "model.factory: cannot import '{module}_absent': No module named '{module}_absent'",
+            id="no such module",
+        ),
+        pytest.param(
+            {"factory": "{module}:nothing"},
+            "model.factory: must return a module, or (module, example_inputs, loss_fn), got NoneType "
+            "from '{module}:nothing'",
+            id="returns nothing",
+        ),
+        pytest.param(
+            {"factory": "{module}:pair"},
+            "model.factory: must return a module, or (module, example_inputs, loss_fn), got tuple "
+            "from '{module}:pair'",
+            id="inputs without a loss",
+        ),
+        pytest.param(
+            {"factory": "{module}:tokens", "dropout": 0.1},
+            "model.dropout: must be 0, the factory takes no `dropout`, got 0.1",
+            id="takes no dropout",
+        ),
+        pytest.param(
+            {"factory": "{module}:tokens", "layers_fqn": "layers"},
+            "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of Stack, got 'layers'; "
+            "containers here: blocks",
+            id="blocks elsewhere",
+        ),
+        pytest.param(
+            {"factory": "{module}:tokens", "layers_fqn": "embedding"},
+            "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of Stack, got 'embedding'; "
+            "containers here: blocks",
+            id="not a container",
+        ),
+    ],
+)
+def test_building_refuses(make_spec: MakeSpec, user_code: str, changes: dict[str, Any], message: str) -> None:
+    changes = changes | {"factory": changes["factory"].format(module=user_code)}
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("python", **({"layers_fqn": "blocks"} | changes)).build()
+    assert str(refusal.value) == message.format(module=user_code)

@@ -1,0 +1,157 @@
+"""Entries that succeed and fail in every way a rank can; each runs in a real process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.ranks import RankContext
+
+FOREVER_S = 600.0
+
+
+def ok(payload: Any, context: RankContext) -> dict[str, Any]:
+    for step in range(3):
+        context.progress(step + 1, 3)
+    total = torch.tensor(context.rank + 1)
+    if context.world_size > 1:
+        dist.all_reduce(total)
+    return {"payload": payload, "sum": int(total)}
+
+
+def environment(_payload: Any, context: RankContext) -> dict[str, Any]:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+    return {
+        "variables": {name: os.environ.get(name) for name in names},
+        "threads": torch.get_num_threads(),
+        "device": str(context.device),
+        "has_group": dist.is_initialized(),
+        "ignores_ctrl_c": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "main": sys.modules["__main__"].__dict__.get("__file__"),
+    }
+
+
+def talk(_payload: Any, _context: RankContext) -> dict[str, Any]:
+    sys.stdout.write("from Python\n")
+    sys.stdout.flush()
+    libc = ctypes.CDLL(None)
+    libc.puts(b"from C")
+    libc.fflush(None)
+    sys.stderr.write("from stderr")
+    return {}
+
+
+def fault(kind: str, context: RankContext) -> dict[str, Any]:
+    """Fail on the last rank, in phase `parity`; the others wait for it in a collective."""
+    context.phase("parity")
+    if context.rank == context.world_size - 1:
+        _FAULTS[kind]()
+    if context.world_size > 1:
+        dist.all_reduce(torch.zeros(1))
+    return {}
+
+
+def late_hang(_payload: Any, context: RankContext) -> dict[str, Any]:
+    """Rank 0 writes its heartbeat long before rank 1 does, then waits for rank 1, which sleeps."""
+    context.phase("instrument")
+    if context.rank == 0:
+        dist.all_reduce(torch.zeros(1))
+    time.sleep(0.3)
+    context.phase("instrument")
+    time.sleep(FOREVER_S)
+    return {}
+
+
+def unpicklable_result(_payload: Any, _context: RankContext) -> dict[str, Any]:
+    return {"tensor": torch.zeros(1)}
+
+
+def abort_after_result(_payload: Any, context: RankContext) -> dict[str, Any]:
+    context.finish({"rank": context.rank})
+    os.abort()
+
+
+def one_late(_payload: Any, context: RankContext) -> dict[str, Any]:
+    """Rank 0 is done long before rank 1 needs it no more."""
+    if context.rank == 1:
+        time.sleep(0.5)
+    return {"rank": context.rank}
+
+
+def linger(folder: str, context: RankContext) -> dict[str, Any]:
+    """Leave two process ids behind, the rank's own and that of a child of it, and hang."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(FOREVER_S)
+    Path(folder, f"pids{context.rank}").write_text(f"{os.getpid()} {child} {os.getppid()}", "utf-8")
+    time.sleep(FOREVER_S)
+    return {}
+
+
+def _raise_value_error() -> None:
+    raise ValueError("the width is odd")
+
+
+def _raise_cuda_oom() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def _allocate_too_much() -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def _raise_memory_error() -> None:
+    raise MemoryError
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _segfault() -> None:
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _exit_5() -> None:
+    os._exit(5)
+
+
+def _exit_0() -> None:
+    os._exit(0)
+
+
+def _sys_exit() -> None:
+    sys.exit("no more")
+
+
+def _hang() -> None:
+    time.sleep(FOREVER_S)
+
+
+def _hang_deaf() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(FOREVER_S)
+
+
+_FAULTS = {
+    "ValueError": _raise_value_error,
+    "cuda_oom": _raise_cuda_oom,
+    "cpu_oom": _allocate_too_much,
+    "MemoryError": _raise_memory_error,
+    "SIGKILL": _kill,
+    "SIGSEGV": _segfault,
+    "exit 5": _exit_5,
+    "exit 0": _exit_0,
+    "SystemExit": _sys_exit,
+    "hang": _hang,
+    "deaf": _hang_deaf,
+}

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.harness.records_fixture import experiment, rank_result, record
+
+UNEQUAL = {"equal": False, "max_abs": 1.0, "max_rel": 1.0, "first_difference": None}
+IDLE = {"recomputed_ops": {}, "recomputed_flops": 0}
+SAME = {"saved_bytes": 12_582_912}  # as many as the twin
+
+
+def result(**changes: dict[str, Any] | None) -> dict[str, Any]:
+    changed = rank_result()
+    for part, values in changes.items():
+        changed[part] = None if values is None else changed[part] | values
+    return changed
+
+
+NEUTRAL = [
+    pytest.param("full", result(), id="everything is equal"),
+    pytest.param("full", result(parity={"level": "tolerance"}), id="equal within a declared tolerance"),
+    pytest.param("full", result(memory=SAME), id="no byte saved, but recomputed"),
+    pytest.param("full", result(work=IDLE), id="nothing recomputed, but bytes saved"),
+    pytest.param("offload", result(memory=SAME, work=IDLE, observation={"offloaded_bytes": 1}), id="only offloaded"),
+    pytest.param("none", result(memory=SAME, work=IDLE), id="the plain trial promises nothing"),
+    pytest.param("selective_op", result(observation={"named": ["mm", "sdpa"], "never_fired": ["sdpa"]}),
+                 id="one of two operators fired"),
+]  # fmt: skip
+DIFFERS = [
+    *(
+        pytest.param("full", result(parity={part: UNEQUAL}), id=f"{part} not equal")
+        for part in ("outputs", "loss", "gradients", "buffers", "rng_state", "parameters")
+    ),
+    pytest.param("none", result(parity={"loss": UNEQUAL}), id="the plain trial is not repeatable"),
+    pytest.param("full", result(parity={"gradients": UNEQUAL}, memory=SAME, work=IDLE), id="outranks inert"),
+]
+INERT = [
+    pytest.param("full", result(memory=SAME, work=IDLE), id="as many bytes, nothing recomputed"),
+    pytest.param("full", result(memory={"saved_bytes": 12_582_913}, work=IDLE), id="more bytes, nothing recomputed"),
+    pytest.param("selective_op", result(observation={"named": ["sdpa"], "never_fired": ["sdpa"]}),
+                 id="a save list that silently equals full AC"),
+    pytest.param("full", result(memory=SAME, work=IDLE, parity=None), id="also without parity"),
+]  # fmt: skip
+UNVERIFIED = [
+    pytest.param("full", result(parity=None), id="nothing to compare with"),
+    pytest.param("full", result(parity=None, baseline=None, work=IDLE), id="no twin to save bytes against"),
+]
+
+
+@pytest.mark.parametrize(("ac", "measured"), NEUTRAL)
+def test_neutral(ac: str, measured: dict[str, Any]) -> None:
+    assert record(experiment(ac), measured).verdict == "neutral"
+
+
+@pytest.mark.parametrize(("ac", "measured"), DIFFERS)
+def test_differs(ac: str, measured: dict[str, Any]) -> None:
+    assert record(experiment(ac), measured).verdict == "differs"
+
+
+@pytest.mark.parametrize(("ac", "measured"), INERT)
+def test_inert(ac: str, measured: dict[str, Any]) -> None:
+    assert record(experiment(ac), measured).verdict == "inert"
+
+
+@pytest.mark.parametrize(("ac", "measured"), UNVERIFIED)
+def test_unverified(ac: str, measured: dict[str, Any]) -> None:
+    assert record(experiment(ac), measured).verdict == "unverified"
+
+
+def test_chunking_alone_can_be_inert() -> None:
+    resolved = experiment("none", chunk={"name": "budget"})
+    assert record(resolved, result(memory=SAME, work=IDLE)).verdict == "inert"
+    assert record(resolved, result(memory=SAME, work=IDLE, observation={"chunks": 4})).verdict == "neutral"
