@@ -34,6 +34,7 @@ _COMMUNICATION_MESSAGES = (
     "Connection was likely closed",
     "Broken pipe",
     "Timed out waiting",
+    "Wait timeout",  # a file store
     "NCCL communicator",
     "NCCL error",
 )

@@ -132,8 +132,12 @@ class Tokens(DataSpec):
             raise ConfigError(
                 "data.dtype", f"must be null for .npy, which states its own, got {self.dtype!r}"
             )
-        if not is_npy:
-            require_one_of("data.dtype", str(self.dtype), _RAW_DTYPES)
+        if is_npy:
+            return
+        if self.dtype is None:
+            problem = f"a raw file needs one of {', '.join(_RAW_DTYPES)}, got null for {self.path!r}"
+            raise ConfigError("data.dtype", problem)
+        require_one_of("data.dtype", self.dtype, _RAW_DTYPES)
 
     def source(self, *, vocab_size: int, sequence_length: int) -> Source:
         """Return windows of the file."""

@@ -121,7 +121,7 @@ def _commit(source: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_DEADLINE_S, check=True)  # noqa: S603 (fixed words and our own path)
     except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):

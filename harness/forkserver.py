@@ -87,6 +87,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._deaths: deque[Died] = deque()
+        self._children: set[int] = set()
         self._connection, theirs = Pipe()
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -101,6 +102,7 @@ class ForkServer:
             )
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
+            undo.callback(self._process.kill)  # while it imports it would not hear of us
             self._receive()
             undo.pop_all()
 
@@ -122,6 +124,7 @@ class ForkServer:
         self._send(_Start(target, pickle.dumps(argument)))
         while not isinstance(message := self._receive(), _Started):
             self._deaths.append(message)
+        self._children.add(message.pid)
         return message.pid
 
     def signal(self, pid: int, number: int) -> None:
@@ -134,11 +137,12 @@ class ForkServer:
         Raises:
             ForkServerError: the server has ended.
         """
-        if self._deaths:
-            return self._deaths.popleft()
-        if not self._connection.poll(max(timeout_s, 0)):
-            return None
-        died: Died = self._receive()
+        if not self._deaths:
+            if not self._connection.poll(max(timeout_s, 0)):
+                return None
+            self._deaths.append(self._receive())
+        died = self._deaths.popleft()
+        self._children.discard(died.pid)
         return died
 
     def close(self) -> None:
@@ -148,7 +152,10 @@ class ForkServer:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        if self._process.wait() != 0:  # killed: the kernel ends its children, but not what they started
+            for pid in self._children:
+                _kill_group(pid)
+        self._children.clear()
 
     def _send(self, message: object) -> None:
         try:

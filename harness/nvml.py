@@ -113,10 +113,8 @@ def _handle(index: int) -> Any | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return pynvml.nvmlDeviceGetHandleByIndex(index)
-    names = [name.strip() for name in visible.split(",")]
-    if index >= len(names):
-        return None
-    return _handle_by_name(names[index])
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return _handle_by_name(names[index]) if index < len(names) else None
 
 
 def _handle_by_name(name: str) -> Any | None:

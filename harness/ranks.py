@@ -37,6 +37,7 @@ Rendezvous = Path | tuple[str, int]
 STACK_SIGNAL = signal.SIGUSR2  # NCCL may use SIGUSR1
 _HEARTBEAT_S = 0.2
 _LEAVE_S = 5.0
+_MEET_POLL_S = 0.002
 _MESSAGE_CHARS = 4000
 _TRACEBACK_CHARS = 8000
 
@@ -224,6 +225,8 @@ def _leave(context: RankContext, store: Store | None) -> NoReturn:
 
 
 def _meet(store: Store, world_size: int) -> None:
-    if store.add("finished", 1) == world_size:
-        store.set("all_finished", "")
-    store.wait(["all_finished"], timedelta(seconds=_LEAVE_S))
+    """Wait until every rank is here, but not for long: one that failed never comes."""
+    store.add("finished", 1)
+    end_s = time.monotonic() + _LEAVE_S
+    while store.add("finished", 0) < world_size and time.monotonic() < end_s:
+        time.sleep(_MEET_POLL_S)

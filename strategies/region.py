@@ -25,7 +25,7 @@ class Region(Protocol):
     """What runs in place of one module's forward, and the notes it takes."""
 
     def __call__(
-        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
     ) -> Any:
         """Return `body(*args, **kwargs)`, having arranged what autograd keeps of it.
 

@@ -6,13 +6,42 @@ it is not installed. What stands above the live storages is memory that kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.counting import CountingAllocator, counting_allocator
+from harness.measure.scoped import replaced
+
+# methods of a process group, in one release of torch or another, that write into tensors they are given
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +116,11 @@ class CpuWorkspaceProbe:
 
 
 def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> AllocatorReport:
-    allocator.count_this_thread()
+    allocator.count_this_thread(as_model=True)
     allocator.reset_peaks()
     before = allocator.read()
-    step()
+    with _collectives_as_backend(allocator):
+        step()
     after = allocator.read()
     return _report(
         "counting allocator",
@@ -98,6 +128,28 @@ def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAlloc
         step_peak_bytes=after.peak_bytes - before.live_bytes,
         backend_bytes=after.backend_peak_bytes - before.backend_live_bytes,
     )
+
+
+@contextmanager
+def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
+    """Count what process groups allocate in this thread as the backend's; gloo's reduce-scatter copies its input."""
+
+    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            allocator.count_this_thread(as_model=False)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                allocator.count_this_thread(as_model=True)
+
+        return collective
+
+    with ExitStack() as patches:
+        group = dist.ProcessGroup if dist.is_available() else None
+        for name in filter(functools.partial(hasattr, group), _COLLECTIVES):
+            patches.enter_context(replaced(group, name, apart(getattr(group, name))))
+        yield
 
 
 def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:

@@ -43,7 +43,7 @@ class CountingAllocator:
 
     def install(self) -> bool:
         """Put the allocator in place and count this thread's blocks as the model's; `False` if torch's cannot be wrapped."""
-        self._library.acb_count_this_thread()
+        self.count_this_thread(as_model=True)
         return bool(self._library.acb_install())
 
     @property
@@ -55,9 +55,9 @@ class CountingAllocator:
         """Put back the allocator that was in place; blocks that live are freed correctly."""
         self._library.acb_uninstall()
 
-    def count_this_thread(self) -> None:
-        """Count what the calling thread allocates from now on as the model's."""
-        self._library.acb_count_this_thread()
+    def count_this_thread(self, *, as_model: bool) -> None:
+        """Count what the calling thread allocates from now on as the model's, or as the backend's."""
+        self._library.acb_count_this_thread(int(as_model))
 
     def reset_peaks(self) -> None:
         """Start the peaks at what lives now."""

@@ -1,7 +1,7 @@
 // A counting wrapper around torch's CPU allocator: requested bytes, live and at their peak.
 //
-// Blocks of the threads that called acb_count_this_thread (they run the model) are kept apart from those of all other
-// threads (gloo's workers, whose temporaries are the backend's business and not the model's).
+// Blocks of the threads that run the model, which say so with acb_count_this_thread, are kept apart from those of all
+// others (gloo's workers, whose temporaries are the backend's business and not the model's).
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -107,7 +107,7 @@ void acb_uninstall() {
   }
 }
 
-void acb_count_this_thread() { this_thread_is_model = true; }
+void acb_count_this_thread(int as_model) { this_thread_is_model = as_model != 0; }
 
 void acb_reset_peaks() {
   std::lock_guard<std::mutex> guard(mutex);

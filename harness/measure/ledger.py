@@ -20,6 +20,7 @@ class Kind(Enum):
     GRADIENT = auto()  # the gradient of a parameter
     OUTPUT = auto()  # returned by the forward pass, or the loss
     WORKSPACE = auto()  # private to a kernel, gone when it returns
+    BACKEND = auto()  # private to a communication backend
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,13 +35,13 @@ class Life:
     """
 
     nbytes: int
-    op: str
-    module: str
-    phase: str
-    shape: tuple[int, ...]
-    dtype: str
-    on_host: bool
     kind: Kind
+    on_host: bool = False
+    op: str = ""
+    module: str = ""
+    phase: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +108,17 @@ class Ledger:
                 peak = Peak(nbytes=running, phase=change.phase, module=change.module)
         return peak
 
+    def largest(self, selected: Callable[[Life], bool]) -> dict[str, int]:
+        """Return the largest birth of a selected storage by the operator that made it, largest first."""
+        largest: dict[str, int] = {}
+        for change in self._changes:
+            life = self.lives[change.life]
+            if selected(life):
+                largest[life.op] = max(largest.get(life.op, 0), change.delta)
+        return dict(sorted(largest.items(), key=lambda item: -item[1]))
+
     def mark(self, numbers: Iterable[int], kind: Kind) -> None:
-        """Say what storages turned out to be; what stood before the step stays that."""
+        """Say what storages turned out to be; what stood before the step is no result of it."""
         for number in numbers:
-            if self.lives[number].kind is not Kind.STANDING:
+            if self.lives[number].kind is not Kind.STANDING or kind is Kind.BACKEND:
                 self.lives[number].kind = kind

@@ -95,6 +95,12 @@ class Locator(AbstractContextManager["Locator"]):
         node = torch._C._current_autograd_node()
         return node is not None and node._sequence_nr() >= _FIRST_UNORDERED_NODE
 
+    @property
+    def node(self) -> str:
+        """Name of the autograd node that executes; empty outside a backward pass."""
+        node = torch._C._current_autograd_node()
+        return "" if node is None else str(node.name())
+
     def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -19,17 +19,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
-from harness.measure.allocator import AllocatorReport
 from harness.measure.ledger import Kind, Ledger, Life
 from harness.measure.locator import Locator
 from harness.measure.scoped import replaced
-from harness.measure.tensors import gradients_of, must_unwrap, parameters_of, tensors_in
+from harness.measure.tensors import gradients_of, must_unwrap, parameters_of, plain_tensors, tensors_in
 
 LARGEST_SAVED = 20
 
 _aten = torch.ops.aten
 # operators with which autograd's AccumulateGrad node makes a `.grad`; hooks of the node run others
 _GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
+# backward nodes whose formula reads the promoted number that forward has saved, and promotes none
+_SCALAR_READERS = frozenset({"MulBackward0", "DivBackward0"})
 _SCALAR_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 
 
@@ -65,7 +66,6 @@ class MemoryReport:
         gradient_bytes: storages of the gradients when backward has returned.
         optimizer_bytes: storages of the optimizer's state at the end of the step.
         host_peak_bytes: highest total of storages off the device; on CPU those that a strategy declares host memory.
-        allocator: what the allocator says about the same step, or `None` where there is none to ask.
         largest_saved: the largest of the saved storages, largest first, at most 20.
         saved_by_module: saved bytes by the module that made them.
     """
@@ -79,7 +79,6 @@ class MemoryReport:
     gradient_bytes: int
     optimizer_bytes: int
     host_peak_bytes: int
-    allocator: AllocatorReport | None = None
     largest_saved: tuple[SavedStorage, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
 
@@ -120,6 +119,7 @@ class LiveStorages(TorchDispatchMode):
         self._probe = probe
         self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._scalars: list[_Scalar] = []
+        self._seen_late: set[int] = set()
         self._patches = ExitStack()
 
     def __enter__(self) -> LiveStorages:
@@ -132,17 +132,16 @@ class LiveStorages(TorchDispatchMode):
 
     def __exit__(self, *exc: object) -> None:
         self._settle_scalars()
+        alive = {number for number, _ in self._live.values()}
+        self.ledger.mark(self._seen_late - alive, Kind.BACKEND)
         self._live.clear()  # and with the weak references their callbacks
         self._patches.close()
         super().__exit__(*exc)
 
-    def stand(self, tensors: Iterable[Tensor]) -> None:
-        """Enter the unknown ones among the storages of plain `tensors` as there before the step."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._live:
-                life = self._life(tensor, op="", kind=Kind.STANDING)
-                self._follow(storage, self.ledger.stand(life))
+    def stand(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Enter the unknown ones among the storages of plain `tensors` as there before the step; return those."""
+        unknown = (t for t in tensors if t.untyped_storage()._cdata not in self._live)
+        return {self._enter_standing(tensor) for tensor in unknown}
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the numbers in the ledger of those storages of plain `tensors` that are known."""
@@ -158,12 +157,13 @@ class LiveStorages(TorchDispatchMode):
         kwargs = kwargs or {}
         self._settle_scalars()
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
-            self.stand(tensors_in((args, kwargs)))
+            # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
+            self._seen_late |= self.stand(plain_tensors(tensors_in((args, kwargs))))
         if self._probe is not None:
             self._probe.begin()
         result = func(*args, **kwargs)
         excess_bytes = self._probe.excess_bytes() if self._probe is not None else 0
-        results = list(tensors_in(result))
+        results = list(plain_tensors(tensors_in(result)))
         for tensor in results:
             self._enter_result(tensor, str(func))
         if self._locator.is_accumulating and func in _GRADIENT_MAKERS:
@@ -184,6 +184,19 @@ class LiveStorages(TorchDispatchMode):
             on_host=tensor.device.type != self._device or self._is_host(),
             kind=kind,
         )
+
+    def _enter_standing(self, tensor: Tensor) -> int:
+        number = self.ledger.stand(self._life(tensor, op="", kind=Kind.STANDING))
+        self._follow(tensor.untyped_storage(), number)
+        return number
+
+    def _stand_storage(self, storage: torch.UntypedStorage) -> None:
+        """Enter the storage of a sharded parameter, which is empty and hidden until FSDP fills it."""
+        if storage._cdata in self._live:
+            return
+        here = storage.device.type in (self._device, "meta")  # the storage of a fake tensor is a meta one
+        life = Life(nbytes=storage.nbytes(), on_host=not here or self._is_host(), kind=Kind.STANDING)
+        self._follow(storage, self.ledger.stand(life))
 
     def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
         key = storage._cdata
@@ -206,6 +219,8 @@ class LiveStorages(TorchDispatchMode):
 
     def _enter_scalars(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:
         """Enter the 0-dimensional CPU tensors that torch makes of Python numbers given for tensors."""
+        if self._locator.node in _SCALAR_READERS and not self._locator.is_recomputing:
+            return
         for name, value in _promoted(func, args):
             number = self.ledger.bear(
                 Life(
@@ -213,7 +228,6 @@ class LiveStorages(TorchDispatchMode):
                     op=str(func),
                     module=self._locator.module,
                     phase=self._locator.phase,
-                    shape=(),
                     dtype=type(value).__name__,
                     on_host=self._device not in ("cpu", "meta"),
                     kind=Kind.CREATED,
@@ -234,7 +248,7 @@ class LiveStorages(TorchDispatchMode):
     def _enter_workspace(self, op: str, nbytes: int) -> None:
         if nbytes:
             here = {"phase": self._locator.phase, "module": self._locator.module}
-            life = Life(nbytes=nbytes, op=op, shape=(), dtype="", on_host=False, kind=Kind.WORKSPACE, **here)
+            life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, **here)
             self.ledger.resize(self.ledger.bear(life), 0, **here)
 
     def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -249,10 +263,9 @@ class LiveStorages(TorchDispatchMode):
     def _watching_resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            known = self._live.get(storage._cdata)
+            self._stand_storage(storage)
             result = original(storage, size)
-            if known is not None:
-                self._resize(known[0], storage.nbytes())
+            self._resize(self._live[storage._cdata][0], storage.nbytes())
             return result
 
         return resize_
@@ -303,13 +316,18 @@ def is_activation(life: Life) -> bool:
 
 
 def is_on_device(life: Life) -> bool:
-    """Tell whether a storage lies on the device; kernels' workspaces are no storages."""
-    return not life.on_host and life.kind is not Kind.WORKSPACE
+    """Tell whether a storage of the step lies on the device."""
+    return not life.on_host and is_storage(life)
 
 
 def is_on_host(life: Life) -> bool:
     """Tell whether a storage lies in host memory while the model computes elsewhere."""
-    return life.on_host and life.kind is not Kind.WORKSPACE
+    return life.on_host and is_storage(life)
+
+
+def is_storage(life: Life) -> bool:
+    """Tell storages from the private memory of kernels and of communication backends."""
+    return life.kind not in (Kind.WORKSPACE, Kind.BACKEND)
 
 
 def saved_storages(ledger: Ledger) -> list[SavedStorage]:

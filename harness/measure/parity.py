@@ -19,8 +19,8 @@ from harness.measure.snapshot import Captured, Leaves, Snapshot, has_identity_on
 
 __all__ = ["Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
-_BLOCK = 1 << 24
-"""Elements measured at a time: distances need several float64 temporaries, of a block instead of a tensor."""
+_BLOCK = 1 << 20
+"""Elements measured at a time: distances need several float64 temporaries, which should stay in a cache."""
 
 _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -184,10 +184,10 @@ def _measure(expected: Tensor, actual: Tensor, tolerance: float | None) -> _Find
         max_abs = max(max_abs, _distance(one, other).max().item())
         scale = max(scale, _magnitude(one).max().item())
     max_rel = 0.0 if max_abs == 0 else max_abs / scale if scale else float("inf")
-    is_loose = tolerance is not None and (expected.is_floating_point() or expected.is_complex())
-    if is_loose and max_rel <= (tolerance or 0.0):
+    is_number = expected.is_floating_point() or expected.is_complex()
+    limit = tolerance * scale if tolerance is not None and is_number else None
+    if limit is not None and max_abs <= limit:
         return _Finding(max_abs=max_abs, max_rel=max_rel)
-    limit = (tolerance or 0.0) * scale if is_loose else None
     return _Finding(max_abs=max_abs, max_rel=max_rel, first=_first_beyond(expected, actual, limit))
 
 

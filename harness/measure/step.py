@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.measure import allocator, memory
 from harness.measure.allocator import AllocatorReport, LiveTotals
-from harness.measure.ledger import Kind, Ledger, Life
+from harness.measure.ledger import Kind, Ledger
 from harness.measure.locator import Locator, Phase
 from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
 from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
@@ -22,17 +22,19 @@ from harness.measure.work import WorkCounter, WorkReport
 
 
 class Trainee(Protocol):
-    """A model with what it takes to train it; the meters know no more of a trial.
+    """A model with what it takes to train it; the meters know no more of a trial."""
 
-    Attributes:
-        model: the module as it is called, wrappers included.
-        optimizer: its optimizer.
-        blocks: FQN of each block to the block of `model` itself.
-    """
+    @property
+    def model(self) -> nn.Module:
+        """The module as it is called, wrappers included."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    blocks: Mapping[str, nn.Module]
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimizer."""
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        """FQN of each block to the block of `model` itself."""
 
     def forward(self, batch: Any) -> tuple[Any, Tensor]:
         """Return the outputs of the model and the scalar loss."""
@@ -54,13 +56,26 @@ class StepReport:
     Fields:
         memory, work: the reports of the two meters.
         live: what the device's allocator should have seen, for `allocator_truth`.
-        explained_peak_bytes: peak of live storages and of the workspaces that a probe saw, or `None` without probe.
+        workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """
 
     memory: MemoryReport
     work: WorkReport
     live: LiveTotals
-    explained_peak_bytes: int | None
+    workspaces: Workspaces | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspaces:
+    """Memory that operators held for themselves, of which no storage tells.
+
+    Fields:
+        peak_bytes: highest total of live storages and workspaces together: what the allocator should see.
+        largest_by_op: the most that one call of each operator held, for those that held any.
+    """
+
+    peak_bytes: int
+    largest_by_op: dict[str, int]
 
 
 def instrument(
@@ -91,11 +106,8 @@ def instrument(
     return StepReport(
         memory=meter.report(),
         work=work.report(),
-        live=LiveTotals(
-            standing_bytes=live.ledger.start_bytes(_seen_by(device)),
-            peak_bytes=live.ledger.peak(_seen_by(device)).nbytes,
-        ),
-        explained_peak_bytes=None if probe is None else live.ledger.peak(lambda _: True).nbytes,
+        live=_live_totals(live.ledger, device),
+        workspaces=None if probe is None else _workspaces(live.ledger),
     )
 
 
@@ -201,11 +213,17 @@ class _Meter:
         )
 
 
-def _seen_by(device: str) -> Callable[[Life], bool]:
-    """Return which storages the allocator of `device` hands out: on CPU host copies are among them."""
-    if device == "cuda":
-        return memory.is_on_device
-    return lambda life: life.kind is not Kind.WORKSPACE
+def _live_totals(ledger: Ledger, device: str) -> LiveTotals:
+    # on CPU the allocator hands out host copies too
+    seen = memory.is_on_device if device == "cuda" else memory.is_storage
+    return LiveTotals(standing_bytes=ledger.start_bytes(seen), peak_bytes=ledger.peak(seen).nbytes)
+
+
+def _workspaces(ledger: Ledger) -> Workspaces:
+    return Workspaces(
+        peak_bytes=ledger.peak(lambda life: life.kind is not Kind.BACKEND).nbytes,
+        largest_by_op=ledger.largest(lambda life: life.kind is Kind.WORKSPACE),
+    )
 
 
 @contextmanager

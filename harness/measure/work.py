@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
@@ -14,6 +15,8 @@ from harness.measure.flops import FlopFormulas
 from harness.measure.locator import Locator
 from harness.measure.tensors import must_unwrap
 
+# checkpointing detaches what it stashes: its own bookkeeping, no work of the model
+_DETACH = torch.ops.aten.detach.default
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -79,7 +82,7 @@ class WorkCounter(TorchDispatchMode):
 
     def _count(self, func: Any, flops: int) -> None:
         self._flops[self._locator.phase] += flops
-        if self._locator.is_recomputing:
+        if self._locator.is_recomputing and func is not _DETACH:
             self._recomputed_ops[str(func)] += 1
             self._recomputed_flops += flops
 

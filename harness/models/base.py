@@ -91,9 +91,7 @@ class ModelSpec:
         """
         longest = self.longest_sequence()
         if longest is not None and sequence_length > longest:
-            problem = (
-                f"must be at most {longest}, the positions of model {self.name!r}, got {sequence_length}"
-            )
+            problem = f"must be at most {longest}, the positions of {self.name!r}, got {sequence_length}"
             raise ConfigError("sequence_length", problem)
         if tp == 1:
             return

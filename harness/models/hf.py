@@ -19,21 +19,28 @@ class HFSpec(ModelSpec):
     """A `transformers` model; nothing is downloaded.
 
     Fields:
-        vocab_size: the one in `overrides`, where it is set.
+        vocab_size: as everywhere, and equal to that in `overrides` where it is set there.
         dropout: written to every dropout field of the configuration; refused when positive and there is none.
         config_class: name of a configuration class, `GPT2Config`.
-        overrides: fields of that class, under its own names (`n_layer`) or the general ones
-            (`num_hidden_layers`); its own win. Values are of the types the class declares.
+        n_layers: blocks, >= 1; null for what the class has by default.
+        width: residual width, >= 1; null likewise.
+        n_heads: attention heads, >= 1; null likewise.
+        overrides: any fields of that class, under its own names (`n_layer`) or the general ones
+            (`num_hidden_layers`); they win over the fields above, and own names over general ones.
     """
 
     config_class: str
-    overrides: dict[str, Any]
+    n_layers: int | None
+    width: int | None
+    n_heads: int | None
+    overrides: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        require_shape(self)
-        if self.overrides.get("vocab_size") != self.vocab_size:
-            problem = f"must be model.overrides.vocab_size, {self.overrides.get('vocab_size')}; set only that"
-            raise ConfigError("model.vocab_size", f"{problem}, got {self.vocab_size}")
+        require_shape(self, **self._sizes())
+        overridden = (self.overrides or {}).get("vocab_size", self.vocab_size)
+        if overridden != self.vocab_size:
+            problem = f"must be {overridden}, as in model.overrides, got {self.vocab_size}; set one of them"
+            raise ConfigError("model.vocab_size", problem)
 
     def build(self) -> nn.Module:
         """Return the model with a language modelling head.
@@ -61,7 +68,7 @@ class HFSpec(ModelSpec):
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Return heads, key-value heads and hidden width, as far as the configuration has them."""
-        sizes: dict[str, int] = _transformers().sizes(self._config())
+        sizes: dict[str, int] = _transformers().split_sizes(self._config())
         return sizes
 
     def longest_sequence(self) -> int | None:
@@ -70,7 +77,16 @@ class HFSpec(ModelSpec):
         return longest
 
     def _config(self) -> Any:
-        return _transformers().make_config(self.config_class, self.overrides, dropout=self.dropout)
+        return _transformers().make_config(
+            self.config_class,
+            self.overrides or {},
+            sizes=self._sizes() | {"vocab_size": self.vocab_size},
+            dropout=self.dropout,
+        )
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {"n_layers": self.n_layers, "width": self.width, "n_heads": self.n_heads}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _transformers() -> ModuleType:

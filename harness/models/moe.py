@@ -69,9 +69,8 @@ class MoESpec(ModelSpec):
         require_divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         require_even_heads(width=self.width, n_heads=self.n_heads)
         if self.top_k > self.n_experts:
-            raise ConfigError(
-                "model.top_k", f"must be at most model.n_experts, {self.n_experts}, got {self.top_k}"
-            )
+            problem = f"must be at most model.n_experts, {self.n_experts}, got {self.top_k}"
+            raise ConfigError("model.top_k", problem)
 
     def build(self) -> nn.Module:
         """Return a `MoE`."""

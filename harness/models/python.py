@@ -133,7 +133,5 @@ def _arguments(function: Callable[..., Any], dropout: float) -> dict[str, float]
     if "dropout" in signature(function).parameters:
         return {"dropout": dropout}
     if dropout > 0:
-        raise ConfigError(
-            "model.dropout", f"must be 0, because the factory takes no `dropout`, got {dropout}"
-        )
+        raise ConfigError("model.dropout", f"must be 0, the factory takes no `dropout`, got {dropout}")
     return {}

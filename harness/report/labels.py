@@ -9,13 +9,16 @@ Experiment = Mapping[str, Any]
 
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
+_GROUPS = (*_VARIANT, *_NAMED, "mesh")
 _UNKNOWN = "?"
 
 
 def group_name(experiment: Experiment, group: str) -> str:
     """Return the chosen option of a group; `?` where an experiment, refused early, does not say."""
     value = experiment.get(group)
-    return str(value.get("name", _UNKNOWN)) if isinstance(value, Mapping) else _UNKNOWN
+    if isinstance(value, Mapping):
+        return str(value.get("name", _UNKNOWN))
+    return value if isinstance(value, str) else _UNKNOWN
 
 
 def point_label(experiment: Experiment) -> str:
@@ -71,8 +74,15 @@ def _differing(
     mine = experiments[index]
     for group in groups:
         name = group_name(mine, group)
-        peers = [other[group] for other in experiments if group_name(other, group) == name != _UNKNOWN]
-        for option, value in mine[group].items() if peers else ():
+        options = mine.get(group)
+        if not isinstance(options, Mapping):
+            continue
+        peers = [
+            other[group]
+            for other in experiments
+            if isinstance(other.get(group), Mapping) and group_name(other, group) == name
+        ]
+        for option, value in options.items():
             is_swept = any(peer.get(option) != value for peer in peers)
             if option != "name" and is_swept and not _is_the_models(mine, option, value):
                 yield f"{group}.{option}={_plain(value)}" if qualified else f"{option}={_plain(value)}"
@@ -89,7 +99,8 @@ def _is_the_models(experiment: Experiment, option: str, value: Any) -> bool:
 def _recipe(experiments: Sequence[Experiment], index: int) -> Iterator[str]:
     """Yield the scalar fields of the experiment itself that differ."""
     for option, value in experiments[index].items():
-        if not isinstance(value, Mapping) and any(other.get(option, value) != value for other in experiments):
+        is_swept = any(other.get(option, value) != value for other in experiments)
+        if is_swept and option not in _GROUPS:
             yield f"{option}={_plain(value)}"
 
 
@@ -97,7 +108,9 @@ def _names(experiments: Sequence[Experiment], index: int) -> Iterator[str]:
     """Yield the choice of data and protocol where it differs; models have a column of their own."""
     for group in ("data", "protocol"):
         name = group_name(experiments[index], group)
-        if any(group_name(other, group) not in (name, _UNKNOWN) for other in experiments):
+        if name != _UNKNOWN and any(
+            group_name(other, group) not in (name, _UNKNOWN) for other in experiments
+        ):
             yield f"{group}={name}"
 
 

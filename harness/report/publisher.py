@@ -215,7 +215,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the publisher and all it started; wandb-core has a session of its own, so no group holds them all."""
+    """End the publisher and all it started; wandb-core has a session of its own: no group holds all."""
     if process.poll() is None:
         process.send_signal(signal.SIGSTOP)  # it must not start another while we look
     started = list(_descendants(process.pid))

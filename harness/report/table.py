@@ -21,7 +21,7 @@ from harness.statistics import is_distinguishable
 from harness.store import RECORD
 from harness.verdict import inert_because
 
-_WIDE = 10_000  # columns of a console that is no terminal: nothing is ever wrapped or cut
+_GAP = 3  # characters between two columns
 _NOTHING = "-"
 _PHASES = ("forward", "backward", "optimizer")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -75,19 +75,29 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
 
 
 def print_table(records: Sequence[Record], *, root: Path | None = None, stream: TextIO | None = None) -> None:
-    """Print the table of `records` on stdout: folded to fit a terminal, whole and plain elsewhere."""
-    console = Console(file=stream or sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=stream or sys.stdout, highlight=False, width=_WIDE)
+    """Print the table of `records` on stdout, a row a line.
+
+    Where a terminal is too narrow for that, cells are wrapped between words, never within.
+    """
     content = sheet(records, root)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in content.columns:
-        table.add_column(column, overflow="fold", no_wrap=not console.is_terminal)
+    console = Console(file=stream or sys.stdout, highlight=False)
+    columns = list(zip(content.columns, *content.rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if console.is_terminal and _total_width(widths) > console.width:
+        widths = [max(len(word) for cell in column for word in cell.split()) for column in columns]
+    console.width = max(console.width, _total_width(widths))
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, width in zip(content.columns, widths, strict=True):
+        table.add_column(heading, width=width)
     for row in content.rows:
         table.add_row(*(Text(cell) for cell in row))  # plain text: rich reads brackets in strings as markup
     console.print(table)
     for line in (_LEGEND, *content.notes):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _total_width(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * len(widths) + 1
 
 
 def to_markdown(records: Sequence[Record], root: Path | None = None) -> str:

@@ -63,12 +63,8 @@ def publish_offline(store: Store, record: Record, *, project: str, entity: str |
             run.define_metric(column, step_metric=step)
     for row in history(record):
         run.log(row)
-    run.log(
-        {
-            name: wandb.Table(columns=list(columns), data=rows)
-            for name, (columns, rows) in tables(record).items()
-        }
-    )
+    for name, (headings, rows) in tables(record).items():
+        run.log({name: wandb.Table(columns=list(headings), data=rows)})
     run.summary.update(flat_summary(record))
     artifact = wandb.Artifact(f"record-{record.trial_id}", type="record")
     artifact.add_file(str(store.record_path(record.trial_id)), name="record.json")

@@ -23,7 +23,7 @@ class LocalLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what `launch` needs to compose points."""
         self._context = hydra_context
-        self._task: Callable[[list[DictConfig]], list[dict[str, Any]]] = task_function
+        self._task: Callable[[list[DictConfig]], Sequence[Any]] = task_function
         self._config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -35,8 +35,8 @@ class LocalLauncher(Launcher):
             JobReturn(
                 overrides=list(overrides),
                 cfg=config,
-                task_name=record["trial_id"],
-                working_dir=str(Path(config.outputs_dir) / config.name / record["trial_id"]),
+                task_name=record.trial_id,
+                working_dir=str(Path(config.outputs_dir) / config.name / record.trial_id),
                 status=JobStatus.COMPLETED,
                 _return_value=record,
             )

@@ -31,8 +31,20 @@ _MEMORY = {
         "backend_bytes": 0,
     },
     "largest_saved": [
-        {"bytes": 1_048_576, "op": "aten.mm.default", "module": "layers.0", "shape": [8, 128, 256], "dtype": "float32"},
-        {"bytes": 524_288, "op": "aten.gelu.default", "module": "layers.1", "shape": [8, 128, 128], "dtype": "float32"},
+        {
+            "bytes": 1_048_576,
+            "op": "aten.mm.default",
+            "module": "layers.0",
+            "shape": [8, 128, 256],
+            "dtype": "float32",
+        },
+        {
+            "bytes": 524_288,
+            "op": "aten.gelu.default",
+            "module": "layers.1",
+            "shape": [8, 128, 128],
+            "dtype": "float32",
+        },
     ],
     "saved_by_module": {"layers.0": 2_097_152, "layers.1": 1_048_576},
 }
@@ -42,7 +54,11 @@ _WORK = {
     "recomputed_flops": 1_000_000_000,
     "recomputed_ops": {"aten.mm.default": 16, "aten.gelu.default": 4},
     "calls": {"layers.0": 2, "layers.1": 2},
-    "collectives": {"forward": {"all_gather": 8}, "backward": {"all_gather": 8, "reduce_scatter": 9}, "optimizer": {}},
+    "collectives": {
+        "forward": {"all_gather": 8},
+        "backward": {"all_gather": 8, "reduce_scatter": 9},
+        "optimizer": {},
+    },
     "collective_bytes": {
         "forward": {"all_gather": 8192},
         "backward": {"all_gather": 8192, "reduce_scatter": 9216},
@@ -78,13 +94,18 @@ def rank_result(rank: int = 0) -> dict[str, Any]:
                 "peak_flops_per_s_source": "measured: fp32 matmul 1024x1024x1024, 1 threads",
                 "energy_j": None,
             },
-            "environment": {"torch": "2.13.0", "device": "cpu", "world_size": 1, "packages": {"numpy": "2.4.6"}},
+            "environment": {
+                "torch": "2.13.0",
+                "device": "cpu",
+                "world_size": 1,
+                "packages": {"numpy": "2.4.6"},
+            },
         }
     )
 
 
 def experiment(ac: str = "full", mesh: str = "single", /, **changes: Any) -> dict[str, Any]:
-    """Return a resolved experiment; `changes` replace scalar fields, or options of a group where they are dicts."""
+    """Return a resolved experiment; `changes` replace scalar fields, and options of a group when dicts."""
     resolved: dict[str, Any] = {
         "model": {"family": "gpt", "name": "gpt_nano", "layers_fqn": "layers", "dropout": 0.1},
         "mesh": {"name": mesh, "dp_shard": 2 if mesh == "shard2" else 1, "reshard_after_forward": True},
@@ -116,6 +137,12 @@ def record(resolved: dict[str, Any] | None = None, *results: dict[str, Any], nam
 
 def failed(status: str = "failed", resolved: dict[str, Any] | None = None, **error: Any) -> Record:
     """Return the record of a trial that did not end well."""
-    described = {"kind": "ValueError", "message": "no\nmore", "rank": 1, "phase": "parity", "log": "rank1.log"}
+    described = {
+        "kind": "ValueError",
+        "message": "no\nmore",
+        "rank": 1,
+        "phase": "parity",
+        "log": "rank1.log",
+    }
     ending = Ending(status=status, error=described | error, started_at=STARTED, finished_at=FINISHED)
     return build(identity(resolved), ending)

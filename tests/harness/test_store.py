@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def test_a_new_record_replaces_the_old_one_and_leaves_nothing_else(store: Store)
     store.write(failed("timeout"))
     path = store.write(record())
     assert store.read(record().trial_id) == record()
-    assert os.listdir(path.parent) == ["record.json"]
+    assert [each.name for each in path.parent.iterdir()] == ["record.json"]
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
@@ -61,7 +60,7 @@ def test_preparing_clears_what_an_earlier_attempt_left_but_no_finished_record(st
     (path.parent / "trace").mkdir()
     (path.parent / "trace" / "file").write_text("old")
     assert store.prepare(record().trial_id) == path.parent
-    assert sorted(os.listdir(path.parent)) == [MARKER, "record.json"]
+    assert sorted(each.name for each in path.parent.iterdir()) == [MARKER, "record.json"]
     assert store.read(record().trial_id) == record()
 
 
@@ -98,8 +97,12 @@ def test_a_trial_without_a_record_is_not_finished(store: Store) -> None:
     ("content", "reason"),
     [
         pytest.param("", "Expecting value: line 1 column 1 (char 0)", id="empty"),
-        pytest.param('{"schema_version": 1', "Expecting ',' delimiter: line 1 column 21 (char 20)", id="torn"),
-        pytest.param('{"schema_version": 7}', "record.schema_version: must be 1, got 7", id="another version"),
+        pytest.param(
+            '{"schema_version": 1', "Expecting ',' delimiter: line 1 column 21 (char 20)", id="torn"
+        ),
+        pytest.param(
+            '{"schema_version": 7}', "record.schema_version: must be 1, got 7", id="another version"
+        ),
         pytest.param("{}", "record.schema_version: must be 1, got None", id="foreign"),
     ],
 )
@@ -128,7 +131,9 @@ def test_folders_that_are_no_trials_are_left_alone(store: Store) -> None:
 
 
 def test_a_trial_id_is_written_down() -> None:
-    assert trial_id({"ac": {"name": "full", "ac_freq": 2}, "learning_rate": 0.001, "seed": 0}) == "c3f25ed87b45"
+    assert (
+        trial_id({"ac": {"name": "full", "ac_freq": 2}, "learning_rate": 0.001, "seed": 0}) == "c3f25ed87b45"
+    )
 
 
 SAME = {"ac": {"name": "full", "ac_freq": 2}, "learning_rate": 1e-3}
@@ -137,7 +142,9 @@ SAME = {"ac": {"name": "full", "ac_freq": 2}, "learning_rate": 1e-3}
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param({"learning_rate": 0.001, "ac": {"ac_freq": 2, "name": "full"}}, id="another order of keys"),
+        pytest.param(
+            {"learning_rate": 0.001, "ac": {"ac_freq": 2, "name": "full"}}, id="another order of keys"
+        ),
         pytest.param(SAME | {"name": "sweep"}, id="another sweep"),
         pytest.param(SAME | {"tracker": {"name": "none"}}, id="another tracker"),
         pytest.param(SAME | {"launcher": "slurm"}, id="another launcher"),
@@ -160,7 +167,7 @@ def test_what_changes_a_trial_changes_its_id(other: dict[str, object]) -> None:
 
 
 def test_an_experiment_holds_only_finite_numbers() -> None:
-    with pytest.raises(ValueError, match="^Out of range float values are not JSON compliant"):
+    with pytest.raises(ValueError, match=r"^Out of range float values are not JSON compliant"):
         trial_id({"learning_rate": float("nan")})
 
 
@@ -170,14 +177,22 @@ def test_an_experiment_holds_only_finite_numbers() -> None:
         pytest.param("", "name: must name a folder below outputs_dir, got ''", id="empty"),
         pytest.param("  ", "name: must name a folder below outputs_dir, got '  '", id="blank"),
         pytest.param("..", "name: must name a folder below outputs_dir, got '..'", id="parent"),
-        pytest.param("a/b", "name: must hold no path separator and no control character, got 'a/b'", id="separator"),
-        pytest.param("a\\b", "name: must hold no path separator and no control character, got 'a\\\\b'",
-                     id="the other separator"),
-        pytest.param("a\nb", "name: must hold no path separator and no control character, got 'a\\nb'",
-                     id="control character"),
+        pytest.param(
+            "a/b", "name: must hold no path separator and no control character, got 'a/b'", id="separator"
+        ),
+        pytest.param(
+            "a\\b",
+            "name: must hold no path separator and no control character, got 'a\\\\b'",
+            id="the other separator",
+        ),
+        pytest.param(
+            "a\nb",
+            "name: must hold no path separator and no control character, got 'a\\nb'",
+            id="control character",
+        ),
         pytest.param("ä" * 128, "name: must be at most 255 bytes, got 256", id="too long"),
     ],
-)  # fmt: skip
+)
 def test_names_that_are_no_folder_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_name(name)

@@ -23,11 +23,16 @@ NEUTRAL = [
     pytest.param("full", result(parity={"level": "tolerance"}), id="equal within a declared tolerance"),
     pytest.param("full", result(memory=SAME), id="no byte saved, but recomputed"),
     pytest.param("full", result(work=IDLE), id="nothing recomputed, but bytes saved"),
-    pytest.param("offload", result(memory=SAME, work=IDLE, observation={"offloaded_bytes": 1}), id="only offloaded"),
+    pytest.param(
+        "offload", result(memory=SAME, work=IDLE, observation={"offloaded_bytes": 1}), id="only offloaded"
+    ),
     pytest.param("none", result(memory=SAME, work=IDLE), id="the plain trial promises nothing"),
-    pytest.param("selective_op", result(observation={"named": ["mm", "sdpa"], "never_fired": ["sdpa"]}),
-                 id="one of two operators fired"),
-]  # fmt: skip
+    pytest.param(
+        "selective_op",
+        result(observation={"named": ["mm", "sdpa"], "never_fired": ["sdpa"]}),
+        id="one of two operators fired",
+    ),
+]
 DIFFERS = [
     *(
         pytest.param("full", result(parity={part: UNEQUAL}), id=f"{part} not equal")
@@ -38,11 +43,16 @@ DIFFERS = [
 ]
 INERT = [
     pytest.param("full", result(memory=SAME, work=IDLE), id="as many bytes, nothing recomputed"),
-    pytest.param("full", result(memory={"saved_bytes": 12_582_913}, work=IDLE), id="more bytes, nothing recomputed"),
-    pytest.param("selective_op", result(observation={"named": ["sdpa"], "never_fired": ["sdpa"]}),
-                 id="a save list that silently equals full AC"),
+    pytest.param(
+        "full", result(memory={"saved_bytes": 12_582_913}, work=IDLE), id="more bytes, nothing recomputed"
+    ),
+    pytest.param(
+        "selective_op",
+        result(observation={"named": ["sdpa"], "never_fired": ["sdpa"]}),
+        id="a save list that silently equals full AC",
+    ),
     pytest.param("full", result(memory=SAME, work=IDLE, parity=None), id="also without parity"),
-]  # fmt: skip
+]
 UNVERIFIED = [
     pytest.param("full", result(parity=None), id="nothing to compare with"),
     pytest.param("full", result(parity=None, baseline=None, work=IDLE), id="no twin to save bytes against"),

@@ -1,6 +1,6 @@
 """The silent defects of activation checkpointing: outputs and loss are right, and nothing is raised.
 
-Each is built with torch's own checkpoint on a small module, beside a control that differs in the defect alone.
+Each is built with torch's own checkpoint on a small module, beside a control that differs in the defect only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Dropping(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.down(nn.functional.dropout(self.up(x), 0.5, self.training))
 
 
@@ -47,7 +47,7 @@ class Counting(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         return self.down(torch.sin(self.up(x) * self.calls))
 
@@ -55,7 +55,7 @@ class Counting(nn.Module):
 class Steady(Counting):
     """The same, with a counter that nothing reads."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         return self.down(torch.sin(self.up(x)))
 
@@ -67,14 +67,14 @@ class InPlace(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.down(torch.sin(self.up(x).mul_(2)))
 
 
 class OutOfPlace(InPlace):
     """The same mathematics without the change in place."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.down(torch.sin(self.up(x).mul(2)))
 
 
@@ -85,7 +85,7 @@ class Normalising(nn.Module):
         super().__init__()
         self.up, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.norm(self.up(x))
 
 
@@ -220,7 +220,8 @@ class BackwardOperators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.counts[str(func)] += self.is_backward
+        if self.is_backward:
+            self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -228,11 +229,12 @@ def backward_operators(build: Callable[[], nn.Module], region: Region) -> Counte
     """Return what runs in one backward pass of the module inside `region`."""
     model = toy_trainee(build).model
     (x,) = toy_batches(1, 4, WIDTH)[0].inputs
-    with BackwardOperators() as operators:
+    operators = BackwardOperators()
+    with operators:
         loss = region(model, x).square().mean()
         operators.is_backward = True
         loss.backward()  # type: ignore[no-untyped-call]
-    return +operators.counts
+    return operators.counts
 
 
 SAVING = partial(whole, context_fn=saving_matmuls(mutation=False))

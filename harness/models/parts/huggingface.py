@@ -5,6 +5,7 @@ This module needs the extra `acbench[hf]`; `harness.models.hf` imports it when s
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,28 +19,40 @@ from harness.errors import ConfigError
 
 _DROPOUT_FIELD = re.compile(r"(_pdrop|dropout|dropout_prob|dropout_rate)$")
 _TOKEN_FIELD = re.compile(r"(bos|eos|pad)_token_id$")
+_SIZES = {
+    "n_layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+}
 _STYLES = {"colwise": "column", "rowwise": "row"}
 
 
-def make_config(config_class: str, overrides: Mapping[str, Any], *, dropout: float) -> PretrainedConfig:
-    """Return the configuration of class `config_class` with `overrides` and every dropout set to `dropout`.
+def make_config(
+    config_class: str, overrides: Mapping[str, Any], *, sizes: Mapping[str, int], dropout: float
+) -> PretrainedConfig:
+    """Return a configuration of class `config_class` with every dropout set to `dropout`.
 
-    A name that the class has itself (`n_layer`) wins over the general alias of the same field
-    (`num_hidden_layers`), so defaults can be general and overrides native.
+    Args:
+        config_class: the class's name.
+        overrides: its fields. A name that the class has itself (`n_layer`) wins over the general
+            alias of the same field (`num_hidden_layers`).
+        sizes: `n_layers`, `width`, `n_heads` or `vocab_size`, for what `overrides` leaves open.
+        dropout: a probability.
 
     Raises:
-        ConfigError: the class is unknown, an override names no field of it or sets a dropout, the
-            class refuses a value, or `dropout` is positive and the class has no dropout.
+        ConfigError: the class is unknown or of no language model, it has no field for an override
+            or a size, an override sets a dropout, the class refuses a value, or `dropout` is
+            positive and the class has no dropout.
     """
     cls = _config_class(config_class)
+    model_class(cls)
     defaults = cls()
     for name in overrides:
         _require_field(defaults, name)
-    aliases = dict(cls.attribute_map)
-    general = {aliases[name]: value for name, value in overrides.items() if name in aliases}
-    native = {name: value for name, value in overrides.items() if name not in aliases}
+    values = _values(defaults, overrides, sizes)
     try:
-        config = cls(**{**_foreign_tokens(defaults, overrides), **general, **native})
+        config = cls(**values)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ConfigError("model.overrides", f"{config_class} refuses them: {_one_line(error)}") from error
     _set_dropout(config, dropout)
@@ -47,16 +60,16 @@ def make_config(config_class: str, overrides: Mapping[str, Any], *, dropout: flo
     return config
 
 
-def model_class(config: PretrainedConfig) -> type[Any]:
-    """Return the causal language model of `config`.
+def model_class(config_class: type[Any]) -> type[Any]:
+    """Return the causal language model of `config_class`.
 
     Raises:
         ConfigError: `transformers` has none.
     """
     try:
-        found: type[Any] = AutoModelForCausalLM._model_mapping[type(config)]  # noqa: SLF001 (the only table of them)
+        found: type[Any] = AutoModelForCausalLM._model_mapping[config_class]  # noqa: SLF001 (the only table of them)
     except KeyError:
-        problem = f"no causal language model has this configuration, got {type(config).__name__}"
+        problem = f"no causal language model has this configuration, got {config_class.__name__}"
         raise ConfigError("model.config_class", f"{problem}; use one that has, such as GPT2Config") from None
     return found
 
@@ -65,9 +78,9 @@ def make_model(config: PretrainedConfig) -> nn.Module:
     """Return the causal language model of `config` with its own random initialisation, in training mode.
 
     Raises:
-        ConfigError: `transformers` has none, or its constructor refuses the configuration.
+        ConfigError: its constructor refuses the configuration.
     """
-    cls = model_class(config)
+    cls = model_class(type(config))
     try:
         model: nn.Module = cls(config)
     except (TypeError, ValueError) as error:
@@ -81,7 +94,7 @@ def tensor_parallel_plan(config: PretrainedConfig) -> dict[str, str]:
     Raises:
         ConfigError: the plan asks for more than splitting linears by column or row.
     """
-    prefix = model_class(config).base_model_prefix
+    prefix = model_class(type(config)).base_model_prefix
     plan: Mapping[str, str] = config.base_model_tp_plan or {}
     for pattern, style in plan.items():
         if style not in _STYLES:
@@ -90,11 +103,15 @@ def tensor_parallel_plan(config: PretrainedConfig) -> dict[str, str]:
     return {f"{prefix}.{pattern}": _STYLES[style] for pattern, style in plan.items()}
 
 
-def sizes(config: PretrainedConfig) -> dict[str, int]:
+def split_sizes(config: PretrainedConfig) -> dict[str, int]:
     """Return `{configuration path: size}` of the heads and hidden units that tensor parallelism divides."""
-    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-    found = {name: getattr(config, name, None) for name in names}
-    return {f"model.overrides.{name}": size for name, size in found.items() if isinstance(size, int)}
+    paths = {
+        "num_attention_heads": "model.n_heads",
+        "num_key_value_heads": "model.overrides.num_key_value_heads",
+        "intermediate_size": "model.overrides.intermediate_size",
+    }
+    found = {path: getattr(config, name, None) for name, path in paths.items()}
+    return {path: size for path, size in found.items() if isinstance(size, int)}
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -112,11 +129,13 @@ def _config_class(name: str) -> type[Any]:
 
 
 def _require_field(defaults: PretrainedConfig, name: str) -> None:
-    where, owner = f"model.overrides.{name}", type(defaults).__name__
+    where = f"model.overrides.{name}"
     if not hasattr(defaults, name):
-        raise ConfigError(
-            where, f"{owner} has no such field; its fields: {', '.join(sorted(vars(defaults)))}"
-        )
+        own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
+        close = difflib.get_close_matches(name, own, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        problem = f"{type(defaults).__name__} has no such field; {meant}its own: {', '.join(own)}"
+        raise ConfigError(where, problem)
     if _DROPOUT_FIELD.search(name):
         raise ConfigError(where, "every dropout of the model is set by model.dropout; set that")
 
@@ -134,9 +153,23 @@ def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
         setattr(config, name, float(dropout))
 
 
-def _foreign_tokens(defaults: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, None]:
+def _values(
+    defaults: PretrainedConfig, overrides: Mapping[str, Any], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the constructor's arguments under the class's own names."""
+    for size in sizes:
+        if not hasattr(defaults, _SIZES[size]):
+            problem = f"{type(defaults).__name__} has no {_SIZES[size]}, got {sizes[size]}; set it to null"
+            raise ConfigError(f"model.{size}", problem)
+    aliases = defaults.attribute_map
+    own = {name: value for name, value in overrides.items() if name not in aliases}
+    general = {_SIZES[size]: value for size, value in sizes.items()} | dict(overrides)
+    translated = {aliases.get(name, name): value for name, value in general.items()} | own
+    return _foreign_tokens(defaults, translated["vocab_size"]) | translated
+
+
+def _foreign_tokens(defaults: PretrainedConfig, vocab_size: int) -> dict[str, Any]:
     """Return, unset, the special tokens outside the vocabulary: they belong to a tokenizer not used here."""
-    vocab_size = overrides.get("vocab_size", defaults.vocab_size)
     fields = vars(defaults).items()
     return {
         name: None

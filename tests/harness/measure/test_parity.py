@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import FileStore  # torch.distributed does not export it to type checkers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -183,8 +184,8 @@ ACCEPTED = [
     ("no gradient on both sides", {"w": None}, {"w": None}),
     ("NaN numbers", {"w": NAN}, {"w": NAN}),
     ("objects that only identity tells apart", {"w": Opaque()}, {"w": Opaque()}),
-    ("functions", {"w": len}, {"w": max}),
-    ("lazily conjugated", {"w": torch.tensor([1j]).conj()}, {"w": torch.tensor([-1j])}),
+    ("functions", {"w": lambda: 1}, {"w": lambda: 2}),
+    ("lazily conjugated", {"w": torch.tensor([1 + 1j]).conj()}, {"w": torch.tensor([1 - 1j])}),
     ("sparse", {"w": torch.eye(2).to_sparse()}, {"w": torch.eye(2).to_sparse()}),
 ]
 
@@ -247,6 +248,7 @@ TOLERATED = [
     ("within", gradient(1, 4), gradient(1.5, 4), 0.125, None),
     ("beyond", gradient(1, 4), gradient(1.5, 4), 0.124, (0,)),
     ("first beyond, not first different", gradient(1, 4), gradient(1.1, 5), 0.125, (1,)),
+    ("a limit that rounding moves", gradient(0, 3), gradient(0.3, 3), 0.1, (0,)),
     ("sign of zero", gradient(0.0), gradient(-0.0), 0.0, None),
     ("anything but zero beside zeros", gradient(0, 0), gradient(0, 1e-30), 0.5, (1,)),
     ("NaN on one side", gradient(1, 2), gradient(1, NAN), 1e9, (1,)),
@@ -465,7 +467,7 @@ class Net(nn.Module):
         self.register_buffer("cache", torch.zeros(2), persistent=False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        self.calls += 1  # type: ignore[operator]
+        self.get_buffer("calls").add_(1)
         scale = random.uniform(0.5, 1.5)
         return {"y": nn.functional.dropout(self.linear(x), 0.5) * scale}
 
@@ -552,9 +554,8 @@ class TestSteps:
 
 @pytest.fixture
 def single_rank_group(tmp_path: Path) -> Iterator[None]:
-    distributed.init_process_group(
-        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
+    store = FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
 
@@ -590,4 +591,5 @@ def test_the_whole_is_equal_when_all_parts_are() -> None:
     whole = Parity(level="bitwise", steps=1, losses=(1.0,), **dict.fromkeys(PARTS, equal))
     assert whole.is_equal
     for part in PARTS:
-        assert not replace(whole, **{part: PartParity(equal=False)}).is_equal
+        unequal: dict[str, Any] = {part: PartParity(equal=False)}
+        assert not replace(whole, **unequal).is_equal

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -74,6 +74,7 @@ def test_configuration_has_exactly_the_fields_of_its_family(option: str) -> None
 @pytest.mark.parametrize("option", OPTIONS)
 def test_configuration_has_the_types_of_its_family(option: str) -> None:
     config = OmegaConf.load(CONF / f"{option}.yaml")
+    assert isinstance(config, DictConfig)
     schema = OmegaConf.structured(families()[config.pop("family")])
     merged = OmegaConf.merge(schema, config)
     assert OmegaConf.to_container(merged, resolve=True) == OmegaConf.to_container(config, resolve=True)
@@ -326,21 +327,21 @@ def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, t
             "gpt_nano",
             1025,
             1,
-            "sequence_length: must be at most 1024, the positions of model 'gpt_nano', got 1025",
+            "sequence_length: must be at most 1024, the positions of 'gpt_nano', got 1025",
             id="more tokens than learned positions",
         ),
         pytest.param(
             "llama_nano",
             1025,
             1,
-            "sequence_length: must be at most 1024, the positions of model 'llama_nano', got 1025",
+            "sequence_length: must be at most 1024, the positions of 'llama_nano', got 1025",
             id="more tokens than rotary positions",
         ),
         pytest.param(
             "hf",
             1025,
             1,
-            "sequence_length: must be at most 1024, the positions of model 'hf', got 1025",
+            "sequence_length: must be at most 1024, the positions of 'hf', got 1025",
             id="more tokens than a transformers model has positions",
         ),
         pytest.param(
@@ -396,7 +397,7 @@ def test_check_refuses(make_spec: MakeSpec, option: str, sequence_length: int, t
         ),
         ("llama_nano", {"n_heads": 6}, "model.n_heads: heads must be of even width, got width 128 / 6 heads"),
         ("moe_nano", {"top_k": 0}, "model.top_k: must be at least 1, got 0"),
-        ("moe_nano", {"top_k": 5}, "model.top_k: must be at most n_experts, 4, got 5"),
+        ("moe_nano", {"top_k": 5}, "model.top_k: must be at most model.n_experts, 4, got 5"),
         (
             "moe_nano",
             {"n_heads": 128},

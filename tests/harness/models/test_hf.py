@@ -20,28 +20,47 @@ LLAMA: dict[str, Any] = {
 }
 
 
+def config_of(
+    config_class: str, overrides: dict[str, Any], *, dropout: float = 0.0, vocab_size: int = 256, **sizes: int
+) -> Any:
+    return make_config(config_class, overrides, sizes=sizes | {"vocab_size": vocab_size}, dropout=dropout)
+
+
 def test_native_names_win_over_general_ones() -> None:
-    config = make_config("GPT2Config", {"num_hidden_layers": 2, "n_layer": 3, "hidden_size": 64}, dropout=0.0)
+    config = config_of("GPT2Config", {"num_hidden_layers": 2, "n_layer": 3, "hidden_size": 64})
     assert (config.n_layer, config.n_embd, config.use_cache) == (3, 64, False)
 
 
-def test_the_vocabulary_is_that_of_the_overrides(make_spec: MakeSpec) -> None:
-    spec = make_spec("hf", overrides={"vocab_size": 300})
+def test_overrides_win_over_sizes() -> None:
+    config = config_of("GPT2Config", {"n_layer": 3}, n_layers=2, width=64, n_heads=2)
+    assert (config.n_layer, config.n_embd, config.n_head) == (3, 64, 2)
+    config = config_of("LlamaConfig", {"hidden_size": 96}, n_layers=2, width=64, n_heads=2)
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 96, 2)
+
+
+def test_a_size_left_open_is_the_classs_own() -> None:
+    config = config_of("GPT2Config", {})
+    assert (config.n_layer, config.n_embd, config.n_head) == (12, 768, 12)
+
+
+@pytest.mark.parametrize("changes", [{"overrides": {"vocab_size": 300}}, {"vocab_size": 300}])
+def test_the_vocabulary_can_be_set_in_both_places(make_spec: MakeSpec, changes: dict[str, Any]) -> None:
+    spec = make_spec("hf", **changes)
     assert spec.vocab_size == 300
     assert spec.build().get_parameter("lm_head.weight").shape == (300, 128)
 
 
 def test_dropout_reaches_every_field() -> None:
-    config = make_config("GPT2Config", {}, dropout=0.25)
+    config = config_of("GPT2Config", {}, dropout=0.25)
     assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.25, 0.25, 0.25)
-    assert make_config("LlamaConfig", {}, dropout=0.5).attention_dropout == 0.5
-    assert make_config("BertConfig", {}, dropout=0.5).hidden_dropout_prob == 0.5
+    assert config_of("LlamaConfig", {}, dropout=0.5).attention_dropout == 0.5
+    assert config_of("BertConfig", {}, dropout=0.5).hidden_dropout_prob == 0.5
 
 
 def test_tokens_of_another_vocabulary_are_unset() -> None:
-    config = make_config("GPT2Config", {"vocab_size": 256}, dropout=0.0)
+    config = config_of("GPT2Config", {}, vocab_size=256)
     assert (config.bos_token_id, config.eos_token_id) == (None, None)
-    assert make_config("GPT2Config", {}, dropout=0.0).bos_token_id == 50256
+    assert config_of("GPT2Config", {}, vocab_size=50257).bos_token_id == 50256
 
 
 def test_llama_trains(make_spec: MakeSpec, batch: Batch) -> None:
@@ -71,12 +90,14 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
     [
         pytest.param(
             {"config_class": "GTP2Config"},
-            "model.config_class: must be a configuration class of transformers, such as GPT2Config, got 'GTP2Config'",
+            "model.config_class: must be a configuration class of transformers, such as GPT2Config, "
+            "got 'GTP2Config'",
             id="an unknown class",
         ),
         pytest.param(
             {"config_class": "GPT2Model"},
-            "model.config_class: must be a configuration class of transformers, such as GPT2Config, got 'GPT2Model'",
+            "model.config_class: must be a configuration class of transformers, such as GPT2Config, "
+            "got 'GPT2Model'",
             id="a class that is no configuration",
         ),
         pytest.param(
@@ -85,16 +106,17 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
             id="a dropout in the overrides",
         ),
         pytest.param(
-            {"config_class": "MambaConfig", "dropout": 0.1, "overrides": None},
-            "model.dropout: must be 0, because MambaConfig has no dropout field, got 0.1",
-            id="dropout for a model without",
-        ),
-        pytest.param(
             {"overrides": {"hidden_size": 130, "n_head": 4}},
             "model.overrides: GPT2LMHeadModel refuses them: `embed_dim` must be divisible by num_heads "
             "(got `embed_dim`: 130 and `num_heads`: 4).",
             id="heads that do not divide the width",
         ),
+        pytest.param(
+            {"config_class": "MambaConfig"},
+            "model.n_heads: MambaConfig has no num_attention_heads, got 4; set it to null",
+            id="heads for a model without",
+        ),
+        pytest.param({"n_layers": 0}, "model.n_layers: must be at least 1, got 0", id="no layers"),
         pytest.param(
             {"overrides": {"n_layer": "three"}},
             "model.overrides: GPT2Config refuses them: Validation error for field 'n_layer': "
@@ -102,39 +124,45 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
             id="a value of another type",
         ),
         pytest.param(
-            {"config_class": "ViTConfig", "overrides": None},
+            {"config_class": "ViTConfig"},
             "model.config_class: no causal language model has this configuration, got ViTConfig; "
             "use one that has, such as GPT2Config",
             id="a model of images",
         ),
         pytest.param(
             {"layers_fqn": "layers"},
-            "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of GPT2LMHeadModel, got 'layers'; "
-            "containers here: transformer.h",
+            "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of GPT2LMHeadModel, "
+            "got 'layers'; containers here: transformer.h",
             id="blocks elsewhere",
         ),
     ],
 )
 def test_building_refuses(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:
-    if "overrides" in changes and changes["overrides"] is None:
-        changes = changes | {"overrides": {"vocab_size": 256}}
     with torch.device("meta"), pytest.raises(ConfigError) as refusal:
         make_spec("hf", **changes).build()
     assert str(refusal.value) == message
+
+
+def test_dropout_for_a_model_without() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config_of("MambaConfig", {}, dropout=0.1)
+    assert str(refusal.value) == "model.dropout: must be 0, because MambaConfig has no dropout field, got 0.1"
 
 
 def test_an_unknown_override_lists_the_fields(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError) as refusal:
         make_spec("hf", overrides={"n_layers": 3}).build()
     message = str(refusal.value)
-    assert message.startswith("model.overrides.n_layers: GPT2Config has no such field; it has ")
+    assert message.startswith(
+        "model.overrides.n_layers: GPT2Config has no such field; did you mean 'n_layer'? its own: "
+    )
     assert ", n_layer, " in message
 
 
 def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError) as refusal:
-        make_spec("hf", vocab_size=512)
-    message = "model.vocab_size: must be model.overrides.vocab_size, 256; set only that, got 512"
+        make_spec("hf", vocab_size=512, overrides={"vocab_size": 256})
+    message = "model.vocab_size: must be 256, as in model.overrides, got 512; set one of them"
     assert str(refusal.value) == message
 
 
@@ -144,7 +172,7 @@ def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
         pytest.param(
             {"overrides": LLAMA["overrides"] | {"num_key_value_heads": 4}},
             8,
-            "mesh.tp: must divide model.overrides.num_attention_heads, 4, got 8",
+            "mesh.tp: must divide model.n_heads, 4, got 8",
             id="ranks do not divide the heads",
         ),
         pytest.param(

@@ -1,8 +1,8 @@
 """Reads W&B's offline log (`run-<id>.wandb`) without W&B's own reader.
 
 The file is a LevelDB log (https://github.com/google/leveldb/blob/main/doc/log_format.md) behind a header of
-seven bytes: blocks of 32 KiB, each chunk with a checksum, a length and its place in the record; the records are
-protocol buffers. The checksum is plain CRC-32 over type and data, not LevelDB's masked CRC-32C.
+seven bytes: blocks of 32 KiB, each chunk with a checksum, a length and its place in the record; the records
+are protocol buffers. The checksum is plain CRC-32 over type and data, not LevelDB's masked CRC-32C.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class OfflineRun:
 
 def read_run(path: Path) -> OfflineRun:
     run = OfflineRun()
-    names: dict[int, str] = {}
     for record in _records(path.read_bytes()):
         match record.WhichOneof("record_type"):
             case "run":
-                run.run_id, run.project, run.group = record.run.run_id, record.run.project, record.run.run_group
+                run.run_id, run.project, run.group = (
+                    record.run.run_id,
+                    record.run.project,
+                    record.run.run_group,
+                )
                 run.tags = tuple(record.run.tags)
                 run.config |= _items(record.run.config.update)
             case "config":
@@ -53,10 +56,7 @@ def read_run(path: Path) -> OfflineRun:
             case "history":
                 run.history.append(_items(record.history.item))
             case "metric":
-                names[len(names) + 1] = record.metric.name
-                run.step_metrics[record.metric.name] = record.metric.step_metric or names.get(
-                    record.metric.step_metric_index, ""
-                )
+                run.step_metrics[record.metric.name] = record.metric.step_metric
             case "artifact" if not record.artifact.type.startswith("run_table"):
                 run.artifacts[record.artifact.name] = [
                     entry.path for entry in record.artifact.manifest.contents

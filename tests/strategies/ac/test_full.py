@@ -1,0 +1,91 @@
+"""full: both implementations of torch, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from strategies import StrategyError
+from strategies.ac.full import Full
+from tests.strategies.toys import Stack
+
+
+class Nested(nn.Module):
+    """Takes and returns tensors inside structures, with something that is no tensor among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, pair: tuple[Tensor, str], *, more: dict[str, Tensor]) -> dict[str, Any]:
+        hidden = self.linear(pair[0]) * more["scale"]
+        return {"hidden": (hidden, hidden.relu()), "note": pair[1]}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_nested_inputs_and_outputs_take_part_in_autograd(use_reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plain = Nested()
+    gradients = []
+    for is_enclosed in (False, True):
+        model = Stack(plain)
+        x, scale = torch.ones(2, 4, requires_grad=True), torch.full((4,), 2.0, requires_grad=True)
+        if is_enclosed:
+            Full(layers_fqn="layers", use_reentrant=use_reentrant).apply(model)
+        plain.zero_grad()
+        outputs = model.block((x, "kept"), more={"scale": scale})
+        assert outputs["note"] == "kept"
+        (outputs["hidden"][0] + outputs["hidden"][1]).sum().backward()
+        assert plain.linear.weight.grad is not None
+        gradients.append((x.grad, scale.grad, plain.linear.weight.grad.clone()))
+    for expected, actual in zip(*gradients, strict=True):
+        assert expected is not None
+        assert torch.equal(expected, actual)
+
+
+def test_reentrant_refuses_inputs_without_gradients() -> None:
+    model = Stack(nn.Linear(4, 4))
+    Full(layers_fqn="layers", use_reentrant=True).apply(model)
+    with pytest.raises(StrategyError) as error:
+        model.block(torch.ones(2, 4))
+    assert str(error.value) == (
+        "ac.use_reentrant: no input of 'layers.0' requires grad, so its parameters would get no gradient; "
+        "use ac.use_reentrant=false"
+    )
+
+
+def test_reentrant_lets_a_frozen_block_pass() -> None:
+    model = Stack(nn.Linear(4, 4).requires_grad_(False))
+    Full(layers_fqn="layers", use_reentrant=True).apply(model)
+    assert not model.block(torch.ones(2, 4)).requires_grad
+
+
+def test_without_preserved_rng_state_dropout_gets_other_gradients() -> None:
+    torch.manual_seed(0)
+    model = Stack(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64)))
+    gradients = []
+    for strategy in (None, Full(layers_fqn="layers", preserve_rng_state=False)):
+        if strategy is not None:
+            strategy.apply(model)
+        x = torch.ones(2, 64, requires_grad=True)
+        torch.manual_seed(1)
+        model.block(x).sum().backward()
+        gradients.append(x.grad)
+    assert not torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
+
+
+def test_a_bare_class_name_is_refused() -> None:
+    with pytest.raises(StrategyError) as error:
+        Full(module_classes="Block")  # type: ignore[arg-type]
+    assert str(error.value) == "ac.module_classes: must be a list of class names, got 'Block'"
+
+
+def test_a_wrapper_of_torch_is_refused() -> None:
+    model = Stack(checkpoint_wrapper(nn.Linear(4, 4)))
+    with pytest.raises(StrategyError) as error:
+        Full(layers_fqn="layers").apply(model)
+    assert str(error.value) == "ac: 'layers.0' is already checkpointed; apply one variant to a model"

@@ -1,0 +1,219 @@
+"""The laws of AC variants, all variants at once: a new variant is examined by being there."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from strategies import Strategy, StrategyError, ac_variants
+from tests.strategies.meters import measure
+from tests.strategies.toys import HEADS, MODELS, WIDTH, Block, Stack, Toy, differences, toy, train_step
+
+ENABLED = [name for name in ac_variants if name != "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A variant with some of its fields away from the default."""
+
+    variant: str
+    changes: dict[str, Any]
+
+    def make(self, **more: Any) -> Strategy:
+        given = {"layers_fqn": "layers"} | self.changes | more
+        cls = ac_variants[self.variant]
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if name in known})
+
+
+SETTINGS = {name: Setting(variant=name, changes={}) for name in ac_variants} | {
+    "full_to_the_end": Setting(variant="full", changes={"early_stop": False}),
+    "full_reentrant": Setting(variant="full", changes={"use_reentrant": True}),
+    "full_by_class": Setting(variant="full", changes={"module_classes": ("Block",)}),
+    "every_third_block": Setting(variant="selective_layer", changes={"ac_freq": 3}),
+    "selective_layer_reentrant": Setting(variant="selective_layer", changes={"use_reentrant": True}),
+    "torchtitan_preset": Setting(variant="selective_op", changes={"save_ops": "torchtitan"}),
+    "modalities_preset": Setting(variant="selective_op", changes={"save_ops": "modalities"}),
+    "every_second_matmul": Setting(variant="selective_op", changes={"matmul_recompute_every": 2}),
+    "selective_op_to_the_end": Setting(variant="selective_op", changes={"early_stop": False}),
+    "offload_by_class": Setting(variant="offload", changes={"module_classes": ("Block",)}),
+}
+
+each_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+each_enabled_variant = pytest.mark.parametrize("setting", [SETTINGS[n] for n in ENABLED], ids=ENABLED)
+
+
+@each_setting
+@pytest.mark.parametrize("model_name", MODELS)
+def test_parity_bit_for_bit_in_two_steps(setting: Setting, model_name: str) -> None:
+    plain, model = toy(model_name), toy(model_name)
+    model = setting.make().apply(model)  # type: ignore[assignment]
+    for _ in range(2):
+        assert differences(train_step(plain), train_step(model)) == []
+
+
+# selective_layer refuses call sites, reentrant the tokens that are the only input of a whole model
+AT_CALL_SITES = {
+    name: setting
+    for name, setting in SETTINGS.items()
+    if setting.variant != "selective_layer" and "use_reentrant" not in setting.changes
+}
+
+
+@pytest.mark.parametrize("setting", AT_CALL_SITES.values(), ids=AT_CALL_SITES)
+def test_parity_through_a_call_site(setting: Setting) -> None:
+    plain, model = toy(), toy()
+    call = setting.make().call_site(model)
+    for _ in range(2):
+        assert differences(train_step(plain), train_step(model, call)) == []
+    assert type(model) is Toy
+
+
+@each_setting
+def test_names_are_those_of_the_plain_model(setting: Setting) -> None:
+    plain, model = toy(), setting.make().apply(toy())
+    for listing in ("named_parameters", "named_buffers", "named_modules"):
+        assert [n for n, _ in getattr(model, listing)()] == [n for n, _ in getattr(plain, listing)()]
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(plain.state_dict())
+
+
+@each_setting
+def test_independence_of_the_models_in_one_process(setting: Setting) -> None:
+    alone = setting.make().apply(toy())
+    expected = measure_layers(alone)
+    for name in ac_variants:
+        Setting(variant=name, changes={}).make().apply(toy())
+    assert measure_layers(setting.make().apply(toy())) == expected
+    assert measure_layers(alone) == expected
+
+
+def measure_layers(model: nn.Module) -> list[Any]:
+    """Return what each block of `model` costs, under one seed."""
+    torch.manual_seed(1)
+    return [measure(block, torch.randn(2, 4, WIDTH, requires_grad=True)) for block in model.layers]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("second", ENABLED)
+@each_enabled_variant
+def test_a_second_application_is_refused(setting: Setting, second: str) -> None:
+    model = setting.make(ac_freq=1).apply(toy())
+    again = SETTINGS[second].make(ac_freq=1)
+    with pytest.raises(StrategyError) as error:
+        again.apply(model)
+    assert str(error.value) == "ac: 'layers.0' is already checkpointed; apply one variant to a model"
+
+
+@each_setting
+def test_restraint_no_state_of_torch_is_changed(setting: Setting) -> None:
+    before = (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        _get_current_dispatch_mode_stack(),
+        dict(vars(Block)),
+        dict(vars(nn.Module)),
+    )
+    model = toy()
+    state = torch.get_rng_state()
+    strategy = setting.make()
+    strategy.apply(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    train_step(model)
+    strategy.observe(model)
+    after = (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        _get_current_dispatch_mode_stack(),
+        dict(vars(Block)),
+        dict(vars(nn.Module)),
+    )
+    assert before == after
+
+
+@each_setting
+def test_evaluation_without_gradients_calls_through(setting: Setting) -> None:
+    plain, model = toy().eval(), setting.make().apply(toy()).eval()
+    tokens = torch.arange(8).view(2, 4)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), plain(tokens))
+    with torch.inference_mode():
+        assert torch.equal(model(tokens), plain(tokens))
+
+
+@each_setting
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_of_the_model_carries_the_strategy(setting: Setting, duplicate: Any) -> None:
+    strategy = setting.make()
+    model = strategy.apply(toy())
+    twin = duplicate(model)
+    assert differences(train_step(model), train_step(twin)) == []
+    assert strategy.observe(twin) == strategy.observe(model)
+    assert measure_layers(twin) == measure_layers(model)
+
+
+@each_setting
+def test_apply_works_on_the_meta_device(setting: Setting) -> None:
+    with torch.device("meta"):
+        model = setting.make().apply(toy())
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+TOKENS = 8
+COLUMN = 4 * TOKENS  # bytes of one fp32 column
+D, LSE = WIDTH * COLUMN, HEADS * COLUMN
+QKV, OUT, UP, DOWN = (
+    2 * TOKENS * WIDTH * width for width in (3 * WIDTH, WIDTH, 4 * WIDTH, 4 * WIDTH)
+)  # FLOPs
+
+# saved bytes and recomputed FLOPs of the bias-free block without dropout, its input D left out; early stop
+# leaves out the last product, because its input is the last tensor that backward needs
+HONESTY = {
+    # mean and deviation of the norm, its output D, q k v 3D, attention D + LSE, residual D, up 4D, gelu 4D
+    "none": (2 * COLUMN + 14 * D + LSE, 0),
+    "full": (0, QKV + OUT + UP),
+    "full_to_the_end": (0, QKV + OUT + UP + DOWN),
+    "full_reentrant": (0, QKV + OUT + UP + DOWN),
+    "selective_layer": (0, QKV + OUT + UP),
+    # every product 3D + D + 4D + D, and attention D + LSE
+    "selective_op": (10 * D + LSE, 0),
+    # the second and the fourth product are not saved; the fourth is not needed
+    "every_second_matmul": (8 * D + LSE, OUT),
+    # on CPU neither preset knows the attention kernel
+    "torchtitan_preset": (7 * D, OUT),
+    "modalities_preset": (9 * D, 0),
+    "offload": (0, 0),
+}
+
+
+def test_honesty_every_variant_has_a_row() -> None:
+    assert {SETTINGS[row].variant for row in HONESTY} == set(ac_variants)
+
+
+@pytest.mark.parametrize(("saved_bytes", "recomputed_flops"), HONESTY.values(), ids=HONESTY)
+def test_honesty_saved_bytes_and_recomputed_flops(
+    request: pytest.FixtureRequest, saved_bytes: int, recomputed_flops: int
+) -> None:
+    setting = SETTINGS[request.node.callspec.id]
+    measured = measure_reference(setting)
+    plain = measure_reference(SETTINGS["none"])
+    assert measured.saved_bytes == saved_bytes
+    assert measured.backward_flops - plain.backward_flops == recomputed_flops
+
+
+def measure_reference(setting: Setting) -> Any:
+    """Return what the reference block costs: bias-free, no dropout, 8 tokens."""
+    torch.manual_seed(0)
+    model = Stack(Block(bias=False, dropout=0.0))
+    setting.make(ac_freq=1).apply(model)
+    return measure(model.block, torch.randn(2, 4, WIDTH, requires_grad=True))

@@ -1,0 +1,202 @@
+"""offload: what is moved, once, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from strategies.ac.offload import Offload
+from strategies.offloading import HostLedger, _HostCopy
+from tests.strategies.meters import measure
+from tests.strategies.toys import WIDTH, Block, Stack, differences, toy, train_step
+
+
+def enclosed(block: nn.Module) -> tuple[Offload, Stack]:
+    strategy, model = Offload(layers_fqn="layers"), Stack(block)
+    strategy.apply(model)
+    return strategy, model
+
+
+class Body(nn.Module):
+    """A block whose forward is the given function of the block and its input."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.register_buffer("table", torch.randn(8, WIDTH))
+        self.constant = torch.randn(8, WIDTH)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.function(self, x)
+        return outputs
+
+
+X = 8 * WIDTH * 4  # bytes of the input
+MOVED: dict[str, tuple[Any, int]] = {
+    "the input of a product, never its weight": (lambda m, x: x @ m.weight, X),
+    "nor a view of the weight": (lambda m, x: x @ m.weight.t(), X),
+    "nor a buffer": (lambda m, x: x * m.table, 0),
+    "nor a tensor kept as an attribute": (lambda m, x: x * m.constant, 0),
+    "an input saved twice once": (lambda _, x: x.sin() + x.cos(), X),
+    "two views of one storage once": (lambda _, x: x[:4].sin() + x[4:].cos(), X),
+    "a storage seen as another type once": (lambda _, x: x.sin() + (x.view(torch.int32) > 0), X),
+    "a result": (lambda _, x: x.exp(), X),
+    "integers that autograd saves": (
+        lambda _, x: x.gather(0, torch.zeros(1, WIDTH, dtype=torch.int64)),
+        X + 8 * WIDTH,
+    ),
+    "nothing that is not saved": (lambda _, x: x + 1, 0),
+}
+
+
+@pytest.mark.parametrize(("function", "moved_bytes"), MOVED.values(), ids=MOVED)
+def test_bytes_moved_and_gradients(function: Any, moved_bytes: int) -> None:
+    torch.manual_seed(0)
+    body = Body(function)
+    value = torch.randn(8, WIDTH)
+    expected, actual = value.clone().requires_grad_(), value.clone().requires_grad_()
+    body(expected).square().sum().backward()
+    strategy, model = enclosed(body)
+    model.block(actual).square().sum().backward()
+    assert torch.equal(expected.grad, actual.grad)  # type: ignore[arg-type]
+    assert strategy.observe(model).offloaded_bytes == moved_bytes
+
+
+def test_complex_conjugates_and_negatives_survive() -> None:
+    strategy, model = enclosed(Body(lambda _, z: (z.conj() * z.imag.neg()).abs()))
+    value = torch.randn(8, WIDTH, dtype=torch.complex64)
+    gradients = []
+    for call in (Body(lambda _, z: (z.conj() * z.imag.neg()).abs()), model.block):
+        z = value.clone().requires_grad_()
+        call(z).sum().backward()
+        gradients.append(z.grad)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
+    assert strategy.observe(model).offloaded_bytes > 0
+
+
+def test_the_whole_block_waits_on_the_host() -> None:
+    strategy, model = enclosed(Block(bias=False, dropout=0.0))
+    plain = measure(Block(bias=False, dropout=0.0), torch.randn(2, 4, WIDTH, requires_grad=True))
+    moved = measure(model.block, torch.randn(2, 4, WIDTH, requires_grad=True))
+    assert moved.saved_bytes == 0
+    assert moved.host_bytes == strategy.observe(model).offloaded_bytes
+    assert moved.host_bytes == plain.saved_bytes + X  # and the input, which the plain block's caller keeps
+    assert moved.backward_flops == plain.backward_flops
+
+
+def test_the_ledger_counts_the_latest_step() -> None:
+    strategy = Offload(layers_fqn="layers")
+    model = strategy.apply(toy())
+    train_step(model)
+    first = strategy.observe(model).offloaded_bytes
+    train_step(model)
+    assert strategy.observe(model).offloaded_bytes == first > 0
+
+
+def test_host_copies_are_gone_after_backward() -> None:
+    _, model = enclosed(Block(bias=True, dropout=0.1))
+    copies: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
+    original = HostLedger.copy_of
+
+    class Spy(HostLedger):
+        def copy_of(self, local: Tensor) -> _HostCopy:
+            copy = original(self, local)
+            copies.add(copy)
+            return copy
+
+    vars(model.block)["_acbench_region"].ledger = Spy()
+    outputs = model.block(torch.randn(2, 4, WIDTH, requires_grad=True))
+    assert len(copies) > 5
+    outputs.sum().backward()
+    del outputs
+    gc.collect()
+    assert len(copies) == 0
+
+
+def test_a_graph_dropped_without_backward_frees_its_copies() -> None:
+    strategy, model = enclosed(Block(bias=True, dropout=0.0))
+    outputs = model.block(torch.randn(2, 4, WIDTH, requires_grad=True))
+    ledger = vars(model.block)["_acbench_region"].ledger
+    assert len(ledger._copies) > 5
+    del outputs
+    gc.collect()
+    assert len(ledger._copies) == 0
+    assert strategy.observe(model).offloaded_bytes > 0
+
+
+def test_backward_twice_through_one_graph() -> None:
+    torch.manual_seed(0)
+    _, model = enclosed(Block(bias=True, dropout=0.0))
+    x = torch.randn(2, 4, WIDTH, requires_grad=True)
+    loss = model.block(x).sum()
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, x)
+    assert torch.equal(first, second)
+
+
+def test_a_storage_written_between_two_saves_is_moved_twice() -> None:
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        hidden = x * 1
+        first = hidden.detach().sin() * x
+        hidden.detach().mul_(2)
+        return first + hidden.detach() * x
+
+    value = torch.randn(8, WIDTH)
+    gradients = []
+    for is_enclosed in (False, True):
+        body: nn.Module = Body(function)
+        if is_enclosed:
+            body = enclosed(body)[1].block
+        x = value.clone().requires_grad_()
+        body(x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
+def test_fake_tensors_are_moved_alike() -> None:
+    strategy = Offload(layers_fqn="layers")
+    real = strategy.apply(toy("no_dropout"))
+    train_step(real)
+    with FakeTensorMode():
+        fake = strategy.apply(toy("no_dropout"))
+        train_step_without_values(fake)
+    assert strategy.observe(fake).offloaded_bytes == strategy.observe(real).offloaded_bytes
+
+
+def train_step_without_values(model: nn.Module) -> None:
+    model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: pinned copies on a side stream")
+def test_parity_on_cuda_with_overlapped_copies() -> None:
+    plain, model = toy().cuda(), toy().cuda()
+    Offload(layers_fqn="layers").apply(model)
+    tokens = torch.arange(16, device="cuda").view(2, 8) % 11
+    for _ in range(3):
+        gradients = []
+        for candidate in (plain, model):
+            torch.manual_seed(5)
+            candidate.zero_grad()
+            candidate(tokens).square().mean().backward()
+            gradients.append([p.grad for p in candidate.parameters()])
+        assert all(torch.equal(old, new) for old, new in zip(*gradients, strict=True))  # type: ignore[arg-type]
+
+
+def test_parity_with_gradients_accumulated_over_two_batches() -> None:
+    plain, model = toy(), toy()
+    Offload(layers_fqn="layers").apply(model)
+    for candidate in (plain, model):
+        torch.manual_seed(4)
+        for _ in range(2):
+            candidate(torch.randint(0, 11, (2, 8))).square().mean().backward()
+    for expected, actual in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected.grad, actual.grad)  # type: ignore[arg-type]
+    assert differences(train_step(plain), train_step(model)) == []

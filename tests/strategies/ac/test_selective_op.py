@@ -1,0 +1,109 @@
+"""selective_op: what is kept, what never fires, and random operators that are not run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies import StrategyError
+from strategies.ac.selective_op import SelectiveOp
+from tests.strategies.toys import Stack, differences, toy, train_step
+
+NEVER_FIRED: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "everything fires": ("no_dropout", ["matmul", "attention"], ()),
+    "attention with dropout runs as bmm on CPU": ("biased", ["matmul", "attention"], ("attention",)),
+    "mm in a biased model": ("biased", ["aten.mm.default", "matmul"], ("aten.mm.default",)),
+    "addmm in a bias-free model": ("bias_free", ["aten.addmm.default"], ("aten.addmm.default",)),
+    "modalities' list on a biased model": ("biased", "modalities", ("modalities",)),
+    "modalities' list on a bias-free model": ("bias_free", "modalities", ()),
+    "no collectives on one rank": ("biased", ["comm", "max", "topk"], ("comm", "max", "topk")),
+}
+
+
+@pytest.mark.parametrize(("model_name", "save_ops", "expected"), NEVER_FIRED.values(), ids=NEVER_FIRED)
+def test_never_fired(model_name: str, save_ops: Any, expected: tuple[str, ...]) -> None:
+    strategy = SelectiveOp(layers_fqn="layers", save_ops=save_ops)
+    model = strategy.apply(toy(model_name))
+    train_step(model)
+    observation = strategy.observe(model)
+    assert observation.named == ((save_ops,) if isinstance(save_ops, str) else tuple(save_ops))
+    assert observation.never_fired == expected
+
+
+class RandomOperators(nn.Module):
+    """Two dropouts, the first as the one operator that CUDA has for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = torch.ops.aten.native_dropout.default(self.first(x), 0.5, True)[0]
+        return nn.functional.dropout(self.second(dropped).relu(), 0.5).sin()
+
+
+def test_dropout_after_a_saved_random_operator_draws_what_forward_drew() -> None:
+    gradients = []
+    for is_enclosed in (False, True):
+        torch.manual_seed(0)
+        model = Stack(RandomOperators())
+        if is_enclosed:
+            SelectiveOp(layers_fqn="layers", save_ops=["aten.native_dropout.default"]).apply(model)
+        x = torch.ones(4, 32, requires_grad=True)
+        model.block(x).sum().backward()
+        gradients.append((x.grad, torch.get_rng_state(), *(p.grad for p in model.parameters())))
+    for expected, actual in zip(*gradients, strict=True):
+        assert expected is not None
+        assert torch.equal(expected, actual)
+
+
+def test_counting_matmuls_starts_anew_in_every_call() -> None:
+    # three products a call: a counter that went on would recompute another one in the second call
+    model = Stack(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3))))
+    SelectiveOp(layers_fqn="layers", matmul_recompute_every=2, early_stop=False).apply(model)
+    for _ in range(2):
+        x = torch.randn(4, 8, requires_grad=True)
+        counter = Products()
+        outputs = model.block(x)
+        with counter:
+            outputs.sum().backward()
+        assert counter.count == 1 + 6
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_may_be_given_as_objects() -> None:
+    assert SelectiveOp(save_ops=[torch.ops.aten.mm.default]) == SelectiveOp(save_ops=("aten.mm.default",))
+
+
+def test_reentrant_is_refused() -> None:
+    with pytest.raises(StrategyError) as error:
+        SelectiveOp(use_reentrant=True)
+    assert str(error.value) == (
+        "ac.use_reentrant: must be false: reentrant recomputation cannot save single operators"
+    )
+
+
+def test_a_bad_list_is_refused_before_there_is_a_model() -> None:
+    with pytest.raises(StrategyError, match=r"'aten\.mm' is an operator packet"):
+        SelectiveOp(save_ops=["aten.mm"])
+
+
+def test_parity_of_a_model_that_is_evaluated_between_steps() -> None:
+    plain, model = toy(), toy()
+    SelectiveOp(layers_fqn="layers").apply(model)
+    for _ in range(2):
+        assert differences(train_step(plain), train_step(model)) == []
+        with torch.no_grad():
+            model(torch.zeros(1, 3, dtype=torch.int64))

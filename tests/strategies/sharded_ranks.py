@@ -1,0 +1,132 @@
+"""What each rank of the sharded tests runs: every variant in every order, against the plain model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from strategies import StrategyError, ac_variants
+from tests.strategies.toys import Step, Toy, differences, toy, train_step
+
+WORLD_SIZE = 2
+ENABLED = tuple(name for name in ac_variants if name != "none")
+ORDERS = ("inside", "outside", "in_place", "call_site")
+MESHES = (
+    "ddp",
+    "fsdp2",
+    "fsdp2_no_reshard",
+    "fsdp1",
+    "fsdp1_flat",
+    "fsdp1_no_shard",
+    "tp",
+    "tp_dtensor_activations",
+)
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Yield (mesh, order, variant); selective_layer refuses a call site."""
+    for mesh in MESHES:
+        for order in ORDERS:
+            for variant in ENABLED:
+                if (order, variant) != ("call_site", "selective_layer"):
+                    yield mesh, order, variant
+
+
+def run(rank: int, folder: str) -> None:
+    """Run all cases on this rank and write `{case: [differences, offloaded bytes]}` as JSON."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # FSDP1 warns about NO_SHARD and about the CPU
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
+    expected = {mesh: _step(mesh, "inside", "none")[0] for mesh in MESHES}
+    results: dict[str, list[object]] = {}
+    for mesh, order, variant in cases():
+        step, offloaded_bytes = _step(mesh, order, variant)
+        results[f"{mesh}-{order}-{variant}"] = [differences(expected[mesh], step), offloaded_bytes]
+    results["refused"] = [_refusal()]
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(results), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _step(mesh: str, order: str, variant: str) -> tuple[Step, int]:
+    model: nn.Module = toy()
+    fields = {"module_classes": ("Block",)} if order == "in_place" else {"layers_fqn": "layers"}
+    strategy = ac_variants[variant](**fields if variant != "none" else {})  # type: ignore[arg-type]
+    if order == "inside":
+        strategy.apply(model)
+    model = _SHARD[mesh](model)  # type: ignore[arg-type]
+    if order in {"outside", "in_place"}:
+        strategy.apply(model)
+    call = strategy.call_site(model) if order == "call_site" else None
+    for _ in range(2):
+        step = train_step(model, call)
+    for name, gradient in step.gradients.items():
+        step.gradients[name] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    observation = call.observe() if call is not None else strategy.observe(model)
+    return step, observation.offloaded_bytes
+
+
+def _refusal() -> str:
+    model = _fsdp1(toy(), ShardingStrategy.FULL_SHARD, use_orig_params=True)
+    try:
+        ac_variants["full"](module_classes=("Block",), use_reentrant=True).apply(model)  # type: ignore[call-arg]
+    except StrategyError as error:
+        return str(error)
+    return "not refused"
+
+
+def _ddp(model: Toy) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def _fsdp2(model: Toy, *, reshard_after_forward: bool) -> nn.Module:
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    for block in model.layers:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _fsdp1(model: Toy, strategy: ShardingStrategy, *, use_orig_params: bool) -> nn.Module:
+    def shard(module: nn.Module) -> FullyShardedDataParallel:
+        return FullyShardedDataParallel(
+            module,
+            device_id=torch.device("cpu"),
+            sharding_strategy=strategy,
+            use_orig_params=use_orig_params,
+        )
+
+    for index, block in enumerate(model.layers):
+        model.layers[index] = shard(block)
+    return shard(model)
+
+
+def _tensor_parallel(model: Toy, *, use_local_output: bool) -> nn.Module:
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    for block in model.layers:
+        plan = {"up": ColwiseParallel(use_local_output=use_local_output), "down": RowwiseParallel()}
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+_SHARD: dict[str, Callable[[Toy], nn.Module]] = {
+    "ddp": _ddp,
+    "fsdp2": lambda model: _fsdp2(model, reshard_after_forward=True),
+    "fsdp2_no_reshard": lambda model: _fsdp2(model, reshard_after_forward=False),
+    "fsdp1": lambda model: _fsdp1(model, ShardingStrategy.FULL_SHARD, use_orig_params=True),
+    "fsdp1_flat": lambda model: _fsdp1(model, ShardingStrategy.FULL_SHARD, use_orig_params=False),
+    "fsdp1_no_shard": lambda model: _fsdp1(model, ShardingStrategy.NO_SHARD, use_orig_params=True),
+    "tp": lambda model: _tensor_parallel(model, use_local_output=True),
+    "tp_dtensor_activations": lambda model: _tensor_parallel(model, use_local_output=False),
+}
