@@ -91,10 +91,18 @@ def _points(models: list[str]) -> Iterator[tuple[Experiment, str]]:
     conf = Path(harness.__file__).parents[1] / "conf"
     with initialize_config_dir(str(conf), version_base="1.3"):
         for model, dtype, ac, attention in product(models, DTYPES, ac_variants, ATTENTIONS):
-            overrides = [f"model={model}", f"ac={ac}", f"dtype={dtype}", "data=synthetic", "model.dropout=0.1"]
+            overrides = [
+                f"model={model}",
+                f"ac={ac}",
+                f"dtype={dtype}",
+                "data=synthetic",
+                "model.dropout=0.1",
+            ]
             if attention == "fused":
                 overrides[-1] = "model.dropout=0.0"  # the CPU's flash kernel has no dropout
-            config = compose("config", [*overrides, f"batch_size={BATCH_SIZE}", f"sequence_length={SEQUENCE_LENGTH}"])
+            config = compose(
+                "config", [*overrides, f"batch_size={BATCH_SIZE}", f"sequence_length={SEQUENCE_LENGTH}"]
+            )
             yield materialise(experiment_fields(config)), attention
 
 

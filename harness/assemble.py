@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,11 +82,11 @@ def assemble(experiment: Experiment, device: torch.device, devices: DeviceMesh |
     model = _distribute(model, blocks, experiment, devices)
     if experiment.wrap_order == "outside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
-    call = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else model
+    site = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else None
     return Assembled(
         model=model,
-        call=call,
-        observe=call.observe if experiment.wrap_order == "call_site" else lambda: experiment.ac.observe(model),
+        call=model if site is None else site,
+        observe=partial(experiment.ac.observe, model) if site is None else site.observe,
         blocks=blocks,
         optimizer=_optimizer(model, experiment),
         spec=experiment.model,

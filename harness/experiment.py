@@ -22,8 +22,10 @@ class Recipe:
     """How the model is trained: the scalar fields of an experiment.
 
     Fields:
-        wrap_order: where AC stands relative to FSDP: `inside_fsdp` (a region holds no all-gather),
-            `outside_fsdp` (a region repeats it), `call_site` (one region around the call of the whole model).
+        wrap_order: where AC stands relative to FSDP. `inside_fsdp`: applied before FSDP, a region holds no
+            all-gather. `outside_fsdp`: applied after FSDP; a region around a unit repeats its all-gather, and
+            with `ac.module_classes` it stands in place inside a FSDP1 unit. `call_site`: one region around
+            the call of the whole model.
         compile: `none`.
         optimizer: `adamw` or `sgd`.
         learning_rate: > 0.
@@ -109,10 +111,11 @@ class Experiment(Recipe):
             )
         reentrant = getattr(self.ac, "use_reentrant", False)
         resharding = self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
-        if reentrant and resharding and self.wrap_order == "inside_fsdp":
+        inside = self.wrap_order == "inside_fsdp" or getattr(self.ac, "module_classes", ())
+        if reentrant and resharding and inside:
             raise ConfigError(
                 "ac.use_reentrant",
-                "true inside a sharded FSDP1 unit reads parameters that the unit has resharded; "
+                "true inside a sharded FSDP1 unit reads weights that the unit frees after its first backward; "
                 "use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD",
             )
 

@@ -60,7 +60,8 @@ def shard_fsdp2(
     }
     for unit in units.values():
         fully_shard(unit, **options)
-    return fully_shard(model, **options)
+    fully_shard(model, **options)
+    return model
 
 
 def shard_fsdp1(

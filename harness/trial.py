@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Ba
     """Return a function from the step number to this rank's share of the batch, on its device."""
     fixed = experiment.model.fixed_batch()
     if fixed is not None:
-        moved = _to(fixed, context.device)
+        moved = fixed.to(context.device)
         return lambda _step: moved
     source = experiment.data.source(
         vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
@@ -109,15 +109,9 @@ def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Ba
             dp_rank=dp_rank(experiment.mesh, context.rank),
             dp_size=experiment.mesh.dp,
         )
-        return _to(share, context.device)
+        return share.to(context.device)
 
     return batch
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    inputs = tuple(value.to(device) if isinstance(value, torch.Tensor) else value for value in batch.inputs)
-    targets = batch.targets if batch.targets is None else batch.targets.to(device)
-    return replace(batch, inputs=inputs, targets=targets)
 
 
 def _measure(
@@ -159,7 +153,7 @@ def _prove(bench: _Bench) -> Parity:
             actual,
             count=protocol.parity_steps,
             rank=bench.context.rank,
-            tolerance=tolerance and tolerance.relative,
+            tolerance=None if tolerance is None else tolerance.relative,
         )
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from strategies.base import Observation, Strategy
 from strategies.blocks import find_blocks, plain_class, sharded_fsdp1_unit, unwrapped
 from strategies.errors import StrategyError
+from strategies.offloading import HostLedger, Offloading
 from strategies.operators import SaveList
 from strategies.recomputation import Recomputation
-from strategies.region import Region, RegionCallSite, enclose, refuse_enclosed, regions
+from strategies.region import Around, Region, RegionCallSite, enclose, refuse_enclosed, regions
 
 RegionMaker: TypeAlias = Callable[[str], Region]
 """Makes the region of the module with the given plain FQN."""
@@ -85,11 +86,13 @@ class Recomputing(ActivationCheckpointing):
             gradients wrong and nothing says so.
         early_stop: end a recomputation when the last needed tensor is there; reentrant never does.
         use_reentrant: the older implementation of torch, which runs forward without autograd.
+        offload: the saved inputs of regions wait in host memory.
     """
 
     preserve_rng_state: bool = True
     early_stop: bool = True
     use_reentrant: bool = False
+    offload: bool = False
 
     def _check_blocks(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
         for fqn, block in blocks.items() if self.use_reentrant else ():
@@ -103,14 +106,21 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _region_maker(self) -> RegionMaker:
-        save_list = self._save_list()
-        return lambda fqn: Recomputation(
-            fqn=fqn,
-            preserve_rng_state=self.preserve_rng_state,
-            early_stop=self.early_stop,
-            use_reentrant=self.use_reentrant,
-            save_list=save_list,
-        )
+        save_list, ledger = self._save_list(), HostLedger()
+
+        def make(fqn: str) -> Region:
+            recomputation = Recomputation(
+                fqn=fqn,
+                preserve_rng_state=self.preserve_rng_state,
+                early_stop=self.early_stop,
+                use_reentrant=self.use_reentrant,
+                save_list=save_list,
+            )
+            if not self.offload:
+                return recomputation
+            return Around(outer=Offloading(ledger=ledger), inner=recomputation)
+
+        return make
 
     def _save_list(self) -> SaveList | None:
         return None

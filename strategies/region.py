@@ -7,6 +7,7 @@ buffers, submodules, hooks and `state_dict` keys stay where they are, because th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -38,6 +39,24 @@ class Region(Protocol):
 
     def observe(self) -> Observation:
         """Return what the latest step showed in this region."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Around:
+    """A region around a region: what `inner` saves for backward, `outer` packs."""
+
+    outer: Region
+    inner: Region
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, run by `inner` inside `outer`."""
+        return self.outer(module, lambda *a, **k: self.inner(module, body, a, k), args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return the operators that `inner` saw and the bytes that `outer` moved."""
+        return replace(self.inner.observe(), offloaded_bytes=self.outer.observe().offloaded_bytes)
 
 
 class RegionCallSite:

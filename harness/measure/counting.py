@@ -25,12 +25,15 @@ class Counts:
     Fields:
         live_bytes, peak_bytes: those of the threads that run the model; the peak since `reset_peaks`.
         window_peak_bytes: the same peak since `reset_window`.
+        allocations, allocated_bytes: how many blocks those threads have had so far, and their bytes.
         backend_live_bytes, backend_peak_bytes: those of all other threads, such as gloo's.
     """
 
     live_bytes: int
     peak_bytes: int
     window_peak_bytes: int
+    allocations: int
+    allocated_bytes: int
     backend_live_bytes: int
     backend_peak_bytes: int
 
@@ -69,16 +72,9 @@ class CountingAllocator:
 
     def read(self) -> Counts:
         """Return the counts."""
-        values = [ctypes.c_int64() for _ in range(5)]
+        values = [ctypes.c_int64() for _ in range(7)]
         self._library.acb_read(*map(ctypes.byref, values))
-        live, peak, window, backend_live, backend_peak = (value.value for value in values)
-        return Counts(
-            live_bytes=live,
-            peak_bytes=peak,
-            window_peak_bytes=window,
-            backend_live_bytes=backend_live,
-            backend_peak_bytes=backend_peak,
-        )
+        return Counts(**dict(zip(Counts.__slots__, (value.value for value in values), strict=True)))
 
 
 @functools.cache

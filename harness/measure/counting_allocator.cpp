@@ -16,6 +16,8 @@ struct Count {
   int64_t live = 0;
   int64_t peak = 0;
   int64_t window_peak = 0;  // a second peak, for the memory of one operator
+  int64_t allocations = 0;
+  int64_t allocated = 0;  // bytes of all of them
 
   void add(int64_t bytes) {
     live += bytes;
@@ -61,7 +63,10 @@ class CountingAllocator final : public c10::Allocator {
     if (data != nullptr) {
       std::lock_guard<std::mutex> guard(mutex);
       blocks[data] = {static_cast<int64_t>(bytes), this_thread_is_model};
-      (this_thread_is_model ? model : backend).add(static_cast<int64_t>(bytes));
+      Count& count = this_thread_is_model ? model : backend;
+      count.add(static_cast<int64_t>(bytes));
+      count.allocations += 1;
+      count.allocated += static_cast<int64_t>(bytes);
     }
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -120,11 +125,14 @@ void acb_reset_window() {
   model.window_peak = model.live;
 }
 
-void acb_read(int64_t* live, int64_t* peak, int64_t* window_peak, int64_t* backend_live, int64_t* backend_peak) {
+void acb_read(int64_t* live, int64_t* peak, int64_t* window_peak, int64_t* allocations, int64_t* allocated,
+              int64_t* backend_live, int64_t* backend_peak) {
   std::lock_guard<std::mutex> guard(mutex);
   *live = model.live;
   *peak = model.peak;
   *window_peak = model.window_peak;
+  *allocations = model.allocations;
+  *allocated = model.allocated;
   *backend_live = backend.live;
   *backend_peak = backend.peak;
 }

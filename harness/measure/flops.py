@@ -37,7 +37,9 @@ def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     return _scores(query, key) + _scores(query, key) // query.shape[-1] * value.shape[-1]
 
 
-def _cpu_attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
+def _cpu_attention_backward(
+    _: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any
+) -> int:
     """Scores once more, dQ and dK over D; dP and dV over Dv: as torch counts the flash kernels of CUDA."""
     return 3 * _scores(query, key) + 2 * (_scores(query, key) // query.shape[-1] * value.shape[-1])
 

@@ -140,7 +140,9 @@ class Locator(AbstractContextManager["Locator"]):
 
 def _forward_functions(model: nn.Module) -> dict[type, FunctionType]:
     """Return every class that defines the `forward` of a module of `model`, base classes included."""
-    classes = {owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module}
+    classes = {
+        owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
+    }
     defined = {owner: vars(owner).get("forward") for owner in classes}
     return {owner: forward for owner, forward in defined.items() if isinstance(forward, FunctionType)}
 

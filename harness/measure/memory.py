@@ -149,7 +149,11 @@ class LiveStorages(TorchDispatchMode):
         return {self._live[key][0] for key in keys if key in self._live}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func` and enter what it made."""
         if must_unwrap(types):
@@ -312,7 +316,11 @@ def is_saved(life: Life) -> bool:
 
 def is_activation(life: Life) -> bool:
     """Tell whether a storage counts as an activation of forward or backward."""
-    return life.phase in ("forward", "backward") and life.kind in (Kind.CREATED, Kind.OUTPUT) and not life.on_host
+    return (
+        life.phase in ("forward", "backward")
+        and life.kind in (Kind.CREATED, Kind.OUTPUT)
+        and not life.on_host
+    )
 
 
 def is_on_device(life: Life) -> bool:

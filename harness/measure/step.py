@@ -17,6 +17,7 @@ from harness.measure.allocator import AllocatorReport, LiveTotals
 from harness.measure.ledger import Kind, Ledger
 from harness.measure.locator import Locator, Phase
 from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
+from harness.measure.rng import seeded
 from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
 from harness.measure.work import WorkCounter, WorkReport
 
@@ -97,16 +98,16 @@ def instrument(
     """
     device = compute_device(batch)
     locator = Locator(trainee.model, trainee.blocks)
-    live = LiveStorages(locator, device=device, is_host=is_host, probe=probe)
+    live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
     meter = _Meter(trainee, live, locator)
-    with _collected(), locator, work, live:
+    with _repeatable(trainee, device), locator, work, live:
         meter.start(batch)
         _step(trainee, batch, meter)
     return StepReport(
         memory=meter.report(),
         work=work.report(),
-        live=_live_totals(live.ledger, device),
+        live=_live_totals(live.ledger, device.type),
         workspaces=None if probe is None else _workspaces(live.ledger),
     )
 
@@ -118,15 +119,14 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
         trainee, batch: those of the instrumented step.
         live: `StepReport.live` of the instrumented step, to which the allocator is compared.
     """
-    with _collected():
-        return allocator.measure(
-            lambda: _step(trainee, batch, _Unobserved()), device=compute_device(batch), live=live
-        )
+    device = compute_device(batch)
+    with _repeatable(trainee, device):
+        return allocator.measure(lambda: _step(trainee, batch, _Unobserved()), device=device.type, live=live)
 
 
-def compute_device(batch: Any) -> str:
-    """Return the type of the device that holds the batch."""
-    return next(plain_tensors(tensors_in(batch))).device.type
+def compute_device(batch: Any) -> torch.device:
+    """Return the device that holds the batch."""
+    return next(plain_tensors(tensors_in(batch))).device
 
 
 class _Observer(Protocol):
@@ -227,13 +227,25 @@ def _workspaces(ledger: Ledger) -> Workspaces:
 
 
 @contextmanager
-def _collected() -> Iterator[None]:
-    """Run without the garbage collector, after it has run: reference cycles then die at no random moment."""
+def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
+    """Take a step that the next measurement can take again: routing and dropout decide what is alive.
+
+    Random numbers start from one seed and go on afterwards as if nothing had been; the learning rate is 0, which runs
+    every operator of the update and moves no parameter. Garbage is collected before and not during the step, so
+    reference cycles die at no random moment.
+    """
+    groups = trainee.optimizer.param_groups
+    rates = [group["lr"] for group in groups]
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        yield
+        for group in groups:
+            group["lr"] = 0.0
+        with seeded(0, step=0, dp_rank=0, device=device):
+            yield
     finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
         if was_enabled:
             gc.enable()

@@ -57,7 +57,11 @@ class WorkCounter(TorchDispatchMode):
         self._collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func` and count it."""
         if must_unwrap(types):
