@@ -7,21 +7,31 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
 import hydra
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.agent import sigterm_exits
 from harness.errors import ConfigError
-from harness.launch import Point, exit_code, run_sweep
+from harness.launch import Point, Run, exit_code, run_sweep
 from harness.preflight import check
 from harness.record import Record
 from harness.report.table import print_table
-from harness.schema import Settings, experiment_fields, materialise, settings, suggestion, to_yaml
+from harness.schema import (
+    CHOICE_KEYS,
+    Settings,
+    experiment_fields,
+    materialise,
+    settings,
+    suggestion,
+    to_yaml,
+    with_mesh_name,
+)
 from harness.store import trial_id
 from strategies import StrategyError
 
@@ -29,17 +39,29 @@ _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
 
-_finished: ContextVar[list[tuple[Settings, list[Record]]]] = ContextVar("_finished")
-"""Where the task leaves its records for `main`: Hydra does not return what a sweep returned."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Command:
+    """What the task leaves for `main`: Hydra does not return what a sweep returned."""
+
+    single: DictConfig | None = None
+    run: Run = field(default_factory=Run)
+    records: list[Record] = field(default_factory=list)
+
+
+_command: ContextVar[_Command] = ContextVar("_command")
 
 
 def main() -> None:
     """Run the command; exit 0, 1 or 2 as the command-line contract says."""
-    finished: list[tuple[Settings, list[Record]]] = []
-    token = _finished.set(finished)
+    command = _Command()
+    token = _command.set(command)
     try:
         with _hydra_raises(), sigterm_exits():
             _hydra_main()
+            if command.single is not None:
+                _run_single(command.single)
     except (HydraException, OmegaConfBaseException, ConfigError, StrategyError) as error:
         sys.stderr.write(f"acbench: {_explain(error)}\n")
         sys.exit(_REFUSED)
@@ -47,14 +69,13 @@ def main() -> None:
         sys.stderr.write("acbench: interrupted; finished trials are kept, the same command continues\n")
         sys.exit(1)
     finally:
-        _finished.reset(token)
-    records = [record for _, found in finished for record in found]
-    if records:
-        chosen = finished[0][0].run
-        root = Path(chosen.outputs_dir) / chosen.name
-        print_table(records, root=root)
+        _command.reset(token)
+    if command.records:
+        root = Path(command.run.outputs_dir) / command.run.name
+        distinct = {record.trial_id: record for record in command.records}
+        print_table(list(distinct.values()), root=root)
         sys.stderr.write(f"records: {root}\n")
-        sys.exit(exit_code(records, strict=chosen.strict))
+        sys.exit(exit_code(command.records, strict=command.run.strict))
 
 
 def point(config: DictConfig) -> Point:
@@ -64,8 +85,9 @@ def point(config: DictConfig) -> Point:
         experiment = materialise(fields)
         check(experiment)
     except (ConfigError, StrategyError) as error:
+        refused = with_mesh_name(fields)
         return Point(
-            trial_id=trial_id(fields), resolved=fields, experiment=None, refusal=error, yaml=to_yaml(fields)
+            trial_id=trial_id(refused), resolved=refused, experiment=None, refusal=error, yaml=to_yaml(refused)
         )
     resolved = experiment.to_dict()
     return Point(
@@ -79,19 +101,29 @@ def point(config: DictConfig) -> Point:
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
 def _hydra_main(config: DictConfig | list[DictConfig]) -> list[Record]:
-    """Run one point, or, when a launcher hands them over, all points of a sweep.
+    """Take the composed configuration of one trial; or, when the launcher hands them over, run all of a sweep.
 
-    Raises:
-        ConfigError: the settings are wrong, or the only point is refused.
-        StrategyError: the only point is refused.
+    One trial runs after Hydra has returned, which would print its own lines about a refusal.
     """
-    configs = config if isinstance(config, list) else [config]
-    chosen = settings(configs[0])
-    points = [point(each) for each in configs]
-    if isinstance(config, DictConfig) and points[0].refusal is not None:
-        raise points[0].refusal
+    if isinstance(config, DictConfig):
+        _command.get().single = config
+        return []
+    chosen = settings(config[0])
+    return _run([point(each) for each in config], chosen)
+
+
+def _run_single(config: DictConfig) -> None:
+    chosen, only = settings(config), point(config)
+    if only.refusal is not None:
+        raise only.refusal
+    _run([only], chosen)
+
+
+def _run(points: list[Point], chosen: Settings) -> list[Record]:
+    command = _command.get()
+    command.run = chosen.run
     found = run_sweep(points, chosen.run, chosen.tracker)
-    _finished.get().append((chosen, found))
+    command.records += found
     return found
 
 
@@ -104,6 +136,9 @@ def _hydra_raises() -> Iterator[None]:
 
 def _explain(error: Exception) -> str:
     """Return one message: what is wrong, where, and what would be right."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return f"{group}: unknown option {option!r}; {suggestion(option, list(error.options or ()))}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_option(cause)
@@ -111,7 +146,8 @@ def _explain(error: Exception) -> str:
 
 
 def _unknown_option(error: OmegaConfBaseException) -> str:
-    full = str(error.full_key)
+    group, _, name = str(error.full_key).rpartition(".")
     node = error.parent_node
     options = [str(key) for key in node] if isinstance(node, DictConfig) else []
-    return f"{full}: unknown option; {suggestion(full.rpartition('.')[2], options)}"
+    chosen = [key for key in options if key not in CHOICE_KEYS]
+    return f"{error.full_key}: unknown option; {suggestion(name, chosen)}"

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from harness.data import DataSpec
+from harness.data import DataSpec, data_specs
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.mesh import Mesh
 from harness.models.base import ModelSpec
@@ -97,9 +97,11 @@ class Experiment(Recipe):
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
             "protocol": dataclasses.asdict(self.protocol),
         }
-        for group in ("ac", "chunk", "shard", "data"):
-            spec = getattr(self, group)
-            groups[group] = {"name": name_of(spec), **dataclasses.asdict(spec)}
+        for group in ("ac", "chunk", "shard"):
+            strategy = getattr(self, group)
+            groups[group] = {"name": name_of(strategy), **dataclasses.asdict(strategy)}
+        data = next(name for name, cls in data_specs().items() if cls is type(self.data))
+        groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
         return resolved
 

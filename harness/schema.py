@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from harness.data import data_specs
 from harness.errors import ConfigError
@@ -21,6 +21,10 @@ from harness.protocol import Protocol
 from harness.report.publisher import Tracker
 from harness.store import check_name
 from strategies import ac_variants, chunk_variants, shard_variants
+
+
+CHOICE_KEYS = ("name", "family")
+"""Keys by which a group says what was chosen; they are no options of the choice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,9 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(kept, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(error.full_key or "config", str(error.msg).splitlines()[0]) from error
+        missing = isinstance(error, MissingMandatoryValue)
+        problem = "has no default; give it a value" if missing else str(error.msg).splitlines()[0]
+        raise ConfigError(error.full_key or "config", problem) from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -89,8 +95,19 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dict(resolved)))
 
 
+def with_mesh_name(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields` of a refused point with its mesh named, where the mesh itself is sound."""
+    try:
+        label = _construct("mesh", Mesh, fields["mesh"]).label
+    except ConfigError:
+        return dict(fields)
+    return {**fields, "mesh": {"name": label, **fields["mesh"]}}
+
+
 def suggestion(wrong: str, options: list[str]) -> str:
     """Return `did you mean 'x'? ` and the options, for the end of a message."""
+    if not options:
+        return "there are no options"
     close = difflib.get_close_matches(wrong, options, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}options: {', '.join(sorted(options))}"

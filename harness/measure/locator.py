@@ -13,10 +13,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.measure.scoped import replaced
@@ -56,7 +57,7 @@ class Locator(AbstractContextManager["Locator"]):
         self._patches = ExitStack()
         self._thread = threading.get_ident()
 
-    def __enter__(self) -> Locator:
+    def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         for owner, original in _forward_functions(self._model).items():
             self._patches.enter_context(replaced(owner, "forward", self._followed(original)))
@@ -85,20 +86,20 @@ class Locator(AbstractContextManager["Locator"]):
         A backward pass runs without recording, recomputation records; only a reentrant region inside another
         one recomputes without recording, and it does so inside the `forward` of a module.
         """
-        if self.phase != "backward" or torch._C._current_autograd_node() is None:
+        if self.phase != "backward" or running_node() is None:
             return False
         return torch.is_grad_enabled() or bool(self._inside)
 
     @property
     def is_accumulating(self) -> bool:
         """Whether autograd is adding to, or setting, the `.grad` of a leaf."""
-        node = torch._C._current_autograd_node()
-        return node is not None and node._sequence_nr() >= _FIRST_UNORDERED_NODE
+        node = running_node()
+        return node is not None and _sequence_number(node) >= _FIRST_UNORDERED_NODE
 
     @property
     def node(self) -> str:
         """Name of the autograd node that executes; empty outside a backward pass."""
-        node = torch._C._current_autograd_node()
+        node = running_node()
         return "" if node is None else str(node.name())
 
     def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,14 +129,28 @@ class Locator(AbstractContextManager["Locator"]):
         """Note to whom the autograd nodes belong that are made from now on."""
         if threading.get_ident() != self._thread:
             return  # sequence numbers count per thread
-        self._starts.append(torch.autograd._get_sequence_nr())
+        self._starts.append(_next_sequence_number())
         self._owners.append(self._names[self._inside[-1]] if self._inside else LOSS)
 
     def _owner_of_node(self) -> str | None:
-        node = torch._C._current_autograd_node()
-        if node is None or node._sequence_nr() >= _FIRST_UNORDERED_NODE:
+        node = running_node()
+        if node is None or _sequence_number(node) >= _FIRST_UNORDERED_NODE:
             return None
-        return self._owners[bisect_right(self._starts, node._sequence_nr()) - 1]
+        return self._owners[bisect_right(self._starts, _sequence_number(node)) - 1]
+
+
+def running_node() -> Node | None:
+    """Return the autograd node that a backward pass executes now, if any."""
+    node: Node | None = torch._C._current_autograd_node()  # noqa: SLF001 (no public way to ask)
+    return node
+
+
+def _sequence_number(node: Node) -> int:
+    return int(node._sequence_nr())  # type: ignore[no-untyped-call]  # noqa: SLF001 (the order of forward has no public name)
+
+
+def _next_sequence_number() -> int:
+    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 (the order of forward has no public name)
 
 
 def _forward_functions(model: nn.Module) -> dict[type, FunctionType]:

@@ -19,6 +19,7 @@ from harness.measure.locator import Locator, Phase
 from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
 from harness.measure.rng import seeded
 from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
+from harness.measure.unwatched import AsUnwatched
 from harness.measure.work import WorkCounter, WorkReport
 
 
@@ -101,7 +102,7 @@ def instrument(
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
     meter = _Meter(trainee, live, locator)
-    with _repeatable(trainee, device), locator, work, live:
+    with _repeatable(trainee, device), locator, work, live, AsUnwatched():
         meter.start(batch)
         _step(trainee, batch, meter)
     return StepReport(
