@@ -1,8 +1,8 @@
 """Two meters of memory on one step: live storages against the counting CPU allocator, to the byte.
 
-Every AC variant on every model, with math attention and with the CPU's flash kernel, in fp32 and bf16. Where the
-allocator's peak is higher, kernels hold memory of their own; a third run watches each operator and names them.
-`unexplained` is what is left then, and should be 0 everywhere.
+Every AC variant on every model, with math attention and with the CPU's flash kernel, in fp32 and bf16. Where
+the allocator's peak is higher, kernels hold memory of their own; a third run watches each operator and names
+them. `unexplained` is what is left then, and should be 0 everywhere.
 
     python -m bench.exactness --out outputs/bench/exactness.json
 """

@@ -72,7 +72,8 @@ def assemble(experiment: Experiment, device: torch.device, devices: DeviceMesh |
     """
     mesh = experiment.mesh
     model = build(experiment, device)
-    blocks = children_of(model, experiment.model.layers_fqn)
+    layers_fqn = experiment.model.layers_fqn
+    blocks = children_of(model, layers_fqn) if layers_fqn else {}
     if mesh.tp > 1 and devices is not None:
         model = parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
     model = experiment.shard.apply(model, sample.inputs)

@@ -61,6 +61,7 @@ class RankPool:
         self._server = server
         self._ranks: dict[Connection, int] = {}
         self._pids: list[int] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
         self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0, **keywords: Any
@@ -95,16 +96,20 @@ class RankPool:
         for pid in self._pids:
             self._server.signal(pid, signal.SIGKILL)
         self._pids.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="ranks-") as name:
-            folder = Path(name)
-            with Listener(str(folder / "pool"), backlog=self.world_size) as listener:
-                for rank in range(self.world_size):
-                    start = _Standing(rank, self.world_size, folder)
-                    self._pids.append(self._server.start("tests.rank_pool:serve", start))
-                connections = [listener.accept() for _ in range(self.world_size)]
-            self._ranks = {connection: connection.recv() for connection in connections}
+        # kept until the ranks end: every new process group meets over a file in it
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        folder = Path(self._folder.name)
+        with Listener(str(folder / "pool"), backlog=self.world_size) as listener:
+            for rank in range(self.world_size):
+                start = _Standing(rank, self.world_size, folder)
+                self._pids.append(self._server.start("tests.rank_pool:serve", start))
+            connections = [listener.accept() for _ in range(self.world_size)]
+        self._ranks = {connection: connection.recv() for connection in connections}
 
     def _collect(self, end_s: float) -> dict[int, Any]:
         """Return the replies by rank; a failure or a death leaves the others a moment only."""

@@ -1,7 +1,8 @@
 """Allocator truth: what the allocator hands out during a training step, with nothing else watching.
 
-On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory events where
-it is not installed. What stands above the live storages is memory that kernels allocate for themselves.
+On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory
+events where it is not installed. What stands above the live storages is memory that kernels allocate for
+themselves.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class AllocatorReport:
 
     Fields:
         source: which allocator, or which meter of it.
-        peak_requested_bytes: highest total of requested bytes; comparable with the peak of live storages, because
-            it starts from the bytes of the storages that stood before the step.
-        peak_allocated_bytes, peak_reserved_bytes: the process's highest totals after rounding, and with the blocks
-            the allocator keeps; `None` on CPU, whose allocator does neither.
+        peak_requested_bytes: highest total of requested bytes; comparable with the peak of live storages,
+            because it starts from the bytes of the storages that stood before the step.
+        peak_allocated_bytes, peak_reserved_bytes: the process's highest totals after rounding, and with the
+            blocks the allocator keeps; `None` on CPU, whose allocator does neither.
         workspace_bytes: `peak_requested_bytes` above the peak of live storages.
-        backend_bytes: highest total of what other threads allocated on CPU: temporaries of gloo, not of the model.
+        backend_bytes: highest total of what process groups allocated on CPU: temporaries of gloo.
     """
 
     source: str
@@ -68,7 +69,7 @@ class AllocatorReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveTotals:
-    """Live storages as the allocator of the device sees them: on CPU it cannot tell host copies from the rest.
+    """Live storages as the allocator of the device sees them: on CPU, host copies are among them.
 
     Fields:
         standing_bytes: storages that the step found.
@@ -80,7 +81,7 @@ class LiveTotals:
 
 
 def install() -> bool:
-    """Count the CPU's allocations from now on; call it before the model is built. `False` without a compiler."""
+    """Count the CPU's allocations from now on, `False` without compiler; call it before building a model."""
     allocator = counting_allocator()
     return allocator is not None and allocator.install()
 
@@ -132,7 +133,7 @@ def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAlloc
 
 @contextmanager
 def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
-    """Count what process groups allocate in this thread as the backend's; gloo's reduce-scatter copies its input."""
+    """Count what process groups allocate in this thread as the backend's: gloo's reduce-scatter copies."""
 
     def apart(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

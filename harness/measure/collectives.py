@@ -50,7 +50,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
 
 def collective_name(func: Any) -> str | None:
     """Return the collective that an operator starts, or `None`; waiting for one is none."""
-    return NAMES.get(func._schema.name) if hasattr(func, "_schema") else None
+    schema = getattr(func, "_schema", None)  # higher-order operators have none
+    return None if schema is None else NAMES.get(schema.name)
 
 
 def payload_bytes(args: tuple[Any, ...], result: Any) -> int:

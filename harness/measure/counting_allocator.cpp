@@ -12,12 +12,15 @@
 
 namespace {
 
+// torch makes a tensor of a number wherever an operator is called with one, and dispatch modes call it again
+constexpr size_t kScalarBytes = 16;
+
 struct Count {
   int64_t live = 0;
   int64_t peak = 0;
   int64_t window_peak = 0;  // a second peak, for the memory of one operator
-  int64_t allocations = 0;
-  int64_t allocated = 0;  // bytes of all of them
+  int64_t allocations = 0;  // of more than a scalar
+  int64_t allocated = 0;    // bytes of all of them
 
   void add(int64_t bytes) {
     live += bytes;
@@ -65,8 +68,10 @@ class CountingAllocator final : public c10::Allocator {
       blocks[data] = {static_cast<int64_t>(bytes), this_thread_is_model};
       Count& count = this_thread_is_model ? model : backend;
       count.add(static_cast<int64_t>(bytes));
-      count.allocations += 1;
-      count.allocated += static_cast<int64_t>(bytes);
+      if (bytes > kScalarBytes) {
+        count.allocations += 1;
+        count.allocated += static_cast<int64_t>(bytes);
+      }
     }
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }

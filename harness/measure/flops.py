@@ -5,29 +5,24 @@ A multiplication and an addition are two FLOPs. Attention counts the whole S x S
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-_aten = torch.ops.aten
-
 
 class FlopFormulas:
-    """FLOPs by operator: a copy of torch's registry with CPU flash attention added, which torch has no formula for."""
+    """FLOPs by operator: a copy of torch's registry, and CPU flash attention, for which torch has no formula."""
 
     def __init__(self) -> None:
-        self._formulas: dict[Any, Callable[..., int]] = {
-            **flop_registry,
-            _aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-            _aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
-        }
+        self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_CPU_ATTENTION}
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-        """Return the FLOPs of one call, 0 for an operator without formula (elementwise, copies, reductions)."""
+        """Return the FLOPs of one call; 0 without formula: elementwise operators, copies, reductions."""
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
         return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
@@ -46,3 +41,11 @@ def _cpu_attention_backward(
 
 def _scores(query: Tensor, key: Tensor) -> int:
     return 2 * prod(query.shape) * key.shape[-2]
+
+
+_CPU_ATTENTION: Mapping[Any, Callable[..., int]] = MappingProxyType(
+    {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,  # noqa: SLF001 (its only name)
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001 (its only name)
+    }
+)

@@ -1,7 +1,7 @@
 """The life of every storage of a step, written down as it happens and added up afterwards.
 
-What a storage *was* (an activation, a gradient, an unsharded parameter) is often known only later than when it was
-made. A ledger of births, changes of size and deaths lets every total be taken with that knowledge.
+What a storage *was* (an activation, a gradient, an unsharded parameter) is often known only later than when it
+was made. A ledger of births, changes of size and deaths lets every total be taken with that knowledge.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ledger:
     _changes: list[_Change] = field(default_factory=list)
 
     def stand(self, life: Life) -> int:
-        """Enter a storage that was there before the step, whenever it comes to be known; return its number."""
+        """Enter a storage that was there before the step, however late it is known; return its number."""
         self.lives.append(life)
         return len(self.lives) - 1
 

@@ -1,8 +1,8 @@
 """Where in a training step execution is: the phase, the module, and whether it is recomputation.
 
-Nothing here touches autograd: modules are followed by wrapping the `forward` functions of their classes, and a
-backward operator is led back to its module by the sequence number that autograd gives every node of the forward
-pass. So the operators of the step are those of a step that nobody watches.
+Nothing here touches autograd: modules are followed by wrapping the `forward` functions of their classes, and
+a backward operator is led back to its module by the sequence number that autograd gives every node of the
+forward pass. So the operators of the step are those of a step that nobody watches.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Locator(AbstractContextManager["Locator"]):
     def is_accumulating(self) -> bool:
         """Whether autograd is adding to, or setting, the `.grad` of a leaf."""
         node = running_node()
-        return node is not None and _sequence_number(node) >= _FIRST_UNORDERED_NODE
+        return node is not None and sequence_number(node) >= _FIRST_UNORDERED_NODE
 
     @property
     def node(self) -> str:
@@ -134,9 +134,9 @@ class Locator(AbstractContextManager["Locator"]):
 
     def _owner_of_node(self) -> str | None:
         node = running_node()
-        if node is None or _sequence_number(node) >= _FIRST_UNORDERED_NODE:
+        if node is None or sequence_number(node) >= _FIRST_UNORDERED_NODE:
             return None
-        return self._owners[bisect_right(self._starts, _sequence_number(node)) - 1]
+        return self._owners[bisect_right(self._starts, sequence_number(node)) - 1]
 
 
 def running_node() -> Node | None:
@@ -145,7 +145,8 @@ def running_node() -> Node | None:
     return node
 
 
-def _sequence_number(node: Node) -> int:
+def sequence_number(node: Node) -> int:
+    """Return the place of a node in the order of forward."""
     return int(node._sequence_nr())  # type: ignore[no-untyped-call]  # noqa: SLF001 (the order of forward has no public name)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,14 @@ from torch.utils.weak import TensorWeakRef
 from harness.measure.ledger import Kind, Ledger, Life
 from harness.measure.locator import Locator
 from harness.measure.scoped import replaced
-from harness.measure.tensors import gradients_of, must_unwrap, parameters_of, plain_tensors, tensors_in
+from harness.measure.tensors import (
+    gradients_of,
+    must_unwrap,
+    parameters_of,
+    plain_tensors,
+    storage_key,
+    tensors_in,
+)
 
 LARGEST_SAVED = 20
 
@@ -122,7 +129,7 @@ class LiveStorages(TorchDispatchMode):
         self._seen_late: set[int] = set()
         self._patches = ExitStack()
 
-    def __enter__(self) -> LiveStorages:
+    def __enter__(self) -> Self:
         for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
             watched = self._watching_rng_state(owner.get_rng_state)
             self._patches.enter_context(replaced(owner, "get_rng_state", watched))
@@ -140,12 +147,12 @@ class LiveStorages(TorchDispatchMode):
 
     def stand(self, tensors: Iterable[Tensor]) -> set[int]:
         """Enter the unknown ones among the storages of plain `tensors` as there before the step; return those."""
-        unknown = (t for t in tensors if t.untyped_storage()._cdata not in self._live)
+        unknown = (t for t in tensors if storage_key(t) not in self._live)
         return {self._enter_standing(tensor) for tensor in unknown}
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the numbers in the ledger of those storages of plain `tensors` that are known."""
-        keys = (tensor.untyped_storage()._cdata for tensor in tensors)
+        keys = map(storage_key, tensors)
         return {self._live[key][0] for key in keys if key in self._live}
 
     def __torch_dispatch__(
@@ -196,14 +203,14 @@ class LiveStorages(TorchDispatchMode):
 
     def _stand_storage(self, storage: torch.UntypedStorage) -> None:
         """Enter the storage of a sharded parameter, which is empty and hidden until FSDP fills it."""
-        if storage._cdata in self._live:
+        if _key(storage) in self._live:
             return
         here = storage.device.type in (self._device, "meta")  # the storage of a fake tensor is a meta one
         life = Life(nbytes=storage.nbytes(), on_host=not here or self._is_host(), kind=Kind.STANDING)
         self._follow(storage, self.ledger.stand(life))
 
     def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
-        key = storage._cdata
+        key = _key(storage)
         self._live[key] = number, weakref.ref(storage, functools.partial(self._bury, key))
 
     def _bury(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
@@ -215,7 +222,7 @@ class LiveStorages(TorchDispatchMode):
 
     def _enter_result(self, tensor: Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
-        known = self._live.get(storage._cdata)
+        known = self._live.get(_key(storage))
         if known is None:
             self._follow(storage, self.ledger.bear(self._life(tensor, op=op)))
         else:
@@ -251,9 +258,9 @@ class LiveStorages(TorchDispatchMode):
 
     def _enter_workspace(self, op: str, nbytes: int) -> None:
         if nbytes:
-            here = {"phase": self._locator.phase, "module": self._locator.module}
-            life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, **here)
-            self.ledger.resize(self.ledger.bear(life), 0, **here)
+            phase, module = self._locator.phase, self._locator.module
+            life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, phase=phase, module=module)
+            self.ledger.resize(self.ledger.bear(life), 0, phase=phase, module=module)
 
     def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)
@@ -269,7 +276,7 @@ class LiveStorages(TorchDispatchMode):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             self._stand_storage(storage)
             result = original(storage, size)
-            self._resize(self._live[storage._cdata][0], storage.nbytes())
+            self._resize(self._live[_key(storage)][0], storage.nbytes())
             return result
 
         return resize_
@@ -357,7 +364,7 @@ def by_module(saved: Iterable[SavedStorage]) -> dict[str, int]:
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the distinct storages of plain `tensors`."""
-    sizes = {(s := tensor.untyped_storage())._cdata: s.nbytes() for tensor in tensors}
+    sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
 
 

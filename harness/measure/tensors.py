@@ -55,3 +55,8 @@ def optimizer_state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def must_unwrap(types: Iterable[type]) -> bool:
     """Tell whether an operator has a wrapper among its operands, and must come back with the local tensors."""
     return any(is_traceable_wrapper_subclass_type(kind) for kind in types)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what identifies the storage of a plain tensor while it lives."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)

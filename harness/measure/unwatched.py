@@ -1,25 +1,36 @@
-"""Undoing the one thing that watching changes: some backward formulas avoid in-place operators under a dispatch mode.
+"""Undoing the one thing that watching changes: autograd avoids in-place operators under a dispatch mode.
 
-torch takes an active dispatch mode for a tensor subclass (`isTensorSubclassLike`) and then fills a fresh tensor of
-zeros out of place, which costs another copy of it. Left alone it fills it in place, and so it does here: the operators
-and allocations of a watched step are those of an unwatched one.
+torch takes an active dispatch mode for a tensor subclass (`isTensorSubclassLike`). Some backward formulas then fill a
+fresh tensor of zeros out of place, the engine adds two gradients of one tensor out of place, and math attention adds
+its mask out of place; each costs another copy. Left alone they work in place, and so they do here: operators and
+allocations of a watched step are those of an unwatched one, to the last (tests compare the allocator's counts).
 
-Source: torch/csrc/autograd/FunctionsManual.cpp, `index_backward`, `gather_backward`,
-`value_selecting_reduction_backward`; aten/src/ATen/native/TensorAdvancedIndexing.cpp, `index_select_backward_symint`.
+Source: torch/csrc/autograd/input_buffer.cpp, `accumulate`; torch/csrc/autograd/FunctionsManual.cpp, `index_backward`,
+`gather_backward`, `value_selecting_reduction_backward`; aten/src/ATen/native/TensorAdvancedIndexing.cpp,
+`index_select_backward_symint`; aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.autograd.graph import Node
+from torch.nn import functional
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 
-from harness.measure.locator import running_node
-from harness.measure.tensors import must_unwrap
+from harness.measure.locator import running_node, sequence_number
+from harness.measure.scoped import replaced
+from harness.measure.tensors import must_unwrap, plain_tensors, storage_key, tensors_in
 
 _aten = torch.ops.aten
 
@@ -48,12 +59,125 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 class AsUnwatched(TorchDispatchMode):
     """Runs every operator as it would run without any mode; enter it last, so that the other modes see the result."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._sole_owner = (0, 0)
+        self._node: tuple[str, int] | None = None
+        self._made_by_node: set[int] = set()
+        self._attends = False
+        self._patch: AbstractContextManager[None] = nullcontext()
+
+    def __enter__(self) -> Self:
+        self._sole_owner = _sole_owner_counts()
+        attention = functional.scaled_dot_product_attention
+        self._patch = replaced(functional, attention.__name__, self._attending(attention))
+        self._patch.__enter__()
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exc: object) -> None:
+        self._patch.__exit__(None, None, None)
+        super().__exit__(*exc)
+
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, or what stands for it outside of dispatch modes."""
         if must_unwrap(types):
             return NotImplemented
+        kwargs = kwargs or {}
+        if self._attends and func is _aten.add.Tensor:
+            return _alias(_aten.add_.Tensor(*args, **kwargs))
         node = running_node()
-        run = func if node is None else _IN_PLACE.get((node.name(), func), func)
-        return run(*args, **(kwargs or {}))
+        if node is None or torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        self._follow(node)
+        if func is _aten.add.Tensor and self._is_accumulation(args):
+            run = _aten.add_.Tensor
+        else:
+            run = _IN_PLACE.get((node.name(), func), func)
+        result = run(*args, **kwargs)
+        self._made_by_node |= {storage_key(tensor) for tensor in plain_tensors(tensors_in(result))}
+        return result
+
+    def _attending(self, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(attention)
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            # under another mode, such as that of a selective region, nobody adds in place, watched or not
+            self._attends = _get_current_dispatch_mode() is self
+            try:
+                return attention(*args, **kwargs)
+            finally:
+                self._attends = False
+
+        return scaled_dot_product_attention
+
+    def _follow(self, node: Node) -> None:
+        identity = node.name(), sequence_number(node)
+        if identity != self._node:
+            self._node = identity
+            self._made_by_node.clear()
+
+    def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
+        """Tell whether the engine adds to a gradient that nobody else holds.
+
+        The sum is the engine's, and not part of the node's formula, when the node did not make the first operand.
+        """
+        first, second = args
+        return (
+            isinstance(second, Tensor)
+            and storage_key(first) not in self._made_by_node
+            and _owner_counts(first) == self._sole_owner
+            and _is_dense(first)
+        )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether the elements fill one stretch of memory, each once, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return another tensor on the same storage, unseen, for autograd to write the history of the sum on."""
+    with _disable_current_modes():
+        alias: Tensor = _aten.alias.default(tensor)
+    return alias
+
+
+def _owner_counts(tensor: Tensor) -> tuple[int, int]:
+    """Return how many references hold the tensor and how many its storage, those of the call included."""
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 (no public way to count)
+
+
+def _sole_owner_counts() -> tuple[int, int]:
+    """Return the counts of a gradient that only the engine holds, as a dispatch mode sees it in this torch."""
+    x = torch.ones(1, requires_grad=True)
+    with _CountingSums() as sums:
+        torch.autograd.grad(x.sin() * x.cos(), x)
+    return sums.counts
+
+
+class _CountingSums(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = (0, 0)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is _aten.add.Tensor:
+            self.counts = _owner_counts(args[0])
+        return func(*args, **(kwargs or {}))

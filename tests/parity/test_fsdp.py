@@ -1,0 +1,188 @@
+"""Checkpointing and FSDP in every composition: around a unit, inside a unit, at the call of the whole model.
+
+The twin of each case is FSDP alone. Six iterations with an optimizer step each; losses, outputs and gradients bitwise.
+
+Source: the cases of PyTorch's test/distributed/fsdp/test_fsdp_checkpoint.py, completed.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from harness.errors import ConfigError
+from harness.mesh import Mesh
+from strategies.ac.full import Full
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_ITERATIONS = 6
+_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
+_ON_OFF = (False, True)
+_OFFLOADS = pytest.mark.parametrize("offload", _ON_OFF, ids=["kept", "offloaded"])
+_REENTRANT = pytest.mark.parametrize("reentrant", _ON_OFF, ids=["non-reentrant", "reentrant"])
+_HOST = pytest.mark.parametrize("cpu_offload", _ON_OFF, ids=["on device", "parameters on host"])
+
+
+def _is_refused(order: str, strategy: str, *, reentrant: bool) -> bool:
+    return reentrant and order == "inside_fsdp" and strategy != "NO_SHARD"
+
+
+_FSDP1 = [
+    pytest.param(*case, id="-".join(map(str, case)))
+    for case in product(_ORDERS, _STRATEGIES, ("flat parameters", "original parameters"))
+]
+
+
+@pytest.mark.parametrize(("order", "strategy", "parameters"), _FSDP1)
+@_HOST
+@_OFFLOADS
+@_REENTRANT
+def test_fsdp1(
+    pool2: RankPool,
+    order: str,
+    strategy: str,
+    parameters: str,
+    cpu_offload: bool,
+    offload: bool,
+    reentrant: bool,
+) -> None:
+    if _is_refused(order, strategy, reentrant=reentrant):
+        pytest.skip("refused: see test_refuses_reentrant_regions_in_sharded_fsdp1_units")
+    case = cases.experiment(
+        mesh=Mesh(
+            dp_shard=2,
+            fsdp="fsdp1",
+            sharding_strategy=strategy,
+            use_orig_params=parameters == "original parameters",
+            cpu_offload=cpu_offload,
+        ),
+        options={"offload": offload, "use_reentrant": reentrant},
+        dropout=0.1,
+        parity_steps=_ITERATIONS,
+        wrap_order=order,
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+@pytest.mark.parametrize("reshard", _ON_OFF, ids=["unsharded until backward", "resharded after forward"])
+@_HOST
+@_OFFLOADS
+@_REENTRANT
+def test_fsdp2(
+    pool2: RankPool, order: str, reshard: bool, cpu_offload: bool, offload: bool, reentrant: bool
+) -> None:
+    case = cases.experiment(
+        mesh=Mesh(dp_shard=2, reshard_after_forward=reshard, cpu_offload=cpu_offload),
+        options={"offload": offload, "use_reentrant": reentrant},
+        dropout=0.1,
+        parity_steps=_ITERATIONS,
+        wrap_order=order,
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("variant", ["none", "full", "selective_op", "offload"])
+@pytest.mark.parametrize("fsdp", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("order", _ORDERS)
+def test_every_variant_in_every_order(pool2: RankPool, variant: str, fsdp: str, order: str) -> None:
+    case = cases.experiment(
+        variant=variant, mesh=Mesh(dp_shard=2, fsdp=fsdp), dropout=0.1, wrap_order=order
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("strategy", ["HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"])
+@pytest.mark.parametrize("order", _ORDERS)
+def test_hybrid_fsdp1(pool4: RankPool, strategy: str, order: str) -> None:
+    mesh = Mesh(dp_replicate=2, dp_shard=2, fsdp="fsdp1", sharding_strategy=strategy)
+    case = cases.experiment(mesh=mesh, dropout=0.1, wrap_order=order)
+    assert pool4.run(cases.prove, case) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("variant", ["full", "selective_op", "offload"])
+@pytest.mark.parametrize("parameters", ["flat", "original"])
+def test_fsdp1_in_place_by_class_name(pool2: RankPool, variant: str, parameters: str) -> None:
+    case = cases.experiment(
+        variant=variant,
+        mesh=Mesh(dp_shard=2, fsdp="fsdp1", use_orig_params=parameters == "original"),
+        options={"module_classes": ("GPTBlock",)},
+        dropout=0.1,
+        wrap_order="outside_fsdp",
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_refuses_reentrant_regions_in_sharded_fsdp1_units(strategy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        cases.experiment(
+            mesh=Mesh(dp_shard=2, fsdp="fsdp1", sharding_strategy=strategy), options={"use_reentrant": True}
+        )
+    assert str(refused.value) == (
+        "ac.use_reentrant: true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
+        "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD"
+    )
+
+
+class _Stack(nn.Module):
+    """Ten linears that are recomputed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.Sequential(*(nn.Linear(16, 16) for _ in range(10)))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return torch.as_tensor(self.linears(x_BD))
+
+
+class _Unit(nn.Module):
+    """One FSDP unit with two stacks and plain layers around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.first, self.second, self.after = nn.Linear(16, 16), _Stack(), _Stack(), nn.Linear(16, 16)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return torch.as_tensor(self.after(torch.relu(self.second(self.first(self.before(x_BD))))))
+
+
+def train_submodules(rank: int, sharding: str, *, checkpointed: bool) -> list[Tensor]:
+    """Return losses and gradients of this rank over six iterations of two units with two stacks each."""
+    torch.manual_seed(0)
+    model = nn.Sequential(_Unit(), _Unit())
+    if sharding == "fsdp2":
+        for unit in model:
+            fully_shard(unit, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        options = {"device_id": torch.device("cpu"), "use_orig_params": sharding == "fsdp1 original"}
+        model = nn.Sequential(*(FullyShardedDataParallel(unit, **options) for unit in model))
+    if checkpointed:
+        Full(module_classes=("_Stack",)).apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[Tensor] = []
+    for step in range(_ITERATIONS):
+        torch.manual_seed(100 * step + rank)
+        loss = model(torch.randn(4, 16)).square().sum()
+        loss.backward()
+        gradients = [torch.as_tensor(getattr(p.grad, "_local_tensor", p.grad)).clone() for p in model.parameters()]
+        found += [loss.detach(), *gradients]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("sharding", ["fsdp1 flat", "fsdp1 original", "fsdp2"])
+def test_two_checkpointed_stacks_in_two_units(pool2: RankPool, sharding: str) -> None:
+    expected = pool2.run(train_submodules, sharding, checkpointed=False)
+    actual = pool2.run(train_submodules, sharding, checkpointed=True)
+    for plain, checkpointed in zip(expected, actual, strict=True):
+        assert len(plain) >= _ITERATIONS * 2
+        assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))

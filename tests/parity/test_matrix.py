@@ -1,0 +1,85 @@
+"""The parity matrix: every variant, on every model and mesh, with and without dropout, is bitwise neutral."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategies import ac_variants
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_DROPOUTS = (0.0, 0.1)
+_TWO_RANKS = ("ddp2", "shard2", "tp2")
+_FOUR_RANKS = ("shard2_tp2", "hsdp2x2")
+
+
+@pytest.mark.parametrize("variant", ac_variants)
+@pytest.mark.parametrize("model", cases.MODELS)
+@pytest.mark.parametrize("dropout", _DROPOUTS)
+def test_is_bitwise_neutral_on_one_rank(variant: str, model: str, dropout: float) -> None:
+    assert cases.prove(0, cases.experiment(variant=variant, model=model, dropout=dropout)) == []
+
+
+@pytest.mark.parametrize("variant", ac_variants)
+@pytest.mark.parametrize("model", cases.MODELS)
+@pytest.mark.parametrize("mesh", _TWO_RANKS)
+@pytest.mark.parametrize("dropout", _DROPOUTS)
+def test_is_bitwise_neutral_on_two_ranks(
+    pool2: RankPool, variant: str, model: str, mesh: str, dropout: float
+) -> None:
+    case = cases.experiment(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("variant", ac_variants)
+@pytest.mark.parametrize("model", cases.MODELS)
+@pytest.mark.parametrize("mesh", _FOUR_RANKS)
+@pytest.mark.parametrize("dropout", _DROPOUTS)
+def test_is_bitwise_neutral_on_four_ranks(
+    pool4: RankPool, variant: str, model: str, mesh: str, dropout: float
+) -> None:
+    case = cases.experiment(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
+    assert pool4.run(cases.prove, case) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("variant", ac_variants)
+@pytest.mark.parametrize("dtype", ["bf16", "bf16_mixed"])
+@pytest.mark.parametrize("mesh", ["ddp2", "shard2"])
+def test_is_bitwise_neutral_in_reduced_precision(
+    pool2: RankPool, variant: str, dtype: str, mesh: str
+) -> None:
+    case = cases.experiment(variant=variant, mesh=cases.MESHES[mesh], dropout=0.1, dtype=dtype)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        pytest.param("full", {"early_stop": False}, id="full without early stop"),
+        pytest.param("full", {"use_reentrant": True}, id="full, reentrant"),
+        pytest.param("full", {"offload": True}, id="full with its inputs on the host"),
+        pytest.param("full", {"module_classes": ("GPTBlock",)}, id="full by class name"),
+        pytest.param("selective_layer", {"ac_freq": 1}, id="selective layer of every layer"),
+        pytest.param("selective_op", {"save_ops": "torchtitan"}, id="torchtitan's save list"),
+        pytest.param("selective_op", {"save_ops": "modalities"}, id="modalities' save list"),
+        pytest.param("selective_op", {"matmul_recompute_every": 2}, id="every second matmul"),
+        pytest.param("selective_op", {"save_ops": ("matmul", "comm")}, id="matmuls and collectives"),
+    ],
+)
+@pytest.mark.parametrize("mesh", _TWO_RANKS)
+def test_every_option_is_bitwise_neutral(
+    pool2: RankPool, variant: str, options: dict[str, object], mesh: str
+) -> None:
+    case = cases.experiment(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("mesh", ["single", "shard2", "tp2"])
+def test_a_dropped_generator_state_is_seen_on_every_rank(pool2: RankPool, mesh: str) -> None:
+    case = cases.experiment(
+        options={"preserve_rng_state": False}, mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=1
+    )
+    ranks = pool2.run(cases.prove, case) if case.mesh.world_size > 1 else [cases.prove(0, case)]
+    for rank, found in enumerate(ranks):
+        assert found[0].startswith("parity: gradient of "), found
+        assert f"on rank {rank}" in found[0]
