@@ -32,6 +32,7 @@ class Assembled:
         call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
         observe: what the AC variant saw in the latest step.
         blocks: the blocks by the FQN they have in the plain model.
+        drops_gradients: whether `zero_grad` drops them rather than fill them with zeros.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Assembled:
     optimizer: torch.optim.Optimizer
     spec: ModelSpec
     autocast: Callable[[], AbstractContextManager[Any]]
+    drops_gradients: bool
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs and the scalar loss."""
@@ -57,11 +59,13 @@ class Assembled:
         self.optimizer.step()
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Forget all gradients."""
+        self.optimizer.zero_grad(set_to_none=self.drops_gradients)
 
 
-def assemble(experiment: Experiment, device: torch.device, devices: DeviceMesh | None, sample: Batch) -> Assembled:
+def assemble(
+    experiment: Experiment, device: torch.device, devices: DeviceMesh | None, sample: Batch
+) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
     Every rank builds the whole model from the seed before it is sharded, so parameters are the same
@@ -92,6 +96,9 @@ def assemble(experiment: Experiment, device: torch.device, devices: DeviceMesh |
         optimizer=_optimizer(model, experiment),
         spec=experiment.model,
         autocast=_autocast(experiment, device),
+        # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
+        # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
+        drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.agent import sigterm_exits
 from harness.errors import ConfigError
+from harness.fields import encode
 from harness.launch import Point, Run, exit_code, run_sweep
 from harness.preflight import check
 from harness.record import Record
@@ -40,11 +41,18 @@ _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if fol
 _REFUSED = 2
 
 
-
 @dataclass(kw_only=True, slots=True)
 class _Command:
-    """What the task leaves for `main`: Hydra does not return what a sweep returned."""
+    """What the task leaves for `main`: Hydra does not return what a sweep returned.
 
+    Fields:
+        is_composed: Hydra has done its part.
+        single: configuration of the one trial, where the command is no sweep.
+        run: settings of the command.
+        records: one a point.
+    """
+
+    is_composed: bool = False
     single: DictConfig | None = None
     run: Run = field(default_factory=Run)
     records: list[Record] = field(default_factory=list)
@@ -62,7 +70,9 @@ def main() -> None:
             _hydra_main()
             if command.single is not None:
                 _run_single(command.single)
-    except (HydraException, OmegaConfBaseException, ConfigError, StrategyError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if command.is_composed and not isinstance(error, ConfigError | StrategyError):
+            raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
         sys.stderr.write(f"acbench: {_explain(error)}\n")
         sys.exit(_REFUSED)
     except KeyboardInterrupt:
@@ -85,9 +95,13 @@ def point(config: DictConfig) -> Point:
         experiment = materialise(fields)
         check(experiment)
     except (ConfigError, StrategyError) as error:
-        refused = with_mesh_name(fields)
+        refused = encode(with_mesh_name(fields))
         return Point(
-            trial_id=trial_id(refused), resolved=refused, experiment=None, refusal=error, yaml=to_yaml(refused)
+            trial_id=trial_id(refused),
+            resolved=refused,
+            experiment=None,
+            refusal=error,
+            yaml=to_yaml(refused),
         )
     resolved = experiment.to_dict()
     return Point(
@@ -101,14 +115,16 @@ def point(config: DictConfig) -> Point:
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
 def _hydra_main(config: DictConfig | list[DictConfig]) -> list[Record]:
-    """Take the composed configuration of one trial; or, when the launcher hands them over, run all of a sweep.
+    """Take the composed configuration of one trial, or run a whole sweep where the launcher hands it over.
 
     One trial runs after Hydra has returned, which would print its own lines about a refusal.
     """
+    command = _command.get()
+    command.is_composed = True
     if isinstance(config, DictConfig):
-        _command.get().single = config
+        command.single = config
         return []
-    chosen = settings(config[0])
+    chosen = _common_settings(config)
     return _run([point(each) for each in config], chosen)
 
 
@@ -117,6 +133,16 @@ def _run_single(config: DictConfig) -> None:
     if only.refusal is not None:
         raise only.refusal
     _run([only], chosen)
+
+
+def _common_settings(configs: Sequence[DictConfig]) -> Settings:
+    """Return the settings of a sweep, which its points share."""
+    distinct = list(dict.fromkeys(settings(config) for config in configs))
+    if len(distinct) > 1:
+        values = [asdict(each.run) | {"tracker": each.tracker.name} for each in distinct]
+        name = next((name for name in values[0] if len({each[name] for each in values}) > 1), "tracker")
+        raise ConfigError(name, "belongs to the whole sweep and cannot be swept; give it one value")
+    return distinct[0]
 
 
 def _run(points: list[Point], chosen: Settings) -> list[Record]:
@@ -140,8 +166,12 @@ def _explain(error: Exception) -> str:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}: unknown option {option!r}; {suggestion(option, list(error.options or ()))}"
     cause = error.__cause__
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
+    if isinstance(error, ConfigCompositionException) and isinstance(
+        cause, ConfigAttributeError | ConfigKeyError
+    ):
         return _unknown_option(cause)
+    if isinstance(error, ConfigCompositionException) and cause is not None:
+        return f"{str(error).strip()}: {str(cause).strip().splitlines()[0]}"
     return str(error).strip()
 
 
@@ -149,5 +179,6 @@ def _unknown_option(error: OmegaConfBaseException) -> str:
     group, _, name = str(error.full_key).rpartition(".")
     node = error.parent_node
     options = [str(key) for key in node] if isinstance(node, DictConfig) else []
-    chosen = [key for key in options if key not in CHOICE_KEYS]
+    not_options = CHOICE_KEYS if group else ("hydra",)
+    chosen = [key for key in options if key not in not_options]
     return f"{error.full_key}: unknown option; {suggestion(name, chosen)}"

@@ -15,6 +15,7 @@ from harness.protocol import Protocol
 from strategies import Strategy, ac_variants, chunk_variants
 
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
+_MAX_SEED = 2**63 - 1  # torch takes no more on every device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,7 @@ class Recipe:
         optimizer: `adamw` or `sgd`.
         learning_rate: > 0.
         dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
-        seed: of parameters, data and dropout.
+        seed: of parameters, data and dropout, in [0, 2**63).
         batch_size: sequences a step over all ranks.
         sequence_length: tokens a sequence.
     """
@@ -53,7 +54,9 @@ class Recipe:
         require_at_least("sequence_length", self.sequence_length, 1)
         if self.compile != "none":
             raise ConfigError("compile", f"only 'none' is available, got {self.compile!r}")
-        if self.learning_rate <= 0:
+        if self.seed > _MAX_SEED:
+            raise ConfigError("seed", f"must be at most {_MAX_SEED}, got {self.seed}")
+        if not self.learning_rate > 0:  # NaN too
             raise ConfigError("learning_rate", f"must be above 0, got {self.learning_rate}")
 
 
@@ -109,15 +112,18 @@ class Experiment(Recipe):
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
             raise ConfigError(
                 "wrap_order",
-                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; use mesh=shard2 or inside_fsdp",
+                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
+                "use mesh=shard2 or inside_fsdp",
             )
         reentrant = getattr(self.ac, "use_reentrant", False)
-        resharding = self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
-        inside = self.wrap_order == "inside_fsdp" or getattr(self.ac, "module_classes", ())
+        resharding = (
+            self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
+        )
+        inside = self.wrap_order == "inside_fsdp" or bool(getattr(self.ac, "module_classes", None))
         if reentrant and resharding and inside:
             raise ConfigError(
                 "ac.use_reentrant",
-                "true inside a sharded FSDP1 unit reads weights that the unit frees after its first backward; "
+                "true inside a sharded FSDP1 unit reads weights that it frees after its first backward; "
                 "use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD",
             )
 

@@ -26,7 +26,10 @@ from harness.trial import BASELINES, TrialPlan
 PRELOAD = ("harness.trial",)
 _NOTES = {
     "paired": None,
-    "sequential": "variant and twin did not fit side by side: they ran one after the other, and step times are not paired",
+    "sequential": (
+        "variant and twin did not fit side by side: they ran one after the other, "
+        "and step times are not paired"
+    ),
     "none": "the twin did not fit",
 }
 
@@ -163,7 +166,9 @@ def _job(experiment: Experiment, baseline: str, trial_dir: Path) -> RankJob:
 
 def _twin_did_not_fit(outcome: Outcome) -> bool:
     """Whether memory ran out where the twin is alive too; before `parity` a rank holds the variant alone."""
-    return outcome.status == "oom" and outcome.error is not None and outcome.error.phase in {"parity", "timing"}
+    return (
+        outcome.status == "oom" and outcome.error is not None and outcome.error.phase in {"parity", "timing"}
+    )
 
 
 def _now() -> str:

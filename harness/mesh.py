@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+_FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,14 +90,27 @@ class Mesh:
             )
 
     def _require_meaning(self) -> None:
-        if self.cpu_offload and not self.is_sharded:
+        """Refuse an option that nothing would read: two trials that differ in it would be one."""
+        defaults = {field.name: field.default for field in fields(self)}
+        changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]
+        if changed and not self.is_sharded:
             raise ConfigError(
-                "mesh.cpu_offload", f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2"
+                f"mesh.{changed[0]}",
+                f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2",
             )
-        if self.fsdp == "fsdp2" and self.sharding_strategy != "FULL_SHARD":
+        if self.fsdp == "fsdp2" and "sharding_strategy" in changed:
             raise ConfigError(
                 "mesh.sharding_strategy",
                 f"belongs to fsdp1, got {self.sharding_strategy} with fsdp2; use mesh.reshard_after_forward",
+            )
+        if self.fsdp == "fsdp2" and "use_orig_params" in changed:
+            raise ConfigError(
+                "mesh.use_orig_params", "belongs to fsdp1: fsdp2 always has them; use mesh.fsdp=fsdp1"
+            )
+        if self.fsdp == "fsdp1" and "reshard_after_forward" in changed:
+            raise ConfigError(
+                "mesh.reshard_after_forward",
+                "belongs to fsdp2; with fsdp1 use mesh.sharding_strategy=SHARD_GRAD_OP",
             )
 
     def _require_fsdp1(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from harness.errors import ConfigError
 from harness.experiment import Experiment
 from harness.mesh import Mesh
+from harness.models.parts.containers import require_container
 
 RANKS_PER_CORE = 8
 
@@ -30,6 +31,7 @@ def check(experiment: Experiment) -> None:
         experiment.data.check(vocab_size=experiment.model.vocab_size, sequence_length=tokens)
     with torch.device("meta"):
         model = experiment.model.build()
+    require_container(model, experiment.model.layers_fqn)
     if experiment.wrap_order == "call_site":
         experiment.ac.call_site(model)
     else:
@@ -49,7 +51,9 @@ def _check_ranks(experiment: Experiment) -> None:
         raise ConfigError("mesh.nodes", f"this launcher runs on one node, got {mesh.nodes}")
     if device_type(mesh) == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")
+            raise ConfigError(
+                "mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu"
+            )
         devices = torch.cuda.device_count()
         if mesh.ranks_per_node > devices:
             raise ConfigError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from harness.data import data_specs
 from harness.errors import ConfigError
@@ -22,9 +24,19 @@ from harness.report.publisher import Tracker
 from harness.store import check_name
 from strategies import ac_variants, chunk_variants, shard_variants
 
-
 CHOICE_KEYS = ("name", "family")
 """Keys by which a group says what was chosen; they are no options of the choice."""
+
+_MISSING = "???"
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "None": "null",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,18 +51,14 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     """Return the resolved fields of `config` that describe the experiment, as plain values.
 
     Raises:
-        ConfigError: an interpolation leads nowhere, or a mandatory value is missing.
+        ConfigError: an option that nothing reads or that was removed, an interpolation that leads nowhere.
     """
-    groups = {field.name for field in dataclasses.fields(Experiment)}
-    kept = OmegaConf.masked_copy(config, [key for key in config if key in groups])
-    try:
-        values = OmegaConf.to_container(kept, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        missing = isinstance(error, MissingMandatoryValue)
-        problem = "has no default; give it a value" if missing else str(error.msg).splitlines()[0]
-        raise ConfigError(error.full_key or "config", problem) from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    names = [field.name for field in dataclasses.fields(Experiment)]
+    options = [*names, *_setting_names(), "sweep"]
+    for name in config:
+        if name not in options and name != "hydra":
+            raise ConfigError(str(name), f"unknown option; {suggestion(str(name), options)}")
+    return _plain(config, names)
 
 
 def materialise(fields: Mapping[str, Any]) -> Experiment:
@@ -80,14 +88,13 @@ def settings(config: DictConfig) -> Settings:
     """Return the part of `config` that is not the experiment.
 
     Raises:
-        ConfigError: a wrong type, or a name that is no folder name.
+        ConfigError: a wrong type, an option that was removed, or a name that is no folder name.
     """
-    names = [field.name for field in dataclasses.fields(Run)]
-    values = OmegaConf.to_container(OmegaConf.masked_copy(config, [*names, "tracker"]), resolve=True)
-    assert isinstance(values, dict)
-    run = _construct("", Run, {name: values[name] for name in names})
+    values = _plain(config, _setting_names())
+    tracker = _construct("tracker", Tracker, values.pop("tracker"))
+    run = _construct("", Run, values)
     check_name(run.name)
-    return Settings(run=run, tracker=_construct("tracker", Tracker, values["tracker"]))
+    return Settings(run=run, tracker=tracker)
 
 
 def to_yaml(resolved: Mapping[str, Any]) -> str:
@@ -113,10 +120,31 @@ def suggestion(wrong: str, options: list[str]) -> str:
     return f"{meant}options: {', '.join(sorted(options))}"
 
 
+def _setting_names() -> list[str]:
+    return [*(field.name for field in dataclasses.fields(Run)), "tracker"]
+
+
+def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:
+    """Return the resolved values of `names`; what has no value yet stays `???`, for `_typed` to name."""
+    removed = [name for name in names if name not in config]
+    if removed:
+        raise ConfigError(
+            removed[0], "was removed, but every experiment has it; leave it out of the overrides"
+        )
+    try:
+        values = OmegaConf.to_container(OmegaConf.masked_copy(config, list(names)), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(error.full_key or "config", str(error.msg).splitlines()[0]) from error
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
 def _choose(group: str, key: str, registry: Mapping[str, type[Any]], node: Any) -> Any:
     """Construct the class that `node[key]` names."""
     if not isinstance(node, Mapping):
-        raise ConfigError(group, f"must be a group of options, got {node!r}; choose one with {group}=<option>")
+        raise ConfigError(
+            group, f"must be a group of options, got {node!r}; choose one with {group}=<option>"
+        )
     values = dict(node)
     name = str(values.pop(key, None))
     if name not in registry:
@@ -141,11 +169,34 @@ def _typed(where: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, A
         merged = OmegaConf.merge(OmegaConf.structured(cls), dict(values))
         plain = OmegaConf.to_container(merged, resolve=True)
     except (ValidationError, ConfigKeyError) as error:
-        name = (error.full_key or "").partition(".")[0]
-        wanted = next((field.type for field in dataclasses.fields(cls) if field.name == name), "another type")
-        raise ConfigError(f"{prefix}{error.full_key}", f"must be {wanted}, got {values.get(name)!r}") from error
+        name = re.split(r"[.\[]", error.full_key or "")[0]
+        wanted = next(_in_words(str(field.type)) for field in dataclasses.fields(cls) if field.name == name)
+        raise ConfigError(f"{prefix}{name}", f"must be {wanted}, got {values.get(name)!r}") from error
     assert isinstance(plain, dict)
-    return {str(key): _frozen(value) for key, value in plain.items() if value != "???"}
+    found = {str(key): value for key, value in plain.items()}
+    for option, value in found.items():
+        if value == _MISSING:
+            raise ConfigError(f"{prefix}{option}", "has no default; give it a value")
+        _require_finite(f"{prefix}{option}", value)
+    return {option: _frozen(value) for option, value in found.items()}
+
+
+def _in_words(kind: str) -> str:
+    """Return a type annotation as people say it: `int | None` is "an integer or null"."""
+    parts = [part.partition("[")[0].strip() for part in kind.split("|")]
+    return " or ".join(_WORDS.get(part, part) for part in parts)
+
+
+def _require_finite(where: str, value: Any) -> None:
+    """Refuse NaN and infinities, which no option means and JSON does not know."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _require_finite(f"{where}.{key}", item)
+    elif isinstance(value, list):
+        for item in value:
+            _require_finite(where, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(where, f"must be a finite number, got {value}")
 
 
 def _frozen(value: Any) -> Any:

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from strategies.base import Observation, Strategy
-from strategies.blocks import find_blocks, plain_class, sharded_fsdp1_unit, unwrapped
+from strategies.blocks import find_blocks, sharded_fsdp1_unit
 from strategies.errors import StrategyError
 from strategies.offloading import HostLedger, Offloading
 from strategies.operators import SaveList
 from strategies.recomputation import Recomputation
 from strategies.region import Around, Region, RegionCallSite, enclose, refuse_enclosed, regions
 
-RegionMaker: TypeAlias = Callable[[str], Region]
-"""Makes the region of the module with the given plain FQN."""
+RegionMaker: TypeAlias = Callable[[], Region]
+"""Makes the region of one module of a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +50,8 @@ class ActivationCheckpointing(Strategy):
         chosen = {fqn: blocks[fqn] for fqn in self._chosen(list(blocks))}
         self._check_blocks(model, chosen)
         make = self._region_maker()
-        for fqn, block in chosen.items():
-            enclose(block, make(fqn))
+        for block in chosen.values():
+            enclose(block, make())
         return model
 
     def call_site(self, model: nn.Module) -> RegionCallSite:
@@ -61,7 +61,7 @@ class ActivationCheckpointing(Strategy):
             StrategyError: the model carries regions already, or the variant chooses among blocks.
         """
         refuse_enclosed(model)
-        return RegionCallSite(model, self._region_maker()(plain_class(unwrapped(model)).__name__))
+        return RegionCallSite(model, self._region_maker()())
 
     def observe(self, model: nn.Module) -> Observation:
         """Return what the regions of `model` showed: bytes of the latest step, operators of all steps."""
@@ -108,9 +108,8 @@ class Recomputing(ActivationCheckpointing):
     def _region_maker(self) -> RegionMaker:
         save_list, ledger = self._save_list(), HostLedger()
 
-        def make(fqn: str) -> Region:
+        def make() -> Region:
             recomputation = Recomputation(
-                fqn=fqn,
                 preserve_rng_state=self.preserve_rng_state,
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from strategies.base import Observation
-from strategies.errors import StrategyError
 from strategies.operators import SaveList
 from strategies.policy import selective_contexts
 
@@ -22,7 +21,6 @@ class Recomputation:
     """A region whose activations are dropped in forward and computed again in backward.
 
     Fields:
-        fqn: plain FQN of the module, for messages.
         preserve_rng_state: recompute with the random numbers of forward.
         early_stop: end a recomputation when the last needed tensor is there (not reentrant).
         use_reentrant: the older implementation, which runs forward without autograd.
@@ -30,7 +28,6 @@ class Recomputation:
         fired: entries of `save_list` that an operator in forward has matched, in any step.
     """
 
-    fqn: str
     preserve_rng_state: bool
     early_stop: bool
     use_reentrant: bool
@@ -40,11 +37,7 @@ class Recomputation:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for.
-
-        Raises:
-            StrategyError: reentrant, and no input requires grad though parameters do.
-        """
+        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         if self.use_reentrant:
@@ -82,25 +75,34 @@ class Recomputation:
     ) -> Any:
         # this implementation sees neither keywords nor nested structures: both sides are flattened
         inputs, inputs_spec = tree_flatten((args, kwargs))
-        if not _require_grad(inputs):
-            if _require_grad(module.parameters()):
-                raise StrategyError(
-                    "ac.use_reentrant",
-                    f"no input of {self.fqn!r} requires grad, so its parameters would get no gradient; "
-                    "use ac.use_reentrant=false",
-                )
-            return body(*args, **kwargs)
+        anchor = _anchor(module, inputs)
+        if anchor is None and not _require_grad(inputs):
+            return body(*args, **kwargs)  # a frozen region keeps nothing for backward
         outputs_spec = None
 
-        def run(*leaves: Any) -> tuple[Any, ...]:
+        def run(_anchor: Tensor | None, *leaves: Any) -> tuple[Any, ...]:
             nonlocal outputs_spec
             positional, keywords = tree_unflatten(leaves, inputs_spec)
             outputs, outputs_spec = tree_flatten(body(*positional, **keywords))
             return tuple(outputs)
 
-        outputs = checkpoint(run, *inputs, use_reentrant=True, preserve_rng_state=self.preserve_rng_state)
+        outputs = checkpoint(
+            run, anchor, *inputs, use_reentrant=True, preserve_rng_state=self.preserve_rng_state
+        )
         assert outputs_spec is not None
         return tree_unflatten(outputs, outputs_spec)
+
+
+def _anchor(module: nn.Module, inputs: list[Any]) -> Tensor | None:
+    """Return an empty input that requires grad where no other does and parameters do.
+
+    Without one, the outputs of a region whose inputs are token numbers would not require grad, and its
+    parameters would silently get no gradient.
+    """
+    if _require_grad(inputs) or not _require_grad(module.parameters()):
+        return None
+    device = next((leaf.device for leaf in inputs if isinstance(leaf, Tensor)), None)
+    return torch.empty(0, device=device, requires_grad=True)
 
 
 def _require_grad(values: Iterable[Any]) -> bool:

@@ -25,7 +25,7 @@ class Counts:
     Fields:
         live_bytes, peak_bytes: those of the threads that run the model; the peak since `reset_peaks`.
         window_peak_bytes: the same peak since `reset_window`.
-        allocations, allocated_bytes: how many blocks larger than a scalar those threads have had, and their bytes.
+        allocations, allocated_bytes: number and bytes of the blocks, larger than a scalar, they have had.
         backend_live_bytes, backend_peak_bytes: those of all other threads, such as gloo's.
     """
 
@@ -45,7 +45,7 @@ class CountingAllocator:
         self._library = ctypes.CDLL(str(library))
 
     def install(self) -> bool:
-        """Put it in place and count this thread's blocks as the model's; `False` if torch's cannot be wrapped."""
+        """Put it in place and count this thread's blocks as the model's; `False` where that cannot be."""
         self.count_this_thread(as_model=True)
         return bool(self._library.acb_install())
 
@@ -85,7 +85,7 @@ def counting_allocator() -> CountingAllocator | None:
 
 
 def build() -> Path | None:
-    """Return the library, compiled unless the user's cache has it; `None` without compiler or cache folder."""
+    """Return the library, compiled unless the cache has it; `None` without compiler or cache folder."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         return None

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 class FlopFormulas:
-    """FLOPs by operator: a copy of torch's registry, and CPU flash attention, for which torch has no formula."""
+    """FLOPs by operator: torch's registry, copied, and CPU flash attention, which it lacks."""
 
     def __init__(self) -> None:
         self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_CPU_ATTENTION}

@@ -1,7 +1,7 @@
 """The life of every storage of a step, written down as it happens and added up afterwards.
 
-What a storage *was* (an activation, a gradient, an unsharded parameter) is often known only later than when it
-was made. A ledger of births, changes of size and deaths lets every total be taken with that knowledge.
+What a storage *was* (an activation, a gradient, an unsharded parameter) is often known only later than
+when it was made. A ledger of births, resizings and deaths lets every total be taken with that knowledge.
 """
 
 from __future__ import annotations

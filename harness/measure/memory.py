@@ -1,7 +1,7 @@
 """Live storages: which bytes a training step holds, by definition rather than by allocator.
 
-The meter sees every operator below autograd and watches the storages of its results with weak references. It works
-on CPU, CUDA, meta and fake tensors alike, and changes no operator.
+The meter sees every operator below autograd and watches the storages of its results with weak references. It
+works on CPU, CUDA, meta and fake tensors alike, and changes no operator.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ class MemoryReport:
 
     Fields:
         saved_bytes: storages made by forward (model and loss) that are alive when it has returned; without
-            parameters, buffers, inputs, the outputs and the loss. The RNG states that checkpointing stashes count.
+            parameters, buffers, inputs, outputs and the loss. RNG states that checkpointing stashes count.
         peak_bytes: highest total on the device during the step, everything included.
-        activation_peak_bytes: highest total of the storages made by forward and backward; without the gradients
-            of parameters and FSDP's unsharded parameters.
+        activation_peak_bytes: highest total of the storages made by forward and backward; without the
+            gradients of parameters and FSDP's unsharded parameters.
         peak_phase, peak_module: where `peak_bytes` was first reached.
         parameter_bytes: storages of the parameters at the start of the step (this rank's shards).
         gradient_bytes: storages of the gradients when backward has returned.
         optimizer_bytes: storages of the optimizer's state at the end of the step.
-        host_peak_bytes: highest total of storages off the device; on CPU those that a strategy declares host memory.
+        host_peak_bytes: highest total of storages off the device; on CPU, of what a strategy declares host
+            memory.
         largest_saved: the largest of the saved storages, largest first, at most 20.
         saved_by_module: saved bytes by the module that made them.
     """
@@ -146,7 +147,7 @@ class LiveStorages(TorchDispatchMode):
         super().__exit__(*exc)
 
     def stand(self, tensors: Iterable[Tensor]) -> set[int]:
-        """Enter the unknown ones among the storages of plain `tensors` as there before the step; return those."""
+        """Enter the unknown storages of plain `tensors` as there before the step; return their numbers."""
         unknown = (t for t in tensors if storage_key(t) not in self._live)
         return {self._enter_standing(tensor) for tensor in unknown}
 
@@ -203,14 +204,14 @@ class LiveStorages(TorchDispatchMode):
 
     def _stand_storage(self, storage: torch.UntypedStorage) -> None:
         """Enter the storage of a sharded parameter, which is empty and hidden until FSDP fills it."""
-        if _key(storage) in self._live:
+        if storage._cdata in self._live:  # noqa: SLF001 (its identity)
             return
         here = storage.device.type in (self._device, "meta")  # the storage of a fake tensor is a meta one
         life = Life(nbytes=storage.nbytes(), on_host=not here or self._is_host(), kind=Kind.STANDING)
         self._follow(storage, self.ledger.stand(life))
 
     def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
-        key = _key(storage)
+        key = storage._cdata  # noqa: SLF001 (its identity)
         self._live[key] = number, weakref.ref(storage, functools.partial(self._bury, key))
 
     def _bury(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
@@ -222,7 +223,7 @@ class LiveStorages(TorchDispatchMode):
 
     def _enter_result(self, tensor: Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
-        known = self._live.get(_key(storage))
+        known = self._live.get(storage._cdata)  # noqa: SLF001 (its identity)
         if known is None:
             self._follow(storage, self.ledger.bear(self._life(tensor, op=op)))
         else:
@@ -276,7 +277,7 @@ class LiveStorages(TorchDispatchMode):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             self._stand_storage(storage)
             result = original(storage, size)
-            self._resize(self._live[_key(storage)][0], storage.nbytes())
+            self._resize(self._live[storage._cdata][0], storage.nbytes())  # noqa: SLF001 (its identity)
             return result
 
         return resize_
@@ -284,7 +285,7 @@ class LiveStorages(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class _Scalar:
-    """A promoted number: the argument it was given for, and the result whose autograd node may have saved it."""
+    """A promoted number: the argument it stands for, and the result whose autograd node may have saved it."""
 
     number: int
     argument: str
@@ -292,8 +293,8 @@ class _Scalar:
 
     def saved(self) -> Tensor | None:
         result = self.result()
-        # the node of a view is made anew when asked for: leave it alone
-        if result is None or result._base is not None:
+        # the node of a view would be made anew by asking for it
+        if result is None or result._is_view():  # noqa: SLF001 (no public name)
             return None
         # reading cannot trigger a hook: autograd packs no promoted number
         saved = getattr(result.grad_fn, f"_saved_{self.argument}", None)

@@ -89,7 +89,7 @@ def instrument(
 ) -> StepReport:
     """Run one training step under both meters.
 
-    Run an unobserved step before: optimizer state, FSDP's buffers and DTensor's propagation cache are made by the first.
+    Run one step before: the first makes optimizer state, FSDP's buffers and DTensor's propagation cache.
 
     Args:
         trainee: what to train.
@@ -231,9 +231,9 @@ def _workspaces(ledger: Ledger) -> Workspaces:
 def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
     """Take a step that the next measurement can take again: routing and dropout decide what is alive.
 
-    Random numbers start from one seed and go on afterwards as if nothing had been; the learning rate is 0, which runs
-    every operator of the update and moves no parameter. Garbage is collected before and not during the step, so
-    reference cycles die at no random moment.
+    Random numbers start from one seed and go on afterwards as if nothing had been. The learning rate is 0:
+    every operator of the update runs and moves no parameter. Garbage is collected before the step and not in
+    it, so reference cycles die at no random moment.
     """
     groups = trainee.optimizer.param_groups
     rates = [group["lr"] for group in groups]

@@ -38,7 +38,7 @@ def plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def parameters_of(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the plain tensors that are the model's parameters now (FSDP's unsharded ones while it holds them)."""
+    """Yield the plain tensors that are the parameters now: FSDP's unsharded ones while it holds them."""
     return plain_tensors(model.parameters())
 
 
@@ -53,7 +53,7 @@ def optimizer_state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def must_unwrap(types: Iterable[type]) -> bool:
-    """Tell whether an operator has a wrapper among its operands, and must come back with the local tensors."""
+    """Tell whether an operator has a wrapper among its operands and must come back with local tensors."""
     return any(is_traceable_wrapper_subclass_type(kind) for kind in types)
 
 

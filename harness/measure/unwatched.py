@@ -1,13 +1,15 @@
-"""Undoing the one thing that watching changes: autograd avoids in-place operators under a dispatch mode.
+"""Undoing the one thing that watching changes: torch avoids in-place operators under a dispatch mode.
 
-torch takes an active dispatch mode for a tensor subclass (`isTensorSubclassLike`). Some backward formulas then fill a
-fresh tensor of zeros out of place, the engine adds two gradients of one tensor out of place, and math attention adds
-its mask out of place; each costs another copy. Left alone they work in place, and so they do here: operators and
-allocations of a watched step are those of an unwatched one, to the last (tests compare the allocator's counts).
+An active mode passes for a tensor subclass (`isTensorSubclassLike`). Some backward formulas then fill a
+fresh tensor of zeros out of place, the engine adds two gradients of one tensor out of place, and math
+attention adds its mask out of place; each costs another copy. Left alone they work in place, and so they do
+here: operators and allocations of a watched step are those of an unwatched one, to the last (tests compare
+the allocator's counts).
 
-Source: torch/csrc/autograd/input_buffer.cpp, `accumulate`; torch/csrc/autograd/FunctionsManual.cpp, `index_backward`,
-`gather_backward`, `value_selecting_reduction_backward`; aten/src/ATen/native/TensorAdvancedIndexing.cpp,
-`index_select_backward_symint`; aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+Source: torch/csrc/autograd/input_buffer.cpp, `accumulate`; torch/csrc/autograd/FunctionsManual.cpp,
+`index_backward`, `gather_backward`, `value_selecting_reduction_backward`;
+aten/src/ATen/native/TensorAdvancedIndexing.cpp, `index_select_backward_symint`;
+aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 
 
 class AsUnwatched(TorchDispatchMode):
-    """Runs every operator as it would run without any mode; enter it last, so that the other modes see the result."""
+    """Runs every operator as it would run without a mode; entered last, it lets the others see that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,11 +97,7 @@ class AsUnwatched(TorchDispatchMode):
         if node is None or torch.is_grad_enabled():
             return func(*args, **kwargs)
         self._follow(node)
-        if func is _aten.add.Tensor and self._is_accumulation(args):
-            run = _aten.add_.Tensor
-        else:
-            run = _IN_PLACE.get((node.name(), func), func)
-        result = run(*args, **kwargs)
+        result = self._in_place(node, func, args)(*args, **kwargs)
         self._made_by_node |= {storage_key(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
@@ -121,10 +119,16 @@ class AsUnwatched(TorchDispatchMode):
             self._node = identity
             self._made_by_node.clear()
 
+    def _in_place(self, node: Node, func: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+        if func is _aten.add.Tensor and self._is_accumulation(args):
+            in_place: Callable[..., Any] = _aten.add_.Tensor
+            return in_place
+        return _IN_PLACE.get((node.name(), func), func)
+
     def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
         """Tell whether the engine adds to a gradient that nobody else holds.
 
-        The sum is the engine's, and not part of the node's formula, when the node did not make the first operand.
+        The sum is the engine's, not part of the node's formula, when the node has not made the first operand.
         """
         first, second = args
         return (
@@ -153,15 +157,18 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _owner_counts(tensor: Tensor) -> tuple[int, int]:
-    """Return how many references hold the tensor and how many its storage, those of the call included."""
+    """Return how many references hold the tensor and how many its storage, the call's included."""
     storage = tensor.untyped_storage()
-    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 (no public way to count)
+    tensor_uses: int = tensor._use_count()  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
+    storage_uses: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 (no public way)
+    return tensor_uses, storage_uses
 
 
 def _sole_owner_counts() -> tuple[int, int]:
-    """Return the counts of a gradient that only the engine holds, as a dispatch mode sees it in this torch."""
+    """Return the counts of a gradient that only the engine holds, as a mode of this torch sees it."""
     x = torch.ones(1, requires_grad=True)
-    with _CountingSums() as sums:
+    sums = _CountingSums()
+    with sums:
         torch.autograd.grad(x.sin() * x.cos(), x)
     return sums.counts
 

@@ -105,7 +105,7 @@ def _example(factory: str, dropout: float) -> _Example | None:
 
 def _make(factory: str, dropout: float) -> _Made:
     function = _import(factory)
-    made = function(**_arguments(function, dropout))
+    made = _call(factory, function, _arguments(function, dropout))
     match made:
         case nn.Module():
             return _Made(model=made, example=None)
@@ -129,8 +129,25 @@ def _import(factory: str) -> Callable[..., Any]:
     return made
 
 
+def _call(factory: str, function: Callable[..., Any], arguments: dict[str, float]) -> Any:
+    """Return what the user's code makes; on the meta device where it can, or else for real."""
+    try:
+        return function(**arguments)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
+            with torch.device("cpu"):
+                return _call(factory, function, arguments)
+        raise ConfigError("model.factory", f"{factory!r} raised {type(error).__name__}: {error}") from error
+
+
 def _arguments(function: Callable[..., Any], dropout: float) -> dict[str, float]:
-    if "dropout" in signature(function).parameters:
+    try:
+        takes_dropout = "dropout" in signature(function).parameters
+    except ValueError:  # some builtins do not tell
+        takes_dropout = False
+    if takes_dropout:
         return {"dropout": dropout}
     if dropout > 0:
         raise ConfigError("model.dropout", f"must be 0, the factory takes no `dropout`, got {dropout}")

@@ -23,4 +23,4 @@ class Offload(ActivationCheckpointing):
 
     def _region_maker(self) -> RegionMaker:
         ledger = HostLedger()
-        return lambda _fqn: Offloading(ledger=ledger)
+        return lambda: Offloading(ledger=ledger)

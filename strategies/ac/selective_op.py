@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ class SelectiveOp(Recomputing):
         if self.use_reentrant:
             raise StrategyError(
                 "ac.use_reentrant", "must be false: reentrant recomputation cannot save single operators"
+            )
+        if not isinstance(self.save_ops, str | Sequence | None):
+            raise StrategyError(
+                "ac.save_ops", f"must be the name of a preset or a list of names, got {self.save_ops!r}"
             )
         if not isinstance(self.save_ops, str):
             object.__setattr__(self, "save_ops", tuple(str(name) for name in self.save_ops or ()))

@@ -26,7 +26,13 @@ from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.protocol import Protocol
 from strategies import ac_variants, chunk_variants, shard_variants
 
-_SIZES: dict[str, Any] = {"layers_fqn": "layers", "vocab_size": 64, "n_layers": 2, "width": 32, "hidden_width": 64}
+_SIZES: dict[str, Any] = {
+    "layers_fqn": "layers",
+    "vocab_size": 64,
+    "n_layers": 2,
+    "width": 32,
+    "hidden_width": 64,
+}
 _ATTENTION: dict[str, Any] = {"n_heads": 4, "max_positions": 32}
 _LLAMA: dict[str, Any] = {**_ATTENTION, "n_kv_heads": 2, "rope_theta": 10_000.0}
 MODELS: dict[str, ModelSpec] = {

@@ -28,39 +28,37 @@ _ON_OFF = (False, True)
 _OFFLOADS = pytest.mark.parametrize("offload", _ON_OFF, ids=["kept", "offloaded"])
 _REENTRANT = pytest.mark.parametrize("reentrant", _ON_OFF, ids=["non-reentrant", "reentrant"])
 _HOST = pytest.mark.parametrize("cpu_offload", _ON_OFF, ids=["on device", "parameters on host"])
+_PARAMETERS = pytest.mark.parametrize("use_orig_params", _ON_OFF, ids=["flat", "original"])
 
-
-def _is_refused(order: str, strategy: str, *, reentrant: bool) -> bool:
-    return reentrant and order == "inside_fsdp" and strategy != "NO_SHARD"
-
-
+# reentrant regions inside units that are freed are refused, see below
 _FSDP1 = [
-    pytest.param(*case, id="-".join(map(str, case)))
-    for case in product(_ORDERS, _STRATEGIES, ("flat parameters", "original parameters"))
+    pytest.param(
+        order, strategy, reentrant, id=f"{order}-{strategy}-{'reentrant' if reentrant else 'non-reentrant'}"
+    )
+    for order, strategy, reentrant in product(_ORDERS, _STRATEGIES, _ON_OFF)
+    if not (reentrant and order == "inside_fsdp" and strategy != "NO_SHARD")
 ]
 
 
-@pytest.mark.parametrize(("order", "strategy", "parameters"), _FSDP1)
+@pytest.mark.parametrize(("order", "strategy", "reentrant"), _FSDP1)
+@_PARAMETERS
 @_HOST
 @_OFFLOADS
-@_REENTRANT
 def test_fsdp1(
     pool2: RankPool,
     order: str,
     strategy: str,
-    parameters: str,
+    reentrant: bool,
+    use_orig_params: bool,
     cpu_offload: bool,
     offload: bool,
-    reentrant: bool,
 ) -> None:
-    if _is_refused(order, strategy, reentrant=reentrant):
-        pytest.skip("refused: see test_refuses_reentrant_regions_in_sharded_fsdp1_units")
     case = cases.experiment(
         mesh=Mesh(
             dp_shard=2,
             fsdp="fsdp1",
             sharding_strategy=strategy,
-            use_orig_params=parameters == "original parameters",
+            use_orig_params=use_orig_params,
             cpu_offload=cpu_offload,
         ),
         options={"offload": offload, "use_reentrant": reentrant},
@@ -93,9 +91,7 @@ def test_fsdp2(
 @pytest.mark.parametrize("fsdp", ["fsdp1", "fsdp2"])
 @pytest.mark.parametrize("order", _ORDERS)
 def test_every_variant_in_every_order(pool2: RankPool, variant: str, fsdp: str, order: str) -> None:
-    case = cases.experiment(
-        variant=variant, mesh=Mesh(dp_shard=2, fsdp=fsdp), dropout=0.1, wrap_order=order
-    )
+    case = cases.experiment(variant=variant, mesh=Mesh(dp_shard=2, fsdp=fsdp), dropout=0.1, wrap_order=order)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -132,6 +128,31 @@ def test_refuses_reentrant_regions_in_sharded_fsdp1_units(strategy: str) -> None
     )
 
 
+_SAME_MATHEMATICS = {
+    "FSDP2": Mesh(dp_shard=2),
+    "FSDP2, parameters on host": Mesh(dp_shard=2, cpu_offload=True),
+    **{
+        f"FSDP1 {strategy}, {'original' if original else 'flat'}, {'host' if offload else 'device'}": Mesh(
+            dp_shard=2,
+            fsdp="fsdp1",
+            sharding_strategy=strategy,
+            use_orig_params=original,
+            cpu_offload=offload,
+        )
+        for strategy, original, offload in product(_STRATEGIES, _ON_OFF, _ON_OFF)
+    },
+}
+
+
+@pytest.mark.parametrize("mesh", _SAME_MATHEMATICS.values(), ids=_SAME_MATHEMATICS)
+def test_two_ranks_train_alike_however_they_are_sharded(pool2: RankPool, mesh: Mesh) -> None:
+    """A twin that is wrong itself would make a wrong variant look neutral: here the twins are compared."""
+    ddp = cases.experiment(variant="none", mesh=Mesh(dp_replicate=2), dropout=0.1, parity_steps=_ITERATIONS)
+    sharded = cases.experiment(variant="none", mesh=mesh, dropout=0.1, parity_steps=_ITERATIONS)
+    expected, actual = ([found.losses for found in pool2.run(cases.parity, case)] for case in (ddp, sharded))
+    assert actual == expected
+
+
 class _Stack(nn.Module):
     """Ten linears that are recomputed together."""
 
@@ -148,7 +169,12 @@ class _Unit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.first, self.second, self.after = nn.Linear(16, 16), _Stack(), _Stack(), nn.Linear(16, 16)
+        self.before, self.first, self.second, self.after = (
+            nn.Linear(16, 16),
+            _Stack(),
+            _Stack(),
+            nn.Linear(16, 16),
+        )
 
     def forward(self, x_BD: Tensor) -> Tensor:
         return torch.as_tensor(self.after(torch.relu(self.second(self.first(self.before(x_BD))))))
@@ -172,8 +198,12 @@ def train_submodules(rank: int, sharding: str, *, checkpointed: bool) -> list[Te
         torch.manual_seed(100 * step + rank)
         loss = model(torch.randn(4, 16)).square().sum()
         loss.backward()
-        gradients = [torch.as_tensor(getattr(p.grad, "_local_tensor", p.grad)).clone() for p in model.parameters()]
-        found += [loss.detach(), *gradients]
+        # under original parameters a rank has no gradient of those that its shard does not hold
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found += [
+            loss.detach(),
+            *(getattr(gradient, "_local_tensor", gradient).clone() for gradient in gradients),
+        ]
         optimizer.step()
         optimizer.zero_grad()
     return found

@@ -59,11 +59,8 @@ def test_parity_bit_for_bit_in_two_steps(setting: Setting, model_name: str) -> N
         assert differences(train_step(plain), train_step(model)) == []
 
 
-# selective_layer refuses call sites, reentrant the tokens that are the only input of a whole model
-AT_CALL_SITES = {
-    name: setting
-    for name, setting in SETTINGS.items()
-    if setting.variant != "selective_layer" and "use_reentrant" not in setting.changes
+AT_CALL_SITES = {  # selective_layer refuses them
+    name: setting for name, setting in SETTINGS.items() if setting.variant != "selective_layer"
 }
 
 

@@ -1,0 +1,55 @@
+"""What every benchmark leaves: a table for people and a JSON file for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from harness.environment import describe
+from harness.store import write_atomically
+
+_WIDTH = 160
+"""Columns of a table that goes to a file: the longest row shall not be folded."""
+
+
+def parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Return the argument parser of benchmark `name`, with `--out`.
+
+    Args:
+        description: the docstring of the benchmark's module.
+        name: of the module; the JSON file is called after it.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--out", type=Path, default=Path("outputs/bench", f"{name}.json"), help="the JSON file")
+    return made
+
+
+def publish(
+    table: Table, path: Path, *, protocol: Mapping[str, Any], results: Any, device: torch.device | str = "cpu"
+) -> None:
+    """Print `table` and write what it shows to `path`.
+
+    Args:
+        table: for people.
+        path: the JSON file; folders are made.
+        protocol: how it was measured: sizes, repeats, order.
+        results: JSON values; numbers in base units (bytes, seconds, FLOPs).
+        device: what the environment describes.
+    """
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    content = {"protocol": dict(protocol), "environment": describe(device), "results": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    print(path)

@@ -1,0 +1,153 @@
+"""Modules for `model=python`: one that works, and one for every way in which a user's code fails.
+
+Faults strike the last rank, in its first forward unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+FOREVER_S = 600.0
+_WIDTH = 16
+_BLOCKS = 2
+
+
+class Block(nn.Module):
+    def __init__(self, before: Callable[[nn.Module], None]) -> None:
+        super().__init__()
+        self.up = nn.Linear(_WIDTH, 4 * _WIDTH)
+        self.down = nn.Linear(4 * _WIDTH, _WIDTH)
+        self.before = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.before(self)
+        output: Tensor = x + self.down(self.up(x).relu())
+        return output
+
+
+class Stack(nn.Module):
+    def __init__(self, before: Callable[[nn.Module], None] = lambda _block: None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, _WIDTH)
+        self.layers = nn.ModuleList(Block(before) for _ in range(_BLOCKS))
+        self.head = nn.Linear(_WIDTH, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def healthy() -> nn.Module:
+    return Stack()
+
+
+def regression() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    """No language model: example inputs, a loss of its own, blocks in a Sequential."""
+    blocks = [nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh()) for _ in range(3)]
+    model = nn.Sequential(OrderedDict(layers=nn.Sequential(*blocks)))
+    return model, (torch.randn(4, _WIDTH),), lambda outputs: outputs.square().mean()
+
+
+def reads_values() -> nn.Module:
+    """A constructor that the meta device cannot run, as of models with stochastic depth."""
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, _BLOCKS)]
+    model = Stack()
+    for layer, rate in zip(model.layers, rates, strict=True):
+        layer.rate = rate
+    return model
+
+
+def raises_when_made() -> nn.Module:
+    raise RuntimeError("the weights are on another machine")
+
+
+def returns_a_number() -> int:
+    return 3
+
+
+def raises() -> nn.Module:
+    return Stack(_on_last_rank(_raise))
+
+
+def runs_out_of_memory() -> nn.Module:
+    return Stack(_on_last_rank(_out_of_memory))
+
+
+def runs_out_of_memory_when_made() -> nn.Module:
+    if torch.get_default_device().type != "meta":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+    return Stack()
+
+
+def kills_itself() -> nn.Module:
+    return Stack(_on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def segfaults() -> nn.Module:
+    return Stack(_on_last_rank(_segfault))
+
+
+def exits() -> nn.Module:
+    return Stack(_on_last_rank(lambda: os._exit(5)))
+
+
+def hangs() -> nn.Module:
+    return Stack(_on_last_rank(lambda: time.sleep(FOREVER_S)))
+
+
+def needs_checkpointing() -> nn.Module:
+    """Runs out of memory unless its blocks are checkpointed."""
+    return Stack(_out_of_memory_when_plain)
+
+
+def fits_once() -> nn.Module:
+    """Runs out of memory where two models are alive."""
+    model = Stack(_out_of_memory_beside_another)
+    _alive.add(model)
+    return model
+
+
+_alive: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _on_last_rank(fault: Callable[[], None]) -> Callable[[nn.Module], None]:
+    def before(_block: nn.Module) -> None:
+        if not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1:
+            fault()
+
+    return before
+
+
+def _raise() -> None:
+    raise ValueError("the width is odd")
+
+
+def _out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def _segfault() -> None:
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _out_of_memory_when_plain(block: nn.Module) -> None:
+    if type(block) is Block:
+        _out_of_memory()
+
+
+def _out_of_memory_beside_another(_block: nn.Module) -> None:
+    if len(_alive) > 1:
+        _out_of_memory()
