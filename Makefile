@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BENCHES := exactness toy parity_matrix detection point_overhead instrumentation
 
-.PHONY: demo test check bench gpu clean
+.PHONY: demo test check lint bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
@@ -14,12 +14,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(PYTEST)
 
-check: $(STAMP)
+check: lint test
+
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) test
 
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done

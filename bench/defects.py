@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from strategies.activation_checkpointing import ActivationCheckpointing, RegionMaker
-from strategies.base import Observation
+from strategies import Strategy
 
 WIDTH = 16
 BATCH = 8
@@ -24,27 +23,26 @@ Example = tuple[nn.Module, tuple[Tensor], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SavesMutableMatmuls(ActivationCheckpointing):
+class SavesMutableMatmuls(Strategy):
     """Save every `mm` and switch off torch's guard against changing saved results in place.
 
     None of our variants can be configured so; this is torch's own option, used carelessly.
+
+    Fields:
+        layers_fqn: FQN of the container of the blocks.
     """
 
-    def _region_maker(self) -> RegionMaker:
-        return lambda _fqn: _SavingMutableMatmuls()
+    layers_fqn: str = "layers"
 
-
-class _SavingMutableMatmuls:
-    def __call__(
-        self, _module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
+        """Return `model` with its blocks checkpointed in place."""
         contexts = partial(
             create_selective_checkpoint_contexts, [torch.ops.aten.mm.default], allow_cache_entry_mutation=True
         )
-        return checkpoint(body, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-    def observe(self) -> Observation:
-        return Observation()
+        for block in model.get_submodule(self.layers_fqn).children():
+            region: Any = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+            block.forward = region
+        return model
 
 
 class Dropping(nn.Module):

@@ -7,6 +7,7 @@ Outputs and loss are right in all of them, or at first; gradients, buffers or op
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from harness.record import Record
 from strategies import Strategy
 
 PROTOCOL = ("model=python", "model.layers_fqn=layers", "protocol=parity", "protocol.parity_steps=1")
-MUTABLE: Mapping[str, Strategy] = {"saves_mutable_matmuls": SavesMutableMatmuls(layers_fqn="layers")}
+MUTABLE: Mapping[str, Strategy] = {"saves_mutable_matmuls": SavesMutableMatmuls()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,9 @@ CASES = (
         expected="differs",
         differs=_GRADIENTS,
     ),
-    Case(name="  control: counter that nothing reads", factory="counter_unread", ac=_FULL, expected="neutral"),
+    Case(
+        name="  control: counter that nothing reads", factory="counter_unread", ac=_FULL, expected="neutral"
+    ),
     Case(
         name="saved matmul changed in place",
         factory="in_place",
@@ -111,19 +114,27 @@ class Row:
 
 def main() -> int:
     """Run every case, print the table, write the JSON; return 1 if a verdict is wrong."""
-    arguments = parser(__doc__, "detection").parse_args()
-    chosen = _experiments()
+    arguments = _arguments()
+    chosen = _experiments(arguments.device)
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:
         found = records(agent, chosen, Path(folder))
     rows = [_row(case, record) for case, record in zip(CASES, found, strict=True)]
     protocol = {"overrides": PROTOCOL, "cases": [f"{case.factory} {' '.join(case.ac)}" for case in CASES]}
-    publish(_table(rows), arguments.out, protocol=protocol, results=[asdict(row) for row in rows])
+    results = [asdict(row) for row in rows]
+    publish(_table(rows), arguments.out, protocol=protocol, results=results, device=arguments.device)
     return int(not all(row.is_right for row in rows))
 
 
-def _experiments() -> list[Experiment]:
+def _arguments() -> argparse.Namespace:
+    made = parser(__doc__, "detection")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return made.parse_args()
+
+
+def _experiments(device: str) -> list[Experiment]:
+    common = [*PROTOCOL, f"mesh.device={device}"]
     points = [
-        [*PROTOCOL, f"model.factory=bench.defects:{case.factory}", *(() if case.ac == _MUTABLE else case.ac)]
+        [*common, f"model.factory=bench.defects:{case.factory}", *(() if case.ac == _MUTABLE else case.ac)]
         for case in CASES
     ]
     return [

@@ -1,8 +1,8 @@
 """The parity matrix: every AC variant on every model, mesh and dropout, each with its whole verdict.
 
-Each case trains variant and twin three optimizer steps and compares outputs, loss, gradients, buffers, RNG state and
-parameters bit for bit, on every rank. A case counts when all are equal and the verdict is `neutral`, so a strategy
-that did nothing counts against it too.
+Each case trains variant and twin three optimizer steps and compares outputs, loss, gradients, buffers, RNG
+state and parameters bit for bit, on every rank. A case counts when all are equal and the verdict is
+`neutral`, so a strategy that did nothing counts against it too.
 
     python -m bench.parity_matrix --meshes single shard2 --models gpt_nano
 """
@@ -138,7 +138,7 @@ def _problem(record: Record) -> str | None:
 
 
 def _grid(findings: Sequence[Finding], meshes: Sequence[str]) -> Table:
-    table = Table(title="Parity: cases bitwise equal to their twin and neutral, of all")
+    table = Table(title="Cases bitwise neutral / all")
     table.add_column("variant")
     for mesh in meshes:
         table.add_column(mesh, justify="right")

@@ -1,10 +1,10 @@
 """What a point costs beyond its own compute: our agent against torchrun, interleaved in one run.
 
-Every point is two gloo ranks that import what a real point imports (FSDP, tensor parallelism), meet,
-run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is timed inside the rank
-and subtracted. The first point of the agent pays for the imports and is shown in a row of its own.
+Every point is two gloo ranks that import what a trial imports (`harness.trial`, FSDP, tensor parallelism),
+meet, run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is timed inside the
+rank and subtracted. The first point of the agent pays for the imports and is shown in a row of its own.
 
-    python -m bench.point_overhead --repeats 10 --out outputs/bench/point_overhead.json
+    python -m bench.point_overhead --repeats 10
 """
 
 from __future__ import annotations
@@ -12,23 +12,47 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
+from rich.table import Table
 
+import harness.trial
+from bench.output import parser, publish
 from harness.agent import Agent, RankJob
 from harness.ranks import RankContext
 
 RANKS = 2
+TARGET_S = 0.3
+"""Seconds that a point after the first may cost."""
+
+TARGET_RATIO = 10
+"""How many times cheaper than torchrun it should be."""
+
+_PRELOAD = ("bench.point_overhead", harness.trial.__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overheads:
+    """Seconds a point beyond its own compute; equal indices were taken side by side."""
+
+    agent_first_s: float
+    agent_s: tuple[float, ...]
+    torchrun_s: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times the agent's median torchrun's is."""
+        return median(self.torchrun_s) / median(self.agent_s)
 
 
 def point(_payload: None, _context: RankContext) -> dict[str, float]:
@@ -47,40 +71,46 @@ def torchrun_point(result: Path) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Print the table and write it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench/point_overhead.json"))
-    parser.add_argument("--torchrun-point", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def main() -> int:
+    """Measure, print, write; times are never a reason to fail."""
+    options = _options()
     if options.torchrun_point is not None:
         torchrun_point(options.torchrun_point)
-    figures = _measure(options.repeats)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
-    _print(figures)
+    load_average = os.getloadavg()[0]
+    overheads = _measure(options.repeats)
+    protocol = {
+        "ranks": RANKS,
+        "repeats": options.repeats,
+        "order": "agent, torchrun, agent, ...",
+        "load_average_before": load_average,
+    }
+    results = {
+        "agent_first_s": overheads.agent_first_s,
+        "agent_s": overheads.agent_s,
+        "torchrun_s": overheads.torchrun_s,
+        "torchrun_over_agent": overheads.ratio,
+    }
+    publish(_table(overheads), options.out, protocol=protocol, results=results)
+    return 0
 
 
-def _measure(repeats: int) -> dict[str, Any]:
+def _options() -> argparse.Namespace:
+    made = parser(__doc__, "point_overhead")
+    made.add_argument("--repeats", type=int, default=10)
+    made.add_argument("--torchrun-point", type=Path, help=argparse.SUPPRESS)
+    return made.parse_args()
+
+
+def _measure(repeats: int) -> Overheads:
     ours_s: list[float] = []
     torchrun_s: list[float] = []
-    with tempfile.TemporaryDirectory() as name, Agent(preload=("bench.point_overhead",)) as agent:
+    with tempfile.TemporaryDirectory() as name, Agent(preload=_PRELOAD) as agent:
         folder = Path(name)
         first_s = _agent_overhead_s(agent, folder)
         for _ in range(repeats):
             ours_s.append(_agent_overhead_s(agent, folder))
             torchrun_s.append(_torchrun_overhead_s(folder))
-    return {
-        "ranks": RANKS,
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "agent_first_s": first_s,
-        "agent_s": ours_s,
-        "torchrun_s": torchrun_s,
-        "torchrun_over_agent": statistics.median(torchrun_s) / statistics.median(ours_s),
-    }
+    return Overheads(agent_first_s=first_s, agent_s=tuple(ours_s), torchrun_s=tuple(torchrun_s))
 
 
 def _compute() -> float:
@@ -112,19 +142,24 @@ def _torchrun_overhead_s(folder: Path) -> float:
     return wall_s - float(json.loads(result.read_text("utf-8")))
 
 
-def _print(figures: dict[str, Any]) -> None:
-    print(f"Overhead of a point, {figures['ranks']} gloo ranks, {figures['cores']} cores")
-    print(f"{'launcher':<22}{'median':>10}{'lowest':>10}{'highest':>10}{'points':>8}")
+def _table(overheads: Overheads) -> Table:
+    title = (
+        f"Overhead of a point of {RANKS} ranks, seconds; torchrun costs {overheads.ratio:.0f} times the agent"
+    )
+    table = Table(title=title, caption=f"targets: {TARGET_S:g} s, {TARGET_RATIO} times")
+    table.add_column("launcher")
+    for heading in ("median", "lowest", "highest", "points"):
+        table.add_column(heading, justify="right")
     rows = (
-        ("agent, first point", [figures["agent_first_s"]]),
-        ("agent, later points", figures["agent_s"]),
-        ("torchrun", figures["torchrun_s"]),
+        ("agent, first point", (overheads.agent_first_s,)),
+        ("agent, later points", overheads.agent_s),
+        ("torchrun", overheads.torchrun_s),
     )
     for name, samples_s in rows:
-        columns = (statistics.median(samples_s), min(samples_s), max(samples_s))
-        print(f"{name:<22}{''.join(f'{value_s:>8.3f} s' for value_s in columns)}{len(samples_s):>8}")
-    print(f"torchrun / agent: {figures['torchrun_over_agent']:.0f}x")
+        numbers = (median(samples_s), min(samples_s), max(samples_s))
+        table.add_row(name, *(f"{number:.3f}" for number in numbers), str(len(samples_s)))
+    return table
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,9 +1,9 @@
 """torchtitan's toy through our variants and our meters, against its published table.
 
-Three bias-free matmuls (gate 512 to 512, wq 512 to 512, output 512 to 1024) on a (512, 512) input that requires
-grad, summed inside the block. Backward FLOPs are in units of 2 * 512**3, one square product; saved memory is in MiB,
-the size of one square activation. Both are exact. The state of the CPU's generator, which every recomputing region
-keeps and a CUDA meter does not see, stands in a column of its own.
+Three bias-free matmuls (gate 512 to 512, wq 512 to 512, output 512 to 1024) on a (512, 512) input that
+requires grad, summed inside the block. Backward FLOPs are in units of 2 * 512**3, one square product; saved
+memory is in MiB, the size of one square activation. Both are exact. The state of the CPU's generator, which
+every recomputing region keeps and a CUDA meter does not see, stands in a column of its own.
 
     python -m bench.toy
 

@@ -123,8 +123,9 @@ class Experiment(Recipe):
         if reentrant and resharding and inside:
             raise ConfigError(
                 "ac.use_reentrant",
-                "true inside a sharded FSDP1 unit reads weights that it frees after its first backward; "
-                "use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD",
+                "true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
+                "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
+                "mesh.sharding_strategy=NO_SHARD",
             )
 
 

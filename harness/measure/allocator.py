@@ -170,12 +170,15 @@ def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
 
 
 def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
+    kineto = profiler.profiler
+    assert kineto is not None, "a finished profile has its raw events"
+    # the public list of events keeps no single allocation, only sums by operator
     changes = sorted(
-        (event.time_range.start, event.self_cpu_memory_usage)
-        for event in profiler.events() or ()
-        if event.name == "[memory]"
+        (event.start_ns(), event.nbytes())
+        for event in kineto.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
     )
     running = peak = 0
     for _, nbytes in changes:

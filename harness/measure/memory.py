@@ -38,6 +38,8 @@ _aten = torch.ops.aten
 _GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
 # backward nodes whose formula reads the promoted number that forward has saved, and promotes none
 _SCALAR_READERS = frozenset({"MulBackward0", "DivBackward0"})
+# what a fake tensor is asked in the middle of an operator
+_QUESTION = torch.ops.prim.device.default
 _SCALAR_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 
 
@@ -167,6 +169,8 @@ class LiveStorages(TorchDispatchMode):
         if must_unwrap(types):
             return NotImplemented
         kwargs = kwargs or {}
+        if func is _QUESTION:
+            return func(*args, **kwargs)
         self._settle_scalars()
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself

@@ -137,8 +137,7 @@ class _Observer(Protocol):
 
 
 def _step(trainee: Trainee, batch: Any, observer: _Observer) -> None:
-    """Run a training step; like a careful training loop, drop the outputs before backward."""
-    trainee.zero_grad()
+    """Run a training step without gradients; like a careful training loop, drop the outputs before backward."""
     outputs, loss = trainee.forward(batch)
     observer.on_forward((outputs, loss))
     del outputs
@@ -179,7 +178,6 @@ class _Meter:
             chain(
                 parameters_of(model),
                 plain_tensors(model.buffers()),
-                gradients_of(model),
                 optimizer_state_of(self._trainee.optimizer),
                 plain_tensors(tensors_in(batch)),
             )
@@ -229,7 +227,7 @@ def _workspaces(ledger: Ledger) -> Workspaces:
 
 @contextmanager
 def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
-    """Take a step that the next measurement can take again: routing and dropout decide what is alive.
+    """Take a step, gradients dropped, that can be taken again: routing and dropout decide what is alive.
 
     Random numbers start from one seed and go on afterwards as if nothing had been. The learning rate is 0:
     every operator of the update runs and moves no parameter. Garbage is collected before the step and not in
@@ -240,6 +238,7 @@ def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
+    trainee.zero_grad()
     try:
         for group in groups:
             group["lr"] = 0.0

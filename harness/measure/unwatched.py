@@ -97,7 +97,9 @@ class AsUnwatched(TorchDispatchMode):
         if node is None or torch.is_grad_enabled():
             return func(*args, **kwargs)
         self._follow(node)
-        result = self._in_place(node, func, args)(*args, **kwargs)
+        if func is _aten.add.Tensor and self._is_accumulation(node, args):
+            return _accumulated(*args, sole_owner=self._sole_owner)
+        result = _IN_PLACE.get((node.name(), func), func)(*args, **kwargs)
         self._made_by_node |= {storage_key(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
@@ -119,24 +121,23 @@ class AsUnwatched(TorchDispatchMode):
             self._node = identity
             self._made_by_node.clear()
 
-    def _in_place(self, node: Node, func: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-        if func is _aten.add.Tensor and self._is_accumulation(args):
-            in_place: Callable[..., Any] = _aten.add_.Tensor
-            return in_place
-        return _IN_PLACE.get((node.name(), func), func)
+    def _is_accumulation(self, node: Node, operands: tuple[Any, ...]) -> bool:
+        """Tell whether the engine adds two gradients of one tensor; a sum in the node's formula is none.
 
-    def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether the engine adds to a gradient that nobody else holds.
-
-        The sum is the engine's, not part of the node's formula, when the node has not made the first operand.
+        The engine's first operand comes from another node, or this node has two edges to the same tensor (x * x).
         """
-        first, second = args
-        return (
-            isinstance(second, Tensor)
-            and storage_key(first) not in self._made_by_node
-            and _owner_counts(first) == self._sole_owner
-            and _is_dense(first)
-        )
+        first, second = operands
+        if not isinstance(second, Tensor):
+            return False
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        return storage_key(first) not in self._made_by_node or len(set(edges)) < len(edges)
+
+
+def _accumulated(first: Tensor, second: Tensor, *, sole_owner: tuple[int, int]) -> Tensor:
+    """Add as the engine does: into the first gradient where nobody else holds it."""
+    in_place = _is_dense(first) and _owner_counts(first) == sole_owner
+    total: Tensor = (_aten.add_.Tensor if in_place else _aten.add.Tensor)(first, second)
+    return total
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -166,9 +167,9 @@ def _owner_counts(tensor: Tensor) -> tuple[int, int]:
 
 def _sole_owner_counts() -> tuple[int, int]:
     """Return the counts of a gradient that only the engine holds, as a mode of this torch sees it."""
-    x = torch.ones(1, requires_grad=True)
     sums = _CountingSums()
-    with sums:
+    with _disable_current_modes(), sums:
+        x = torch.ones(1, requires_grad=True)
         torch.autograd.grad(x.sin() * x.cos(), x)
     return sums.counts
 

@@ -15,8 +15,8 @@ from harness.measure.flops import FlopFormulas
 from harness.measure.locator import Locator
 from harness.measure.tensors import must_unwrap
 
-# checkpointing detaches what it stashes: its own bookkeeping, no work of the model
-_DETACH = torch.ops.aten.detach.default
+# no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
+_BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -86,7 +86,7 @@ class WorkCounter(TorchDispatchMode):
 
     def _count(self, func: Any, flops: int) -> None:
         self._flops[self._locator.phase] += flops
-        if self._locator.is_recomputing and func is not _DETACH:
+        if self._locator.is_recomputing and func not in _BOOKKEEPING:
             self._recomputed_ops[str(func)] += 1
             self._recomputed_flops += flops
 

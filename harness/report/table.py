@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -66,11 +66,11 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
     if all(cell == _NOTHING for cell in cells["predicted peak"]):
         del cells["predicted peak"]
     names = [f"{variant} on {mesh}" for variant, mesh in zip(cells["variant"], cells["mesh"], strict=True)]
-    notes = [
-        f"{name}: {note}"
+    notes = _gathered(
+        (name, note, _where(record, root))
         for name, record in zip(names, records, strict=True)
-        for note in _notes(record, root)
-    ]
+        for note in _notes(record)
+    )
     return Sheet(columns=tuple(cells), rows=tuple(zip(*cells.values(), strict=True)), notes=tuple(notes))
 
 
@@ -201,12 +201,30 @@ def _scaled(count: int, base: int, units: Sequence[str]) -> tuple[float, str]:
     return count / base**power, units[power]
 
 
-def _notes(record: Record, root: Path | None) -> Iterator[str]:
-    where = "" if root is None else f" -> {root / record.trial_id / RECORD}"
+def _gathered(notes: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return one line a note: what many trials share is said once, with the first of them."""
+    by_text: dict[str, list[tuple[str, str]]] = {}
+    for name, text, where in notes:
+        by_text.setdefault(text, []).append((name, where))
+    lines = []
+    for text, named in by_text.items():
+        name, where = named[0]
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        lines.append(f"{name}{more}: {text}{where}")
+    return lines
+
+
+def _where(record: Record, root: Path | None) -> str:
+    """Return where to look further, for a trial that needs it."""
+    needs = record.error is not None or record.verdict == "differs"
+    return f" -> {root / record.trial_id / RECORD}" if needs and root is not None else ""
+
+
+def _notes(record: Record) -> Iterator[str]:
     if record.error is not None:
-        yield f"{record.status}, {_failure(record.error)}{where}"
+        yield f"{record.status}, {_failure(record.error)}"
     if record.verdict == "differs" and record.parity is not None:
-        yield from (f"{sentence}{where}" for sentence in _differences(record.parity))
+        yield from _differences(record.parity)
     if record.memory is not None and record.work is not None:
         yield from _inaction(record.verdict, record.memory, record.work)
     if foreign := record.environment.get("foreign_processes"):

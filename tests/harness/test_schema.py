@@ -6,60 +6,282 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
-from harness.cli import explain
 from harness.data import data_specs
-from harness.errors import ConfigError
-from harness.experiment import Experiment
 from harness.launch import Run
 from harness.mesh import Mesh
 from harness.models import families
 from harness.protocol import Protocol
 from harness.report.publisher import Tracker
-from harness.schema import CHOICE_KEYS, settings
-from harness.store import trial_id
+from harness.schema import CHOICE_KEYS, Settings, settings
 from strategies import ac_variants, chunk_variants, shard_variants
-from tests.harness.composing import CONF, composed, experiment_of, options_of, point_of
+from strategies.ac.full import Full
+from strategies.ac.selective_op import SelectiveOp
+from tests.harness.composing import CONF, composed, experiment_of, options_of, point_of, refusal_of, rows
 
-REQUIRED = {
-    ("model", "python"): "model.factory=tests.harness.user_models:healthy",
-    ("data", "tokens"): "data.path={tokens}",
-}
-"""What an option cannot do without."""
-
+GROUPS = ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
 CHOICES = [
-    pytest.param(group, option, id=f"{group}={option}")
-    for group in ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
-    for option in options_of(group)
+    pytest.param(group, option, id=f"{group}={option}") for group in GROUPS for option in options_of(group)
 ]
 TOP_LEVEL = (
     "ac, batch_size, chunk, compile, data, dtype, learning_rate, mesh, model, name, optimizer, outputs_dir, "
-    "protocol, rerun, seed, sequence_length, shard, strict, {sweep}tracker, wrap_order"
+    "protocol, rerun, seed, sequence_length, shard, strict, tracker, wrap_order"
 )
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, use_reentrant"
 MESH = (
     "cpu_offload, device, dp_replicate, dp_shard, fsdp, nodes, reshard_after_forward, sharding_strategy, tp, "
     "use_orig_params"
 )
-PERHAPS = "must be true or false, got 'perhaps'"
 
 
-@pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import numpy as np
-
+@pytest.fixture(scope="module")
+def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
+    """Return what an option cannot do without."""
     path = tmp_path_factory.mktemp("data") / "tokens.npy"
     np.save(path, np.arange(1000, dtype=np.uint16) % 256)
-    return path
+    return {
+        ("model", "python"): "model.factory=tests.harness.user_models:healthy",
+        ("data", "tokens"): f"data.path={path}",
+    }
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)
-def test_every_option_of_every_group_is_an_experiment(group: str, option: str, tokens: Path) -> None:
-    needed = REQUIRED.get((group, option), "").format(tokens=tokens)
-    experiment = experiment_of(f"{group}={option} {needed}")
-    assert hash(experiment) == hash(pickle.loads(pickle.dumps(experiment)))
-    assert pickle.loads(pickle.dumps(experiment)) == experiment
-    assert json.loads(json.dumps(experiment.to_dict())) == experiment.to_dict()
+def test_every_option_of_every_group_is_an_experiment(
+    group: str, option: str, needed: dict[tuple[str, str], str]
+) -> None:
+    experiment = experiment_of(f"{group}={option} {needed.get((group, option), '')}")
+    again = pickle.loads(pickle.dumps(experiment))
+    assert again == experiment
+    assert hash(again) == hash(experiment)
+    assert again.to_dict() == experiment.to_dict() == json.loads(json.dumps(experiment.to_dict()))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mesh", ["single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2"])
+@pytest.mark.parametrize("ac", sorted(ac_variants))
+def test_every_variant_composes_with_every_mesh(ac: str, mesh: str) -> None:
+    resolved = experiment_of(f"ac={ac} mesh={mesh}").to_dict()
+    assert (resolved["ac"]["name"], resolved["mesh"]["name"]) == (ac, mesh)
+
+
+@pytest.mark.parametrize("tracker", options_of("tracker"))
+def test_every_tracker_is_a_setting(tracker: str) -> None:
+    assert settings(composed([f"tracker={tracker}"])).tracker == Tracker(name=tracker)
+
+
+@pytest.mark.parametrize("sweep", options_of("sweep"))
+def test_every_sweep_preset_composes(sweep: str) -> None:
+    config = composed([f"sweep={sweep}"])
+    assert settings(config).run.name == sweep
+    assert point_of(f"sweep={sweep}").refusal is None
+
+
+def _class_of(group: str, file: str, values: dict[str, Any]) -> type[Any]:
+    strategies = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    if group in strategies:
+        return strategies[group][file]
+    one = {"mesh": Mesh, "protocol": Protocol, "tracker": Tracker}
+    if group in one:
+        return one[group]
+    return families()[values["family"]] if group == "model" else data_specs()[file]
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [
+        *CHOICES,
+        *(pytest.param("tracker", option, id=f"tracker={option}") for option in options_of("tracker")),
+    ],
+)
+def test_a_file_has_the_fields_of_its_class_and_no_others(group: str, option: str) -> None:
+    values = yaml.safe_load((CONF / group / f"{option}.yaml").read_text("utf-8"))
+    fields = {field.name for field in dataclasses.fields(_class_of(group, option, values))}
+    assert set(values) - (set(CHOICE_KEYS) - fields) == fields
+
+
+@pytest.mark.parametrize("group", ["ac", "chunk", "shard"])
+def test_every_variant_has_its_file_and_every_file_its_variant(group: str) -> None:
+    variants = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    assert options_of(group) == sorted(variants[group])
+
+
+def test_the_main_file_has_every_other_field() -> None:
+    config = OmegaConf.load(CONF / "config.yaml")
+    recipe = {"wrap_order", "compile", "optimizer", "learning_rate", "dtype", "seed", "batch_size"}
+    run = {field.name for field in dataclasses.fields(Run)}
+    assert set(config) == {"defaults", "hydra", "sequence_length", *recipe, *run}
+
+
+def test_defaults_of_the_main_file_are_those_of_the_classes() -> None:
+    chosen = settings(composed([]))
+    assert chosen == Settings(run=Run(), tracker=Tracker())
+    assert experiment_of("").protocol == Protocol()
+    assert experiment_of("").mesh == Mesh(device="cpu")
+    assert experiment_of("ac=full").ac == Full(layers_fqn="layers")
+    assert experiment_of("ac=selective_op").ac == SelectiveOp(layers_fqn="layers")
+
+
+def test_blocks_are_those_of_the_model_unless_the_variant_says_otherwise() -> None:
+    assert experiment_of("model=hf ac=full").ac == Full(layers_fqn="transformer.h")
+
+
+def test_lists_become_tuples() -> None:
+    variant = experiment_of("ac=selective_op ac.save_ops=[matmul] ac.module_classes=[GPTBlock]").ac
+    assert variant == SelectiveOp(save_ops=("matmul",), module_classes=("GPTBlock",), layers_fqn="layers")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param("", "name=another", id="the name of the sweep"),
+        pytest.param("", "tracker=none", id="the tracker"),
+        pytest.param("", "outputs_dir=elsewhere rerun=true strict=true", id="where results go"),
+        pytest.param("mesh=single mesh.dp_shard=2", "mesh=shard2", id="a mesh by numbers or by name"),
+        pytest.param("batch_size=8", "", id="a default that is spelled out"),
+        pytest.param("learning_rate=1e-3", "learning_rate=0.001", id="a number in two spellings"),
+        pytest.param("seed=2 batch_size=4", "batch_size=4 seed=2", id="the order of overrides"),
+        pytest.param("ac=full", "ac=full ac.layers_fqn=layers", id="an interpolation or what it leads to"),
+    ],
+)
+def test_trial_id_is_the_same_whatever(one: str, other: str) -> None:
+    assert point_of(one).trial_id == point_of(other).trial_id
+
+
+def test_trial_id_differs_with_every_field() -> None:
+    lines = [
+        "",
+        "seed=1",
+        "batch_size=4",
+        "sequence_length=64",
+        "learning_rate=0.1",
+        "optimizer=sgd",
+        "dtype=bf16",
+        "model.dropout=0.1",
+        "model=mlp",
+        "mesh=ddp2",
+        "mesh=shard2",
+        "mesh=shard2 mesh.reshard_after_forward=false",
+        "ac=full",
+        "ac=full ac.early_stop=false",
+        "data=synthetic",
+        "protocol.parity_steps=4",
+        "wrap_order=call_site",
+    ]
+    assert len({point_of(line).trial_id for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "modle=gpt_nano": f"modle: unknown option; did you mean 'model'? options: {TOP_LEVEL}",
+            "batchsize=2": f"batchsize: unknown option; did you mean 'batch_size'? options: {TOP_LEVEL}",
+            "+batchsize=2": "batchsize: unknown option; did you mean 'batch_size'? options: "
+            + TOP_LEVEL.replace("strict", "strict, sweep"),
+            "model=gpt_nan": "model: unknown option 'gpt_nan'; did you mean 'gpt_nano'? options: "
+            + ", ".join(options_of("model")),
+            "mesh=big": f"mesh: unknown option 'big'; options: {', '.join(options_of('mesh'))}",
+            "ac=fall": f"ac: unknown option 'fall'; did you mean 'full'? options: {', '.join(options_of('ac'))}",
+            "model=mlp model.n_layer=3": "model.n_layer: unknown option; did you mean 'n_layers'? options: "
+            "dropout, hidden_width, layers_fqn, n_layers, vocab_size, width",
+            "mesh.dp_shards=2": f"mesh.dp_shards: unknown option; did you mean 'dp_shard'? options: {MESH}",
+            "ac=selective_layer ac.acfreq=2": "ac.acfreq: unknown option; did you mean 'ac_freq'? options: ac_freq, "
+            + FULL,
+            "ac=full +ac.ac_freq=2": f"ac.ac_freq: unknown option; options: {FULL}",
+            "ac.ac_freq=2": "ac.ac_freq: unknown option; there are no options",
+            "ac=full ac.name=ful": f"ac.name: unknown 'ful'; did you mean 'full'? options: {', '.join(options_of('ac'))}",
+            "~mesh": "mesh: was removed, but every experiment has it; leave it out of the overrides",
+            "~rerun": "rerun: was removed, but every experiment has it; leave it out of the overrides",
+            "+ac=full": "Multiple values for ac. To override a value use 'override ac: full'",
+        }
+    ),
+)
+def test_refuses_what_does_not_exist(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "model.n_layers=three": "model.n_layers: must be an integer, got 'three'",
+            "model.n_layers=2.5": "model.n_layers: must be an integer, got 2.5",
+            "model.dropout=much": "model.dropout: must be a number, got 'much'",
+            "model.dropout=nan": "model.dropout: must be a finite number, got nan",
+            "batch_size=null": "batch_size: must be an integer, got None",
+            "batch_size=1e3": "batch_size: must be an integer, got 1000.0",
+            "learning_rate=inf": "learning_rate: must be a finite number, got inf",
+            "protocol.deadline_s=nan": "protocol.deadline_s: must be a finite number, got nan",
+            "tracker.deadline_s=-inf": "tracker.deadline_s: must be a finite number, got -inf",
+            "mesh.tp=two": "mesh.tp: must be an integer, got 'two'",
+            "mesh.cpu_offload=perhaps": "mesh.cpu_offload: must be true or false, got 'perhaps'",
+            "rerun=perhaps": "rerun: must be true or false, got 'perhaps'",
+            "ac=full ac.module_classes=GPTBlock": "ac.module_classes: must be a list, got 'GPTBlock'",
+            "ac=selective_layer ac.ac_freq=null": "ac.ac_freq: must be an integer, got None",
+            "ac=selective_op ac.matmul_recompute_every=often": "ac.matmul_recompute_every: must be an integer or null, got 'often'",
+            "ac=selective_op ac.save_ops=3": "ac.save_ops: must be the name of a preset or a list of names, got 3",
+            "ac=selective_op ac.save_ops={a:1}": "Error merging override ac.save_ops={a:1}: Cannot merge DictConfig with ListConfig",
+            "model=hf model.overrides={layer_norm_epsilon:nan}": "model.overrides.layer_norm_epsilon: must be a finite number, got nan",
+            "model=python": "model.factory: has no default; give it a value",
+            "data=tokens": "data.path: has no default; give it a value",
+            "model.family=llama": "model.n_kv_heads: has no default; give it a value",
+            "batch_size=${seeed}": "batch_size: Interpolation key 'seeed' not found",
+        }
+    ),
+)
+def test_refuses_another_type(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "model.n_layers=0": "model.n_layers: must be at least 1, got 0",
+            "model.dropout=1.0": "model.dropout: must be in [0, 1), got 1.0",
+            "model.dropout=-0.1": "model.dropout: must be in [0, 1), got -0.1",
+            "model.n_heads=3": "model.n_heads: must divide model.width, 128, got 3",
+            "model=llama_nano model.n_kv_heads=3": "model.n_kv_heads: must divide model.n_heads, 4, got 3",
+            "model=moe_nano model.top_k=5": "model.top_k: must be at most model.n_experts, 4, got 5",
+            "batch_size=0": "batch_size: must be at least 1, got 0",
+            "sequence_length=0": "sequence_length: must be at least 1, got 0",
+            "seed=-1": "seed: must be at least 0, got -1",
+            "seed=9223372036854775808": "seed: must be at most 9223372036854775807, got 9223372036854775808",
+            "learning_rate=0": "learning_rate: must be above 0, got 0.0",
+            "dtype=fp64": "dtype: must be one of fp32, bf16, bf16_mixed, got 'fp64'",
+            "optimizer=lion": "optimizer: must be one of adamw, sgd, got 'lion'",
+            "compile=inductor": "compile: only 'none' is available, got 'inductor'",
+            "wrap_order=in": "wrap_order: must be one of inside_fsdp, outside_fsdp, call_site, got 'in'",
+            "ac=selective_layer ac.ac_freq=0": "ac.ac_freq: must be at least 1, got 0",
+            "protocol.parity_steps=0": "protocol.parity_steps: must be at least 1, got 0",
+            "protocol.warmup_steps=-1": "protocol.warmup_steps: must be at least 0, got -1",
+            "protocol.timed_pairs=-1": "protocol.timed_pairs: must be at least 0, got -1",
+            "protocol.deadline_s=0": "protocol.deadline_s: must be at least 1, got 0.0",
+            "tracker.name=mlflow": "tracker.name: must be one of offline, online, none, got 'mlflow'",
+            "tracker.project=''": "tracker.project: must name a project, got ''",
+            "tracker.deadline_s=0": "tracker.deadline_s: must be at least 1, got 0.0",
+            "name=''": "name: must name a folder below outputs_dir, got ''",
+            "name=..": "name: must name a folder below outputs_dir, got '..'",
+            "name=a/b": "name: must hold no path separator and no control character, got 'a/b'",
+        }
+    ),
+)
+def test_refuses_what_is_out_of_range(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+def test_a_refused_point_is_described_as_far_as_it_is_known() -> None:
+    point = point_of("mesh=single mesh.dp_shard=2 learning_rate=nan")
+    assert point.experiment is None
+    assert point.resolved["mesh"]["name"] == "shard2"
+    assert point.resolved["learning_rate"] == "nan"
+    assert len(point.trial_id) == 12
+
+
+def test_a_refused_mesh_has_no_name() -> None:
+    assert "name" not in point_of("mesh.tp=0").resolved["mesh"]

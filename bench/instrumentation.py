@@ -1,0 +1,206 @@
+"""What the harness adds to a training step: its timed steps against a bare training loop.
+
+The bare loop is written out below: the model's own module, `zero_grad`, forward, cross entropy, backward,
+AdamW. Both train the same weights on the same batch in one process, in the order A B B A; the ratio is that
+of the trial's own statistics. A bare loop against another one shows the noise floor, and a step under the meters
+what instrumenting costs.
+
+On CPU the steps run on one thread and are timed by the CPU time of the process, which neighbours on a shared
+machine hardly move; `--clock wall` takes wall-clock time, as trials do.
+
+    python -m bench.instrumentation --pairs 60 --model gpt_nano
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from bench.output import parser, publish
+from bench.trials import experiments
+from harness.assemble import assemble
+from harness.experiment import Experiment
+from harness.measure.step import instrument
+from harness.measure.timing import Clock, Step, clock_for, interleave
+from harness.models.base import Batch
+from harness.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
+
+TARGET = 0.01
+"""How far the median ratio of timed steps may be from 1."""
+
+WARMUP = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One kind of step against the bare loop.
+
+    Fields:
+        step_time_s, bare_time_s: of the step and of the bare loop.
+        ratio: of pairs that were taken side by side.
+        target: largest distance of the median from 1; `None` where the row is for information.
+    """
+
+    name: str
+    step_time_s: Quantiles
+    bare_time_s: Quantiles
+    ratio: Ratio
+    target: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessClock:
+    """CPU time of this process, all its threads together."""
+
+    def time_s(self, step: Step) -> float:
+        """Run `step` and return the CPU seconds it took."""
+        start = time.process_time()
+        step()
+        return time.process_time() - start
+
+
+def main() -> int:
+    """Measure, print, write; times are never a reason to fail."""
+    arguments = _arguments()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(1)
+    rows = _rows(arguments, device)
+    protocol = {name: value for name, value in vars(arguments).items() if name != "out"} | {"warmup": WARMUP}
+    results = [asdict(row) for row in rows]
+    publish(_table(rows), arguments.out, protocol=protocol, results=results, device=device)
+    return 0
+
+
+def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> Step:
+    """Return one step of a training loop that knows nothing of the harness but the model's module.
+
+    Args:
+        experiment: its model, seed and learning rate; fp32, one rank, AdamW.
+        batch: tokens and targets, (B, S), on the device that computes.
+        checkpointed: call every block through torch's `checkpoint`, as one would by hand.
+    """
+    (tokens,), targets = batch.inputs, batch.targets
+    assert targets is not None, "language models have targets"
+    torch.manual_seed(experiment.seed)
+    model = experiment.model.build().to(tokens.device).train()
+    if checkpointed:
+        _checkpoint_blocks(model, experiment.model.layers_fqn)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(tokens)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        del logits
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def harness_step(experiment: Experiment, batch: Batch) -> Step:
+    """Return the step that a trial times."""
+    trainee = assemble(experiment, batch.inputs[0].device, None, batch)
+
+    def step() -> None:
+        trainee.zero_grad()
+        _, loss = trainee.forward(batch)
+        trainee.backward(loss)
+        trainee.update()
+
+    return step
+
+
+def _arguments() -> argparse.Namespace:
+    made = parser(__doc__, "instrumentation")
+    made.add_argument("--pairs", type=int, default=60)
+    made.add_argument("--model", default="gpt_nano")
+    made.add_argument("--batch-size", type=int, default=8)
+    made.add_argument("--sequence-length", type=int, default=128)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--clock", choices=("process", "wall"), default="process", help="on CPU")
+    return made.parse_args()
+
+
+def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
+    common = [
+        f"model={arguments.model}",
+        f"batch_size={arguments.batch_size}",
+        f"sequence_length={arguments.sequence_length}",
+        f"mesh.device={arguments.device}",
+        "data=synthetic",
+    ]
+    plain, full = experiments([[*common, "ac=none"], [*common, "ac=full", "ac.early_stop=true"]])
+    batch = _batch(plain).to(device)
+    clock = ProcessClock() if (arguments.device, arguments.clock) == ("cpu", "process") else clock_for(device)
+    compare = partial(_compare, clock=clock, pairs=arguments.pairs)
+    bare, by_hand = (bare_loop(plain, batch, checkpointed=checkpointed) for checkpointed in (False, True))
+    trainee = assemble(plain, device, None, batch)
+    return [
+        compare("bare loop (noise floor)", bare_loop(plain, batch, checkpointed=False), bare),
+        compare("ac=none / bare loop", harness_step(plain, batch), bare, target=TARGET),
+        compare("ac=full / bare loop with checkpoint()", harness_step(full, batch), by_hand, target=TARGET),
+        compare("instrumented step / bare loop", lambda: _instrument(trainee, batch), bare),
+    ]
+
+
+def _batch(experiment: Experiment) -> Batch:
+    source = experiment.data.source(
+        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
+    )
+    return source.batch(step=0, batch_size=experiment.batch_size, seed=experiment.seed)
+
+
+def _checkpoint_blocks(model: nn.Module, layers_fqn: str) -> None:
+    for block in model.get_submodule(layers_fqn).children():
+        region: Any = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = region
+
+
+def _instrument(trainee: Any, batch: Batch) -> None:
+    instrument(trainee, batch)
+
+
+def _compare(
+    name: str, step: Step, bare: Step, *, clock: Clock, pairs: int, target: float | None = None
+) -> Row:
+    samples = interleave(step, bare, warmup=WARMUP, pairs=pairs, clock=clock)
+    return Row(
+        name=name,
+        step_time_s=quantiles(samples.variant_s),
+        bare_time_s=quantiles(samples.twin_s),
+        ratio=ratio_to_baseline(samples.variant_s, samples.twin_s),
+        target=target,
+    )
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="Timed steps against a bare training loop, A B B A")
+    table.add_column("step")
+    for heading in ("median, ms", "bare, ms", "ratio", "95 % interval", "target"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        ratio = row.ratio
+        table.add_row(
+            row.name,
+            f"{row.step_time_s.median * 1e3:.2f}",
+            f"{row.bare_time_s.median * 1e3:.2f}",
+            f"{ratio.median:.4f}",
+            f"{ratio.low:.4f} to {ratio.high:.4f}",
+            "-" if row.target is None else f"1 ± {row.target:g}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.experiment import Experiment, Recipe, name_of
+from strategies import ac_variants
+from tests.harness.composing import experiment_of, refusal_of
+
+GROUPS = ["model", "mesh", "ac", "chunk", "shard", "data", "protocol"]
+FREED = (
+    "ac.use_reentrant: true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
+    "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD"
+)
+
+
+def test_the_twin_differs_in_the_strategies_alone() -> None:
+    experiment = experiment_of("ac=full mesh=shard2 model.dropout=0.1 seed=3")
+    twin = experiment.twin()
+    changed = {
+        field.name
+        for field in dataclasses.fields(Experiment)
+        if getattr(twin, field.name) != getattr(experiment, field.name)
+    }
+    assert changed == {"ac"}
+    assert twin.is_baseline
+    assert twin.twin() == twin
+    assert not experiment.is_baseline
+
+
+def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
+    resolved = experiment_of("ac=selective_op mesh=shard2").to_dict()
+    assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])
+    assert {group: resolved[group]["name"] for group in GROUPS} == {
+        "model": "gpt_nano",
+        "mesh": "shard2",
+        "ac": "selective_op",
+        "chunk": "none",
+        "shard": "none",
+        "data": "text",
+        "protocol": "standard",
+    }
+    assert resolved["model"]["family"] == "gpt"
+    assert resolved["ac"]["save_ops"] == ["matmul", "attention"]
+
+
+@pytest.mark.parametrize("name", sorted(ac_variants))
+def test_a_variant_is_named_by_its_module(name: str) -> None:
+    assert name_of(ac_variants[name]()) == name
+
+
+def test_refuses_a_recipe_that_says_nothing() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Recipe(learning_rate=float("nan"))
+    assert str(refusal.value) == "learning_rate: must be above 0, got nan"
+
+
+@pytest.mark.parametrize("mesh", ["single", "ddp2", "tp2"])
+def test_refuses_an_order_around_nothing(mesh: str) -> None:
+    assert refusal_of(f"wrap_order=outside_fsdp mesh={mesh}") == (
+        f"wrap_order: outside_fsdp needs FSDP, but {mesh} shards nothing; use mesh=shard2 or inside_fsdp"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize(
+    "order", ["wrap_order=inside_fsdp", "wrap_order=outside_fsdp ac.module_classes=[GPTBlock]"]
+)
+def test_refuses_reentrant_inside_a_sharded_fsdp1_unit(order: str, strategy: str) -> None:
+    fsdp1 = f"mesh=shard2 mesh.fsdp=fsdp1 mesh.sharding_strategy={strategy}"
+    assert refusal_of(f"{fsdp1} ac=full ac.use_reentrant=true {order}") == FREED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mesh.fsdp=fsdp1 wrap_order=outside_fsdp",
+        "mesh.fsdp=fsdp1 wrap_order=call_site",
+        "mesh.fsdp=fsdp1 mesh.sharding_strategy=NO_SHARD",
+        "mesh.fsdp=fsdp2",
+    ],
+)
+def test_reentrant_is_fine_where_weights_stay(line: str) -> None:
+    assert experiment_of(f"mesh=shard2 ac=full ac.use_reentrant=true {line}").mesh.label == "shard2"
