@@ -1,11 +1,11 @@
 """Two meters of memory on one step on a GPU: live storages against the caching allocator's requested bytes.
 
-Every AC variant on every model, with math and with fused attention, in fp32 and bf16. Where the allocator's peak is
-higher, kernels hold memory of their own; a third run watches each operator and names them. `unexplained` is what is
-left then, and should be 0.
+Every AC variant on every model, with math and with fused attention, in fp32 and bf16. Where the allocator's
+peak is higher, kernels hold memory of their own; a third run watches each operator and names them.
+`unexplained` is what is left then, and should be 0.
 
-Except for `offload`: its copies run on a stream of their own, and the allocator counts a block that another stream
-has used until it has seen that stream's event, after the last storage on it is gone (`free_block` in
+Except for `offload`: its copies run on a stream of their own, and the allocator counts a block that another
+stream has used until it has seen that stream's event, after the last storage on it is gone (`free_block` in
 c10/cuda/CUDACachingAllocator.cpp). Its row is for information.
 
     python -m bench.exactness_cuda --models gpt_nano llama_nano

@@ -2,8 +2,8 @@
 
 The bare loop is written out below: the model's own module, `zero_grad`, forward, cross entropy, backward,
 AdamW. Both train the same weights on the same batch in one process, in the order A B B A; the ratio is that
-of the trial's own statistics. A bare loop against another one shows the noise floor, and a step under the meters
-what instrumenting costs.
+of the trial's own statistics. A bare loop against another one shows the noise floor, and a step under the
+meters what instrumenting costs.
 
 On CPU the steps run on one thread and are timed by the CPU time of the process, which neighbours on a shared
 machine hardly move; `--clock wall` takes wall-clock time, as trials do.

@@ -101,6 +101,21 @@ def main() -> int:
     return int(bool(problems))
 
 
+def problem(record: Record) -> str | None:
+    """Say what keeps a case from counting; `None` when it is bitwise equal to its twin and neutral."""
+    if record.error is not None:
+        return f"{record.status}: {record.error.message}"
+    if record.parity is None:
+        return "nothing was compared"
+    for part in PARTS:
+        difference = getattr(record.parity, part).first_difference
+        if difference is not None:
+            return describe_difference(part, difference)
+    if record.parity.level != "bitwise" or record.verdict != "neutral":
+        return f"{record.verdict}, compared by {record.parity.level}"
+    return None
+
+
 def _arguments() -> argparse.Namespace:
     made = parser(__doc__, "parity_matrix")
     made.add_argument("--models", nargs="+", default=MODELS)
@@ -118,23 +133,9 @@ def _findings(agent: Agent, cases: Sequence[Case], device: str, trial_dir: Path)
     chosen = experiments([*case.overrides, f"mesh.device={device}"] for case in cases)
     found = records(agent, chosen, trial_dir)
     return [
-        Finding(case=case, status=record.status, verdict=record.verdict, problem=_problem(record))
+        Finding(case=case, status=record.status, verdict=record.verdict, problem=problem(record))
         for case, record in zip(cases, found, strict=True)
     ]
-
-
-def _problem(record: Record) -> str | None:
-    if record.error is not None:
-        return f"{record.status}: {record.error.message}"
-    if record.parity is None:
-        return "nothing was compared"
-    for part in PARTS:
-        difference = getattr(record.parity, part).first_difference
-        if difference is not None:
-            return describe_difference(part, difference)
-    if record.parity.level != "bitwise" or record.verdict != "neutral":
-        return f"{record.verdict}, compared by {record.parity.level}"
-    return None
 
 
 def _grid(findings: Sequence[Finding], meshes: Sequence[str]) -> Table:

@@ -1,6 +1,6 @@
 """Gather the records of a sweep into one JSON file.
 
-    python -m bench.records outputs/demo --out demo.json
+python -m bench.records outputs/demo --out demo.json
 """
 
 from __future__ import annotations

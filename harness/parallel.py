@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
@@ -20,7 +20,12 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.mesh import Mesh
@@ -67,14 +72,15 @@ def shard_fsdp2(
 def shard_fsdp1(
     model: nn.Module, units: Mapping[str, nn.Module], mesh: Mesh, devices: DeviceMesh, *, dtype: str
 ) -> nn.Module:
-    """Wrap every unit and `model` itself in `FullyShardedDataParallel`; units are replaced in their parents."""
-    device = torch.device("cpu") if devices.device_type == "cpu" else torch.device("cuda", torch.cuda.current_device())
+    """Wrap every unit, in its parent, and `model` itself in `FullyShardedDataParallel`."""
+    is_cuda = devices.device_type == "cuda"
     options: dict[str, Any] = {
         "device_mesh": devices["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else devices["dp_shard"],
         "sharding_strategy": ShardingStrategy[mesh.sharding_strategy],
         "cpu_offload": CPUOffload(offload_params=mesh.cpu_offload),
         "use_orig_params": mesh.use_orig_params,
-        "device_id": device,  # without it FSDP1 looks for an accelerator and refuses the CPU
+        # without a device FSDP1 looks for an accelerator and refuses the CPU
+        "device_id": torch.cuda.current_device() if is_cuda else torch.device("cpu"),
     }
     if dtype == "bf16_mixed":
         options["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -100,10 +106,14 @@ def cpu_stands_in_for_cuda(mesh: Mesh, device: torch.device) -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
-        mock.patch.object(torch.cpu.Stream, "synchronize", lambda _self: None, create=True),
+        mock.patch.object(torch.Tensor, "pin_memory", _itself),
+        mock.patch.object(torch.cpu.Stream, "synchronize", create=True),
     ):
         yield
+
+
+def _itself(tensor: Tensor, *_: Any) -> Tensor:
+    return tensor
 
 
 def _mixed_precision(dtype: str) -> MixedPrecisionPolicy:

@@ -161,7 +161,8 @@ def _steps(bench: _Bench, experiment: Experiment) -> Iterator[Snapshot]:
     """Yield what each parity step computes; the model lives as long as the iterator."""
     trainee = bench.assemble(experiment)
     batches = (bench.batch(step) for step in range(experiment.protocol.parity_steps))
-    yield from steps(trainee, batches, seed=experiment.seed, dp_rank=dp_rank(experiment.mesh, bench.context.rank))
+    share = dp_rank(experiment.mesh, bench.context.rank)
+    yield from steps(trainee, batches, seed=experiment.seed, dp_rank=share)
     _release(trainee)
 
 

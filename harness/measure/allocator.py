@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.counting import CountingAllocator, counting_allocator
@@ -178,7 +179,7 @@ def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
     changes = sorted(
         (event.start_ns(), event.nbytes())
         for event in kineto.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
     )
     running = peak = 0
     for _, nbytes in changes:

@@ -102,7 +102,7 @@ def instrument(
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
     meter = _Meter(trainee, live, locator)
-    with _repeatable(trainee, device), locator, work, live, AsUnwatched():
+    with _repeatable(trainee, device), locator, live, work, AsUnwatched():
         meter.start(batch)
         _step(trainee, batch, meter)
     return StepReport(
@@ -137,7 +137,7 @@ class _Observer(Protocol):
 
 
 def _step(trainee: Trainee, batch: Any, observer: _Observer) -> None:
-    """Run a training step without gradients; like a careful training loop, drop the outputs before backward."""
+    """Run a training step; like a careful training loop, drop the outputs before backward."""
     outputs, loss = trainee.forward(batch)
     observer.on_forward((outputs, loss))
     del outputs

@@ -124,7 +124,7 @@ class AsUnwatched(TorchDispatchMode):
     def _is_accumulation(self, node: Node, operands: tuple[Any, ...]) -> bool:
         """Tell whether the engine adds two gradients of one tensor; a sum in the node's formula is none.
 
-        The engine's first operand comes from another node, or this node has two edges to the same tensor (x * x).
+        The engine's first operand comes from another node, or this one has two edges to one tensor (x * x).
         """
         first, second = operands
         if not isinstance(second, Tensor):

@@ -1,0 +1,1 @@
+"""The Hydra plugin of acbench."""

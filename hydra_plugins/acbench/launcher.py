@@ -26,7 +26,11 @@ class LocalLauncher(Launcher):
         self._task: Callable[[list[DictConfig]], Sequence[Any]] = task_function
         self._config = config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self,
+        job_overrides: Sequence[Sequence[str]],
+        initial_job_idx: int,  # noqa: ARG002 (trials are named by content, not by number)
+    ) -> Sequence[JobReturn]:
         """Compose all points, run them, and return one completed job a point; a failed trial is a record."""
         loader = self._context.config_loader
         configs = [loader.load_sweep_config(self._config, list(overrides)) for overrides in job_overrides]

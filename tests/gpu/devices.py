@@ -1,4 +1,4 @@
-"""The devices that tests of this folder run on: the GPU, and the CPU so that their own logic is seen to work."""
+"""The devices these tests run on: the GPU, and where they can the CPU, so that the tests are tested."""
 
 from __future__ import annotations
 

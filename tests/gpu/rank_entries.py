@@ -1,29 +1,60 @@
-"""What ranks of these tests run."""
+"""What the ranks of these tests run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from harness.assemble import Assembled, build
-from harness.difference import PARTS, Parity, describe_difference
+from harness.assemble import Assembled, assemble
 from harness.experiment import Experiment
-from harness.measure.parity import Snapshot, compare_steps, steps
-from harness.parallel import device_mesh_of, shard_fsdp1, shard_fsdp2
+from harness.measure.parity import compare_steps
+from harness.measure.snapshot import Snapshot, steps
+from harness.models.base import Batch
+from harness.parallel import shard_fsdp1, shard_fsdp2
 from harness.ranks import RankContext
-from strategies.blocks import children_of
 
-COUNT = 3
+_SHARD = {"fsdp1": shard_fsdp1, "fsdp2": shard_fsdp2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """An experiment of one rank that is sharded all the same."""
+class Sharded:
+    """An experiment of one rank whose model FSDP wraps all the same, over a group of one."""
 
     experiment: Experiment
     fsdp: str
+
+
+def prove_sharded(case: Sharded, context: RankContext) -> dict[str, Any]:
+    """Train the variant and its twin, both under FSDP, and return the comparison."""
+    experiment, device = case.experiment, context.device
+    names = ("dp_replicate", "dp_shard", "tp")
+    devices = init_device_mesh(device.type, (1, 1, 1), mesh_dim_names=names)
+    source = experiment.data.source(
+        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
+    )
+    batches = [
+        source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed).to(device)
+        for step in range(experiment.protocol.parity_steps)
+    ]
+    expected, actual = (
+        _steps(replace(case, experiment=each), devices, batches) for each in (experiment.twin(), experiment)
+    )
+    with closing(expected), closing(actual):
+        return compare_steps(expected, actual, count=len(batches)).as_json()
+
+
+def _steps(case: Sharded, devices: DeviceMesh, batches: list[Batch]) -> Generator[Snapshot]:
+    yield from steps(_trainee(case, devices, batches[0]), batches, seed=case.experiment.seed)
+
+
+def _trainee(case: Sharded, devices: DeviceMesh, sample: Batch) -> Assembled:
+    device = sample.inputs[0].device
+    plain = assemble(case.experiment, device, None, sample)
+    model = _SHARD[case.fsdp](plain.model, plain.blocks, case.experiment.mesh, devices, dtype="fp32")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=case.experiment.learning_rate)
+    return replace(plain, model=model, call=model, optimizer=optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -99,8 +98,7 @@ def parity(rank: int, case: Experiment) -> Parity:
             steps(assemble(each, device, devices, batches[0]), batches, seed=case.seed, dp_rank=share)
             for each in (case.twin(), case)
         )
-        with closing(expected), closing(actual):
-            return compare_steps(expected, actual, count=len(batches), rank=rank)
+        return compare_steps(expected, actual, count=len(batches), rank=rank)
 
 
 def differences(found: Parity) -> list[str]:

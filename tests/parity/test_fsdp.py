@@ -1,6 +1,7 @@
 """Checkpointing and FSDP in every composition: around a unit, inside a unit, at the call of the whole model.
 
-The twin of each case is FSDP alone. Six iterations with an optimizer step each; losses, outputs and gradients bitwise.
+The twin of each case is FSDP alone. Six iterations with an optimizer step each; losses, outputs and gradients
+are equal bit for bit.
 
 Source: the cases of PyTorch's test/distributed/fsdp/test_fsdp_checkpoint.py, completed.
 """
@@ -123,8 +124,9 @@ def test_refuses_reentrant_regions_in_sharded_fsdp1_units(strategy: str) -> None
             mesh=Mesh(dp_shard=2, fsdp="fsdp1", sharding_strategy=strategy), options={"use_reentrant": True}
         )
     assert str(refused.value) == (
-        "ac.use_reentrant: true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
-        "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD"
+        "ac.use_reentrant: true inside a sharded FSDP1 unit reads weights that the unit frees after its "
+        "first backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
+        "mesh.sharding_strategy=NO_SHARD"
     )
 
 
@@ -188,8 +190,9 @@ def train_submodules(rank: int, sharding: str, *, checkpointed: bool) -> list[Te
         for unit in model:
             fully_shard(unit, mesh=init_device_mesh("cpu", (2,)))
     else:
-        options = {"device_id": torch.device("cpu"), "use_orig_params": sharding == "fsdp1 original"}
-        model = nn.Sequential(*(FullyShardedDataParallel(unit, **options) for unit in model))
+        original, cpu = sharding == "fsdp1 original", torch.device("cpu")
+        units = (FullyShardedDataParallel(unit, device_id=cpu, use_orig_params=original) for unit in model)
+        model = nn.Sequential(*units)
     if checkpointed:
         Full(module_classes=("_Stack",)).apply(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -21,7 +21,7 @@ Region = Callable[[nn.Module, Tensor], Tensor]
 _saving_addmm = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
 
 REGIONS: dict[str, Region] = {
-    "none": lambda block, x: block(x),
+    "none": nn.Module.__call__,
     "full": partial(checkpoint, use_reentrant=False),
     "full to the end": partial(checkpoint, use_reentrant=False, early_stop=False),
     "reentrant": partial(checkpoint, use_reentrant=True),
@@ -49,7 +49,8 @@ class Block(nn.Module):
         x = x + functional.dropout(self.out(a.transpose(1, 2).reshape(x.shape)), self.dropout)
         top = x.topk(WIDTH // 2)[0]
         picked = x.index_select(1, torch.arange(length - 1, -1, -1))
-        return x + self.down(functional.gelu(self.up(picked * 0.5))) + functional.pad(top, (0, WIDTH // 2))
+        result: Tensor = x + self.down(functional.gelu(self.up(picked * 0.5)))
+        return result + functional.pad(top, (0, WIDTH // 2))
 
 
 class Transformer(nn.Module):

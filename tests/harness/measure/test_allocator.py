@@ -94,6 +94,8 @@ def test_a_convolution_is_named(counted: CountingAllocator) -> None:
     assert truth is not None
     assert report.workspaces is not None
     assert truth.peak_requested_bytes == report.workspaces.peak_bytes
+    named = {op for op, nbytes in report.workspaces.largest_by_op.items() if nbytes > 100}
+    assert named == {"aten.convolution.default", "aten.convolution_backward.default"}
 
 
 @needs_compiler

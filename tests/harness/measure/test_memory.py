@@ -186,13 +186,13 @@ def test_host_copies_are_counted_apart() -> None:
 
 @pytest.mark.parametrize("region", ["none", "full", "selective"])
 def test_fake_tensors_have_the_same_report(region: str) -> None:
+    targets = tokens().targets
+    assert targets is not None
     real = instrument(transformer(region), tokens())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = transformer(region).model
         fake = Metered(model)
-        batch = Batch(
-            inputs=(mode.from_tensor(tokens().inputs[0]),), targets=mode.from_tensor(tokens().targets)
-        )
+        batch = Batch(inputs=(mode.from_tensor(tokens().inputs[0]),), targets=mode.from_tensor(targets))
         report = instrument(warmed(fake, batch), batch)
     assert asdict(report.memory) == asdict(real.memory)
     assert asdict(report.work) == asdict(real.work)
@@ -284,7 +284,8 @@ def test_torchtitans_table_of_saved_bytes() -> None:
             self.output = nn.Linear(512, 1024, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.output(self.wq(self.gate(x))).sum()
+            y: Tensor = self.output(self.wq(self.gate(x)))
+            return y.sum()
 
     def saved_mib(*, is_region: bool) -> float:
         model = Sum()

@@ -1,0 +1,94 @@
+"""Write the generated parts of README.md: the demo's table, and the table of variants.
+
+`python -m bench.readme` after `make demo`. What stands between `<!-- name -->` and `<!-- /name -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from harness.report.table import sheet
+from harness.store import Store
+from strategies import Strategy, ac_variants
+
+_ROOT = Path(__file__).parent.parent
+_README = _ROOT / "README.md"
+_DEMO = _ROOT / "outputs" / "demo"
+_TRAITS = ("Saved", "Recomputed", "Moved")
+_SHOWN = (
+    "variant",
+    "mesh",
+    "verdict",
+    "saved",
+    "peak",
+    "recomputed FLOPs",
+    "step time vs baseline",
+    "collectives",
+)
+
+
+def main() -> int:
+    """Rewrite README.md; 1 when the demo has not run."""
+    records = Store(_DEMO).scan().records
+    if not records:
+        sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
+        return 1
+    text = _README.read_text(encoding="utf-8")
+    text = replaced(text, "demo", demo_table())
+    _README.write_text(replaced(text, "variants", variant_table()), encoding="utf-8")
+    return 0
+
+
+def demo_table() -> str:
+    """Return the records of the demo as a markdown table, meshes together."""
+    found = sorted(
+        Store(_DEMO).scan().records,
+        key=lambda record: (
+            record.experiment["mesh"]["name"] != "single",
+            record.experiment["ac"]["name"] != "none",
+        ),
+    )
+    content = sheet(found)
+    kept = [content.columns.index(name) for name in _SHOWN]
+    rows = [[row[index] for index in kept] for row in content.rows]
+    return markdown(_SHOWN, rows)
+
+
+def variant_table() -> str:
+    """Return what every variant's docstring says it saves, recomputes and moves."""
+    rows = [[f"`ac={name}`", *traits(variant)] for name, variant in ac_variants.items() if name != "none"]
+    return markdown(("variant", *(trait.lower() for trait in _TRAITS)), rows)
+
+
+def traits(variant: type[Strategy]) -> list[str]:
+    """Return the sentences after `Saved:`, `Recomputed:` and `Moved:` in a docstring."""
+    text = inspect.getdoc(variant) or ""
+    found = [
+        re.search(rf"^{trait}: (.+?)(?=\n\S|\n\n|\Z)", text, re.MULTILINE | re.DOTALL) for trait in _TRAITS
+    ]
+    return [" ".join(match.group(1).split()) if match else "" for match in found]
+
+
+def markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    """Return a markdown table."""
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """Return `text` with `content` between the marks of `name`.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"README.md: no marks <!-- {name} --> and <!-- /{name} -->")
+    return pattern.sub(lambda match: f"{match.group(1)}{content}\n{match.group(2)}", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""The program as people start it: exit codes, what is printed where, and what a signal leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.composing import ROOT
+
+ACBENCH = str(Path(sys.executable).with_name("acbench"))
+SMALL = [
+    "model=mlp",
+    "model.n_layers=2",
+    "model.width=8",
+    "model.hidden_width=8",
+    "data=synthetic",
+    "batch_size=2",
+    "sequence_length=8",
+    "mesh.device=cpu",
+    "protocol=smoke",
+    "protocol.timed_pairs=0",
+    "tracker=none",
+]
+PATIENCE_S = 60.0
+"""Longest time for what takes a few seconds on a machine with nothing else to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def acbench(folder: Path, *arguments: str, program: tuple[str, ...] = (ACBENCH,)) -> Finished:
+    """Run the program in `folder` to its end."""
+    done = subprocess.run(
+        [*program, *arguments],
+        cwd=folder,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
+    )
+    return Finished(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def _environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"} | changes
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(
+            ["ac=fulll"],
+            "acbench: ac: unknown option 'fulll'; did you mean 'full'? options: "
+            "full, none, offload, selective_layer, selective_op\n",
+            id="an option that does not exist",
+        ),
+        pytest.param(
+            ["mesh=ddp2", "batch_size=3"],
+            "acbench: batch_size: must be a multiple of the 2 data-parallel ranks of ddp2, got 3\n",
+            id="an impossible combination",
+        ),
+        pytest.param(
+            ["ac=null"],
+            "acbench: Config group override must be a string or a list. Got NoneType\n",
+            id="a group of nothing",
+        ),
+        pytest.param(
+            ["-m", "ac=none,full", "name=a,b"],
+            "acbench: name: belongs to the whole sweep and cannot be swept; give it one value\n",
+            id="a sweep in two folders",
+        ),
+    ],
+)
+def test_a_refused_command_says_why_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = acbench(tmp_path, *arguments)
+    assert (done.code, done.stdout, done.stderr) == (2, "", message)
+    assert _files(tmp_path) == []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Swept:
+    """One sweep of six points, four of them distinct, two of those refused."""
+
+    folder: Path
+    first: Finished
+    again: Finished
+    mtimes_ns: dict[Path, int]
+    duration_s: float
+    duration_again_s: float
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    folder = tmp_path_factory.mktemp("sweep")
+    command = ["-m", *SMALL, "ac=none,full,full", "seed=0,-1", "name=nice"]
+    started = time.monotonic()
+    first = acbench(folder, *command)
+    duration_s = time.monotonic() - started
+    mtimes_ns = {path: path.stat().st_mtime_ns for path in folder.glob("outputs/nice/*/record.json")}
+    started = time.monotonic()
+    again = acbench(folder, *command, "strict=true", program=(sys.executable, "-m", "harness"))
+    return Swept(
+        folder=folder,
+        first=first,
+        again=again,
+        mtimes_ns=mtimes_ns,
+        duration_s=duration_s,
+        duration_again_s=time.monotonic() - started,
+    )
+
+
+def test_a_sweep_prints_its_table_on_stdout_and_nothing_else(swept: Swept) -> None:
+    assert swept.first.code == 0, swept.first.stderr
+    lines = [line.split() for line in swept.first.stdout.splitlines() if line.strip()]
+    assert lines[0][:5] == ["variant", "mesh", "status", "verdict", "saved"]
+    rows = [
+        [cell for cell in line if cell in {"none", "full", "ok", "refused", "neutral"}] for line in lines[2:6]
+    ]
+    assert rows == [
+        ["none", "ok", "neutral"],
+        ["none", "refused"],
+        ["full", "ok", "neutral"],
+        ["full", "refused"],
+    ]
+    assert "seed: must be at least 0, got -1" in swept.first.stdout
+
+
+def test_progress_and_paths_are_on_stderr(swept: Swept) -> None:
+    lines = swept.first.stderr.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [
+        *(f"[{number}/4]" for number in (1, 1, 2, 2, 3, 3, 4, 4)),
+        "records:",
+    ]
+    assert lines[-1] == "records: outputs/nice"
+
+
+def test_every_distinct_point_has_a_record(swept: Swept) -> None:
+    records = [json.loads(path.read_text("utf-8")) for path in swept.mtimes_ns]
+    assert sorted(record["status"] for record in records) == ["ok", "ok", "refused", "refused"]
+    assert {record["name"] for record in records} == {"nice"}
+
+
+def test_the_same_command_again_runs_nothing(swept: Swept) -> None:
+    assert {path: path.stat().st_mtime_ns for path in swept.mtimes_ns} == swept.mtimes_ns
+    assert swept.again.stderr.count("done before") == 4
+    assert swept.again.stdout == swept.first.stdout
+
+
+def test_strict_makes_a_refusal_a_failure(swept: Swept) -> None:
+    assert (swept.first.code, swept.again.code) == (0, 1)
+
+
+def test_one_trial_in_another_folder_that_fails(tmp_path: Path) -> None:
+    user = "model=python", "model.factory=tests.harness.user_models:raises", "model.layers_fqn=layers"
+    small = [override for override in SMALL if not override.startswith("model")]
+    done = acbench(tmp_path, *user, *small, "outputs_dir=else where", "name=önë", "data=text")
+    (path,) = (tmp_path / "else where" / "önë").glob("*/record.json")
+    record = json.loads(path.read_text("utf-8"))
+    assert (done.code, record["status"], record["error"]["kind"]) == (1, "failed", "ValueError")
+    assert "ValueError on rank 0 during instrument: the width is odd" in done.stdout
+
+
+Sent = Callable[[subprocess.Popen[str]], None]
+
+
+def _ctrl_c(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("send", "code", "said"),
+    [
+        pytest.param(
+            _ctrl_c,
+            1,
+            "acbench: interrupted; finished trials are kept, the same command continues\n",
+            id="Ctrl-C",
+        ),
+        pytest.param(lambda process: process.terminate(), 143, "", id="SIGTERM"),
+        pytest.param(lambda process: process.kill(), -9, "", id="SIGKILL"),
+    ],
+)
+def test_a_signal_ends_the_sweep_keeps_what_is_finished_and_leaves_no_process(
+    tmp_path: Path, send: Sent, code: int, said: str
+) -> None:
+    with _hanging(tmp_path) as (process, mark):
+        send(process)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code
+        assert stderr.endswith(said)
+        assert "Traceback" not in stderr
+        _until(lambda: not _marked(mark), "no process is left")
+    (record,) = (json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json"))
+    assert record["status"] == "ok"
+    assert record["experiment"]["model"]["factory"].endswith(":healthy")
+
+
+@contextlib.contextmanager
+def _hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a sweep of three points and wait until the second, which hangs on two ranks, is under way."""
+    mark = uuid.uuid4().hex
+    factories = ",".join(f"tests.harness.user_models:{name}" for name in ("healthy", "hangs", "raises"))
+    small = [override for override in SMALL if not override.startswith("model")]
+    process = subprocess.Popen(
+        [ACBENCH, "-m", "model=python", f"model.factory={factories}", *small, "mesh=ddp2"],
+        cwd=folder,
+        env=_environment(ACBENCH_TEST_MARK=mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _until(lambda: _is_hanging(folder), "the second point is under way")
+        assert len(_marked(mark)) >= 3  # the driver and two ranks
+        yield process, mark
+    finally:
+        for pid in _marked(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _is_hanging(folder: Path) -> bool:
+    """Whether both ranks of a trial without a record have reached their first forward."""
+    trials = [path.parent for path in folder.glob("outputs/*/*/experiment.yaml")]
+    reports = [
+        json.loads(path.read_text("utf-8"))
+        for trial in trials
+        if not (trial / "record.json").exists()
+        for path in trial.glob("rank*.json")
+    ]
+    return len(trials) == 2 and [report["phase"] for report in reports] == ["instrument", "instrument"]
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the processes that inherited the mark."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if f"ACBENCH_TEST_MARK={mark}".encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+    return found
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE_S} s for: {what}"
+        time.sleep(0.05)
