@@ -165,14 +165,18 @@ def is_communication(kind: str, message: str) -> bool:
 
 
 def is_waiting(stack: str) -> bool:
-    """Return whether the main thread waits for other ranks.
+    """Return whether the main thread waits for other ranks, as far as its stack tells.
+
+    DDP waits inside the autograd engine, which shows no frame of its own.
 
     Args:
         stack: what `faulthandler` wrote of all threads; the main thread is the last, innermost frame first.
     """
     _, found, main = stack.rpartition("(most recent call first):")
     frames = [line for line in main.splitlines() if line.startswith("  File ")]
-    return bool(found) and any("/torch/distributed/" in line for line in frames[:_INNERMOST_FRAMES])
+    in_engine = any(line.endswith("in _engine_run_backward") for line in frames[:1])
+    in_collective = any("/torch/distributed/" in line for line in frames[:_INNERMOST_FRAMES])
+    return bool(found) and (in_engine or in_collective)
 
 
 def _causes(deaths: Sequence[Death], reports: Mapping[int, RankReport]) -> Iterator[_Cause]:

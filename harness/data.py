@@ -58,6 +58,10 @@ class Source:
 class DataSpec:
     """Where tokens come from, described."""
 
+    def files(self) -> tuple[Path, ...]:
+        """Return the user's files that decide the tokens; a change of theirs makes other trials."""
+        return ()
+
     def check(self, *, vocab_size: int, sequence_length: int) -> None:
         """Refuse data that cannot feed the model.
 
@@ -95,6 +99,10 @@ class Text(DataSpec):
     """
 
     path: str | None = None
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the file, unless it ships with the program."""
+        return () if self.path is None else (Path(self.path),)
 
     def source(self, *, vocab_size: int, sequence_length: int) -> Source:
         """Return windows of the bytes."""
@@ -138,6 +146,10 @@ class Tokens(DataSpec):
             problem = f"a raw file needs one of {', '.join(_RAW_DTYPES)}, got null for {self.path!r}"
             raise ConfigError("data.dtype", problem)
         require_one_of("data.dtype", self.dtype, _RAW_DTYPES)
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the token file."""
+        return (Path(self.path),)
 
     def source(self, *, vocab_size: int, sequence_length: int) -> Source:
         """Return windows of the file."""

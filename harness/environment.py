@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -25,13 +25,17 @@ from harness import nvml
 _PACKAGES = ("torch", "hydra-core", "omegaconf", "wandb", "numpy", "transformers", "triton", "nvidia-ml-py")
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}
-_IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest")
+_IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")
 _ID_DIGITS = 12
 _GIT_DEADLINE_S = 10.0
 
 
-def describe(device: torch.device | str) -> dict[str, Any]:
+def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
     """Return the environment of measurements on `device`, as JSON values.
+
+    Args:
+        device: where ranks compute.
+        files: the user's own, which measurements depend on (key `files`: path to size and time of change).
 
     Keys: python, torch, cuda (version torch was built with), backend and world_size of the process group,
     device (its name), cpus, driver, host, commit, packages, source_digest, foreign_processes (None where
@@ -53,6 +57,7 @@ def describe(device: torch.device | str) -> dict[str, Any]:
         "commit": _commit(Path(__file__)),
         "packages": _package_versions(),
         "source_digest": _source_digest(),
+        "files": {str(path): _fingerprint(path) for path in files},
         "foreign_processes": _foreign_processes(device.index or 0) if is_cuda else None,
     }
 
@@ -101,6 +106,12 @@ def _source_digest() -> str:
                 f"{package}/{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content
             )
     return digest.hexdigest()
+
+
+def _fingerprint(path: Path) -> str:
+    """Return size and time of change: enough to see an edit, and cheap for a token file of any size."""
+    status = path.stat()
+    return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
 
 
 def _package_root(package: str) -> Path:

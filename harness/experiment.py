@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.data import DataSpec, data_specs
@@ -87,6 +88,11 @@ class Experiment(Recipe):
     def is_baseline(self) -> bool:
         """Whether this is its own twin."""
         return name_of(self.ac) == "none" and name_of(self.chunk) == "none"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The user's files that decide what the trial computes."""
+        return (*self.model.files(), *self.data.files())
 
     def twin(self) -> Experiment:
         """Return the baseline of this experiment: nothing recomputed, nothing chunked."""

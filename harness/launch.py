@@ -106,7 +106,7 @@ class _Sweep:
 
     def record(self, point: Point) -> Record:
         """Return the record of `point`: the finished one, or a new one that is on disk by now."""
-        environment = describe(device_type(point.experiment.mesh) if point.experiment else "cpu")
+        environment = _environment(point.experiment)
         address = environment_id(environment)
         finished = None if self.run.rerun else self.store.finished(point.trial_id, address)
         label = point_label(point.resolved)
@@ -139,8 +139,9 @@ class _Sweep:
 
     def _attempts(self, experiment: Experiment, trial_dir: Path) -> tuple[Outcome, str]:
         """Run the trial; where the twin does not fit beside the variant, again with less of it."""
+        watch = self._watch if self.progress.is_live else None
         for mode in BASELINES:
-            outcome = self.agent.run(_job(experiment, mode, trial_dir), watch=self._watch)
+            outcome = self.agent.run(_job(experiment, mode, trial_dir), watch=watch)
             if not _twin_did_not_fit(outcome):
                 break
         return outcome, mode
@@ -149,6 +150,13 @@ class _Sweep:
         report = reports.get(0)
         if report is not None and report.total is not None:
             self.progress.steps(report.done, report.total)
+
+
+def _environment(experiment: Experiment | None) -> dict[str, Any]:
+    """Return the environment as the driver sees it; a refused point has no device and no files."""
+    if experiment is None:
+        return describe("cpu")
+    return describe(device_type(experiment.mesh), experiment.files)
 
 
 def _job(experiment: Experiment, baseline: str, trial_dir: Path) -> RankJob:

@@ -87,7 +87,7 @@ def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
             "baseline": baseline and {key: baseline[key] for key in ("memory", "work")},
             "parity": proven and proven.as_json(),
             "time": _time(bench),
-            "environment": describe(context.device),
+            "environment": describe(context.device, plan.experiment.files),
         }
 
 
@@ -160,9 +160,12 @@ def _prove(bench: _Bench) -> Parity:
 def _steps(bench: _Bench, experiment: Experiment) -> Iterator[Snapshot]:
     """Yield what each parity step computes; the model lives as long as the iterator."""
     trainee = bench.assemble(experiment)
-    batches = (bench.batch(step) for step in range(experiment.protocol.parity_steps))
-    share = dp_rank(experiment.mesh, bench.context.rank)
-    yield from steps(trainee, batches, seed=experiment.seed, dp_rank=share)
+    count, context = experiment.protocol.parity_steps, bench.context
+    batches = (bench.batch(step) for step in range(count))
+    share = dp_rank(experiment.mesh, context.rank)
+    for done, snapshot in enumerate(steps(trainee, batches, seed=experiment.seed, dp_rank=share)):
+        context.progress(done, count)
+        yield snapshot
     _release(trainee)
 
 
@@ -185,17 +188,20 @@ def _time(bench: _Bench) -> dict[str, Any] | None:
 def _samples(bench: _Bench) -> tuple[Samples, float | None]:
     """Return the timed steps, and the energy of a variant's step."""
     experiment, protocol = bench.plan.experiment, bench.plan.experiment.protocol
-    clock, warmup, pairs = clock_for(bench.context.device), protocol.warmup_steps, protocol.timed_pairs
+    clock, progress = clock_for(bench.context.device), bench.context.progress
+    warmup, pairs = protocol.warmup_steps, protocol.timed_pairs
     if bench.plan.baseline == "paired":
         variant, twin = bench.stepper(experiment), bench.stepper(experiment.twin())
-        samples = interleave(variant, twin, warmup=warmup, pairs=pairs, clock=clock)
+        samples = interleave(variant, twin, warmup=warmup, pairs=pairs, clock=clock, progress=progress)
         return samples, _energy_j(bench, variant)
     twin_s: tuple[float, ...] = ()
     if bench.plan.baseline == "sequential":
-        twin_s = consecutive(bench.stepper(experiment.twin()), warmup=warmup, count=pairs, clock=clock)
+        twin_s = consecutive(
+            bench.stepper(experiment.twin()), warmup=warmup, count=pairs, clock=clock, progress=progress
+        )
         gc.collect()
     variant = bench.stepper(experiment)
-    variant_s = consecutive(variant, warmup=warmup, count=pairs, clock=clock)
+    variant_s = consecutive(variant, warmup=warmup, count=pairs, clock=clock, progress=progress)
     return Samples(variant_s=variant_s, twin_s=twin_s), _energy_j(bench, variant)
 
 

@@ -19,6 +19,10 @@ Step = Callable[[], None]
 """One whole training step; it may queue work on a device and return before that is done."""
 
 
+Progress = Callable[[int, int], None]
+"""Told how many of how many steps are done, always between two timed steps."""
+
+
 class Clock(Protocol):
     """Takes the time of one step, with everything that the step has queued."""
 
@@ -72,7 +76,13 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device=device) if device.type == "cuda" else HostClock()
 
 
-def interleave(variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clock) -> Samples:
+def _in_silence(_done: int, _total: int) -> None:
+    pass
+
+
+def interleave(
+    variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clock, progress: Progress = _in_silence
+) -> Samples:
     """Time `pairs` steps of each in the order A B B A, after `warmup` untimed ones of each.
 
     Neighbours form a pair; that every second pair is turned round cancels what going first costs. Garbage is
@@ -89,6 +99,7 @@ def interleave(variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clo
     variant_s, twin_s = [], []
     with _quiet_heap() as collect:
         for pair in range(pairs):
+            progress(pair, pairs)
             collect()
             if pair % 2 == 0:
                 variant_s.append(clock.time_s(variant))
@@ -99,7 +110,9 @@ def interleave(variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clo
     return Samples(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
 
 
-def consecutive(step: Step, *, warmup: int, count: int, clock: Clock) -> tuple[float, ...]:
+def consecutive(
+    step: Step, *, warmup: int, count: int, clock: Clock, progress: Progress = _in_silence
+) -> tuple[float, ...]:
     """Time `count` steps after `warmup` untimed ones, where two models do not fit at once; seconds.
 
     Raises:
@@ -111,7 +124,8 @@ def consecutive(step: Step, *, warmup: int, count: int, clock: Clock) -> tuple[f
         step()
     samples_s = []
     with _quiet_heap() as collect:
-        for _ in range(count):
+        for done in range(count):
+            progress(done, count)
             collect()
             samples_s.append(clock.time_s(step))
     return tuple(samples_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,10 @@ class ModelSpec:
     def fixed_batch(self) -> Batch | None:
         """Return the batch that the model brings itself, on CPU, or `None` when any tokens will do."""
         return None
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the user's files that decide the model; a change of theirs makes other trials."""
+        return ()
 
     def longest_sequence(self) -> int | None:
         """Return how many positions the model has, or `None` when it does not count them."""

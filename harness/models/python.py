@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
+from inspect import getfile, signature
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class PythonSpec(ModelSpec):
         example = _example(self.factory, self.dropout)
         assert example is not None, "a batch without targets is the factory's own"
         return example.loss_fn(outputs)
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the file of the factory."""
+        return (Path(getfile(_import(self.factory))),)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return what `tp_column` and `tp_row` say."""

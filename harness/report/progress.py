@@ -46,6 +46,11 @@ class SweepProgress:
     ) -> None:
         self._bars.stop()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether steps are shown, so that it is worth following them."""
+        return self._console.is_terminal
+
     def start(self, total: int) -> None:
         """Announce how many points will run."""
         self._total = total

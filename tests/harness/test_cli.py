@@ -175,7 +175,7 @@ def test_strict_makes_a_refusal_a_failure(swept: Swept) -> None:
 def test_one_trial_in_another_folder_that_fails(tmp_path: Path) -> None:
     user = "model=python", "model.factory=tests.harness.user_models:raises", "model.layers_fqn=layers"
     small = [override for override in SMALL if not override.startswith("model")]
-    done = acbench(tmp_path, *user, *small, "outputs_dir=else where", "name=önë", "data=text")
+    done = acbench(tmp_path, *user, *small, "outputs_dir=else where", "name='önë'", "data=text")
     (path,) = (tmp_path / "else where" / "önë").glob("*/record.json")
     record = json.loads(path.read_text("utf-8"))
     assert (done.code, record["status"], record["error"]["kind"]) == (1, "failed", "ValueError")

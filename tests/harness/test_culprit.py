@@ -267,12 +267,23 @@ Current thread 0x00007e (most recent call first):
   File "/venv/torch/nn/modules/module.py", line 1765 in _wrapped_call_impl
   File "/venv/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", line 10 in forward
 """
+_IN_ENGINE = """Current thread 0x00007e (most recent call first):
+  File "/venv/torch/autograd/graph.py", line 865 in _engine_run_backward
+  File "/venv/torch/autograd/__init__.py", line 356 in backward
+"""
+_IN_BACKWARD_OF_THE_MODEL = """Current thread 0x00007e (most recent call first):
+  File "/project/model.py", line 9 in backward
+  File "/venv/torch/autograd/function.py", line 315 in apply
+  File "/venv/torch/autograd/graph.py", line 865 in _engine_run_backward
+"""
 
 
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
         pytest.param(_WAITING, True, id="in a collective"),
+        pytest.param(_IN_ENGINE, True, id="in the autograd engine, where DDP waits"),
+        pytest.param(_IN_BACKWARD_OF_THE_MODEL, False, id="in a backward of the model"),
         pytest.param(_ASLEEP, False, id="in the model, though another thread communicates"),
         pytest.param(
             '  File "/venv/torch/distributed/x.py", line 1 in f', False, id="no stack, only a line like one"

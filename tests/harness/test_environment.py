@@ -33,6 +33,7 @@ def known() -> dict[str, Any]:
         "commit": "abc",
         "packages": {"torch": "2.13.0"},
         "source_digest": "0" * 64,
+        "files": {},
         "foreign_processes": [],
     }
 
@@ -79,7 +80,7 @@ class TestIdentity:
         assert int(environment_id(known), 16) >= 0
 
     @pytest.mark.parametrize(
-        "key", ["python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest"]
+        "key", ["python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files"]
     )
     def test_another_value_is_another_environment(self, known: dict[str, Any], key: str) -> None:
         assert environment_id(known | {key: "another"}) != environment_id(known)
@@ -87,6 +88,14 @@ class TestIdentity:
     @pytest.mark.parametrize("key", ["backend", "host", "world_size", "commit", "foreign_processes"])
     def test_what_changes_no_result_does_not_count(self, known: dict[str, Any], key: str) -> None:
         assert environment_id(known | {key: "another"}) == environment_id(known)
+
+    def test_an_edited_file_of_the_user_is_another_environment(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.py"
+        path.write_text("width = 1\n")
+        before = environment_id(describe("cpu", [path]))
+        assert environment_id(describe("cpu", [path])) == before
+        path.write_text("width = 16\n")
+        assert environment_id(describe("cpu", [path])) != before
 
     def test_it_is_the_same_in_driver_and_rank(self) -> None:
         assert environment_id(describe("cpu")) == environment_id(describe(torch.device("cpu", 0)))

@@ -63,8 +63,10 @@ def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
         ({"device": "tpu"}, "mesh.device: must be one of auto, cuda, cpu, got 'tpu'"),
         (
             {"sharding_strategy": "ZERO3"},
-            "mesh.sharding_strategy: must be one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
-            "_HYBRID_SHARD_ZERO2, got 'ZERO3'",
+            (
+                "mesh.sharding_strategy: must be one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
+                "_HYBRID_SHARD_ZERO2, got 'ZERO3'"
+            ),
         ),
     ],
 )
@@ -93,7 +95,10 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         ),
         (
             {"dp_shard": 2, "sharding_strategy": "NO_SHARD"},
-            "mesh.sharding_strategy: belongs to fsdp1, got NO_SHARD with fsdp2; use mesh.reshard_after_forward",
+            (
+                "mesh.sharding_strategy: belongs to fsdp1, got NO_SHARD with fsdp2; "
+                "use mesh.reshard_after_forward"
+            ),
         ),
         (
             {"dp_shard": 2, "use_orig_params": False},
@@ -101,8 +106,10 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         ),
         (
             {"dp_shard": 2, "fsdp": "fsdp1", "reshard_after_forward": False},
-            "mesh.reshard_after_forward: belongs to fsdp2; with fsdp1 use "
-            "mesh.sharding_strategy=SHARD_GRAD_OP",
+            (
+                "mesh.reshard_after_forward: belongs to fsdp2; with fsdp1 use "
+                "mesh.sharding_strategy=SHARD_GRAD_OP"
+            ),
         ),
         (
             {"dp_shard": 2, "tp": 2, "fsdp": "fsdp1"},
@@ -110,13 +117,17 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         ),
         (
             {"dp_shard": 2, "dp_replicate": 2, "fsdp": "fsdp1"},
-            "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
-            "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1",
+            (
+                "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
+                "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+            ),
         ),
         (
             {"dp_shard": 2, "fsdp": "fsdp1", "sharding_strategy": "HYBRID_SHARD"},
-            "mesh.sharding_strategy: HYBRID_SHARD does not fit shard2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
-            "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1",
+            (
+                "mesh.sharding_strategy: HYBRID_SHARD does not fit shard2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
+                "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+            ),
         ),
     ],
 )

@@ -1,3 +1,5 @@
+# ruff: noqa: E501 (a command and what is said about it stand on one line)
+
 from __future__ import annotations
 
 import os

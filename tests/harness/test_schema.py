@@ -1,14 +1,14 @@
+# ruff: noqa: E501 (a command and what is said about it stand on one line)
+
 from __future__ import annotations
 
 import dataclasses
 import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
 from harness.data import data_specs
@@ -81,7 +81,7 @@ def test_every_sweep_preset_composes(sweep: str) -> None:
     assert point_of(f"sweep={sweep}").refusal is None
 
 
-def _class_of(group: str, file: str, values: dict[str, Any]) -> type[Any]:
+def _class_of(group: str, file: str, values: dict[Any, Any]) -> type[Any]:
     strategies = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
     if group in strategies:
         return strategies[group][file]
@@ -99,7 +99,8 @@ def _class_of(group: str, file: str, values: dict[str, Any]) -> type[Any]:
     ],
 )
 def test_a_file_has_the_fields_of_its_class_and_no_others(group: str, option: str) -> None:
-    values = yaml.safe_load((CONF / group / f"{option}.yaml").read_text("utf-8"))
+    values = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
+    assert isinstance(values, dict)
     fields = {field.name for field in dataclasses.fields(_class_of(group, option, values))}
     assert set(values) - (set(CHOICE_KEYS) - fields) == fields
 

@@ -1,0 +1,58 @@
+"""Imports point one way, as the contracts in pyproject.toml say."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_import_contracts_are_kept() -> None:
+    pytest.importorskip("importlinter", reason="import-linter is in the dev extra")
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("package", ["harness", "strategies", "hydra_plugins"])
+def test_imports_stand_at_the_top_of_a_module(package: str) -> None:
+    """An import inside a function is an edge that nobody sees; the few allowed ones say why."""
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        lines = path.read_text("utf-8").splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            imports = [item for item in ast.walk(node) if isinstance(item, ast.Import | ast.ImportFrom)]
+            found += [
+                f"{path.relative_to(ROOT)}:{item.lineno}"
+                for item in imports
+                if "PLC0415" not in lines[item.lineno - 1]
+            ]
+    assert found == []
+
+
+@pytest.mark.parametrize("module", ["harness.record", "harness.store", "harness.report.table"])
+def test_records_are_read_without_torch(module: str) -> None:
+    program = f"import sys; sys.modules['torch'] = None; import {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_never_import_wandb() -> None:
+    program = (
+        "import sys, harness.trial, harness.ranks; print('wandb' in sys.modules, 'hydra' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False False\n"
