@@ -92,7 +92,8 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
     (tokens,), targets = batch.inputs, batch.targets
     assert targets is not None, "language models have targets"
     torch.manual_seed(experiment.seed)
-    model = experiment.model.build().to(tokens.device).train()
+    with tokens.device:
+        model = experiment.model.build().train()
     if checkpointed:
         _checkpoint_blocks(model, experiment.model.layers_fqn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)

@@ -31,10 +31,9 @@ from typing import Any, NoReturn
 _CLOSE_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
-
 _WAITS_ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait for work sleep. By default they spin, which on a machine with other load makes a step tens of
-times slower and its time meaningless: measured 37 s against 11 s for one trial at a load of 3 a core."""
+"""Threads that wait for work sleep. By default they spin, and on a machine with other load a step takes several
+times slower and its time meaningless (measured at a load of 3 a core: one trial 37 s against 11 s)."""
 
 
 class ForkServerError(RuntimeError):

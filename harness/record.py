@@ -142,7 +142,7 @@ def build(
         memory=memory,
         work=work,
         time=None if work is None else merge_time(ranks, work),
-        environment=dict(environment or {}) | (ranks[0].environment if ranks else {}),
+        environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
         note=note,
     )
 
@@ -187,6 +187,11 @@ def is_baseline(experiment: Mapping[str, Any]) -> bool:
     """Whether `experiment` enables neither AC nor chunking; false where it does not say."""
     groups = (experiment.get("ac"), experiment.get("chunk"))
     return all(isinstance(group, Mapping) and group.get("name") == "none" for group in groups)
+
+
+def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank knows of its environment; of foreign processes the driver may know more."""
+    return {key: value for key, value in environment.items() if value is not None}
 
 
 def _record(identity: Identity, ending: Ending, **measured: Any) -> Record:

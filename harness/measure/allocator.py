@@ -8,14 +8,14 @@ themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._autograd import DeviceType
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.counting import CountingAllocator, counting_allocator
@@ -74,10 +74,12 @@ class LiveTotals:
 
     Fields:
         standing_bytes: storages that the step found.
+        stale_bytes: those of them that hold gradients of the step before, which the step drops first.
         peak_bytes: highest total during the step.
     """
 
     standing_bytes: int
+    stale_bytes: int
     peak_bytes: int
 
 
@@ -175,17 +177,28 @@ def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
         step()
     kineto = profiler.profiler
     assert kineto is not None, "a finished profile has its raw events"
-    # the public list of events keeps no single allocation, only sums by operator
-    changes = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in kineto.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    )
+    # only the raw events tell single blocks, and only some of those that stood before: all of those are left out
+    blocks: dict[int, int] = {}
     running = peak = 0
-    for _, nbytes in changes:
-        running += nbytes
+    for event in sorted(_allocations(kineto.kineto_results.experimental_event_tree()), key=_start_ns):
+        block = event.extra_fields
+        running -= blocks.pop(block.ptr, 0)
+        if block.alloc_size > 0:
+            blocks[block.ptr] = block.alloc_size
+            running += block.alloc_size
         peak = max(peak, running)
-    return _report("torch.profiler memory events", live, step_peak_bytes=peak)
+    return _report("torch.profiler memory events", live, step_peak_bytes=peak - live.stale_bytes)
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            yield event
+        yield from _allocations(event.children)
+
+
+def _start_ns(event: Any) -> int:
+    return int(event.start_time_ns)
 
 
 def _report(

@@ -108,7 +108,7 @@ def instrument(
     return StepReport(
         memory=meter.report(),
         work=work.report(),
-        live=_live_totals(live.ledger, device.type),
+        live=meter.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(live.ledger),
     )
 
@@ -138,6 +138,7 @@ class _Observer(Protocol):
 
 def _step(trainee: Trainee, batch: Any, observer: _Observer) -> None:
     """Run a training step; like a careful training loop, drop the outputs before backward."""
+    trainee.zero_grad()
     outputs, loss = trainee.forward(batch)
     observer.on_forward((outputs, loss))
     del outputs
@@ -168,16 +169,19 @@ class _Meter:
         self._live = live
         self._locator = locator
         self._parameter_bytes = 0
+        self._stale_bytes = 0
         self._gradient_bytes = 0
         self._saved: list[SavedStorage] = []
 
     def start(self, batch: Any) -> None:
         model = self._trainee.model
         self._parameter_bytes = memory.storage_bytes(parameters_of(model))
+        self._stale_bytes = memory.storage_bytes(gradients_of(model))
         self._live.stand(
             chain(
                 parameters_of(model),
                 plain_tensors(model.buffers()),
+                gradients_of(model),
                 optimizer_state_of(self._trainee.optimizer),
                 plain_tensors(tensors_in(batch)),
             )
@@ -211,11 +215,15 @@ class _Meter:
             saved_by_module=memory.by_module(self._saved),
         )
 
-
-def _live_totals(ledger: Ledger, device: str) -> LiveTotals:
-    # on CPU the allocator hands out host copies too
-    seen = memory.is_on_device if device == "cuda" else memory.is_storage
-    return LiveTotals(standing_bytes=ledger.start_bytes(seen), peak_bytes=ledger.peak(seen).nbytes)
+    def live_totals(self, device: str) -> LiveTotals:
+        ledger = self._live.ledger
+        # on CPU the allocator hands out host copies too
+        seen = memory.is_on_device if device == "cuda" else memory.is_storage
+        return LiveTotals(
+            standing_bytes=ledger.start_bytes(seen),
+            stale_bytes=self._stale_bytes,
+            peak_bytes=ledger.peak(seen).nbytes,
+        )
 
 
 def _workspaces(ledger: Ledger) -> Workspaces:
@@ -227,7 +235,7 @@ def _workspaces(ledger: Ledger) -> Workspaces:
 
 @contextmanager
 def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
-    """Take a step, gradients dropped, that can be taken again: routing and dropout decide what is alive.
+    """Take a step that can be taken again: routing and dropout decide what is alive.
 
     Random numbers start from one seed and go on afterwards as if nothing had been. The learning rate is 0:
     every operator of the update runs and moves no parameter. Garbage is collected before the step and not in
@@ -238,7 +246,6 @@ def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
-    trainee.zero_grad()
     try:
         for group in groups:
             group["lr"] = 0.0

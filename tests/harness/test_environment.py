@@ -50,6 +50,7 @@ class TestDescribe:
             "driver": None,
             "host": platform.node(),
             "world_size": 1,
+            "files": {},
             "foreign_processes": None,
         }
         assert {key: found[key] for key in fixed} == fixed

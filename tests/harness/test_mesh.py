@@ -118,15 +118,15 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         (
             {"dp_shard": 2, "dp_replicate": 2, "fsdp": "fsdp1"},
             (
-                "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
-                "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+                "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and "
+                "_HYBRID_SHARD_ZERO2 need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
             ),
         ),
         (
             {"dp_shard": 2, "fsdp": "fsdp1", "sharding_strategy": "HYBRID_SHARD"},
             (
-                "mesh.sharding_strategy: HYBRID_SHARD does not fit shard2; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 "
-                "need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+                "mesh.sharding_strategy: HYBRID_SHARD does not fit shard2; HYBRID_SHARD and "
+                "_HYBRID_SHARD_ZERO2 need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
             ),
         ),
     ],

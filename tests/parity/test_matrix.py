@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.mesh import Mesh
 from strategies import ac_variants
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -39,6 +40,12 @@ def test_is_bitwise_neutral_on_four_ranks(
     pool4: RankPool, variant: str, model: str, mesh: str, dropout: float
 ) -> None:
     case = cases.experiment(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
+    assert pool4.run(cases.prove, case) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("variant", ac_variants)
+def test_is_bitwise_neutral_on_replicas_of_a_tensor_parallel_model(pool4: RankPool, variant: str) -> None:
+    case = cases.experiment(variant=variant, mesh=Mesh(dp_replicate=2, tp=2), dropout=0.1)
     assert pool4.run(cases.prove, case) == [[], [], [], []]
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure import allocator, counting
 from harness.measure.allocator import AllocatorReport, CpuWorkspaceProbe, LiveTotals
@@ -24,6 +25,9 @@ from tests.rank_pool import RankPool
 needs_compiler = pytest.mark.skipif(
     counting.build() is None, reason="no C++ compiler for the counting allocator"
 )
+
+# a block's parameters, gathered
+LARGEST_UNIT_BYTES = 4 * (32 + 32 * 96 + 96 + 32 * 32 + 32 + 32 * 64 + 64 + 64 * 32 + 32)
 
 
 @pytest.fixture
@@ -142,7 +146,9 @@ def test_without_a_counting_allocator_the_profiler_tells(region: str) -> None:
 
 def test_a_device_without_allocator_has_no_truth() -> None:
     assert (
-        allocator.measure(lambda: None, device="meta", live=LiveTotals(standing_bytes=0, peak_bytes=0))
+        allocator.measure(
+            lambda: None, device="meta", live=LiveTotals(standing_bytes=0, stale_bytes=0, peak_bytes=0)
+        )
         is None
     )
 
@@ -176,34 +182,49 @@ def test_an_unwritable_cache_gives_no_library(tmp_path: Path, monkeypatch: pytes
     assert counting.build() is None
 
 
-def _workspace_on(_: int, kind: str) -> tuple[int, int]:
-    assert allocator.install()
-    trainee = transformer("full")
-    model: nn.Module = trainee.model
-    if kind == "fsdp":
-        for layer in trainee.blocks.values():
-            fully_shard(layer)
-        fully_shard(model)
-    if kind == "ddp":
-        model = DistributedDataParallel(model)
-    wrapped = Metered(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    wrapped.blocks = trainee.blocks
-    warmed(warmed(wrapped, tokens()), tokens())
-    report = instrument(wrapped, tokens())
-    truth = allocator_truth(wrapped, tokens(), report.live)
-    counter = counting_allocator()
-    assert counter is not None
-    counter.uninstall()
-    assert truth is not None
-    return truth.workspace_bytes, truth.backend_bytes
+def _sharded(region: str) -> Metered:
+    trainee = transformer(region)
+    for layer in trainee.blocks.values():
+        fully_shard(layer)
+    fully_shard(trainee.model)
+    sharded = Metered(trainee.model, torch.optim.SGD(trainee.model.parameters(), lr=0.1))
+    return warmed(warmed(sharded, tokens()), tokens())
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_gloos_temporaries_are_no_workspace(pool2: RankPool, kind: str) -> None:
-    for workspace_bytes, backend_bytes in pool2.run(_workspace_on, kind):
-        assert workspace_bytes == 0
-        assert (backend_bytes > 0) == (kind == "fsdp")
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module:UserWarning"
+)  # says what in-place operators would do
+@pytest.mark.parametrize("region", REGIONS)
+def test_parameters_that_are_sharded_are_counted_to_the_byte(region: str, counted: CountingAllocator) -> None:
+    assert counted.is_installed
+    # without a backend there is no thread that holds tensors for a while after a collective
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        trainee = _sharded(region)
+        report = instrument(trainee, tokens())
+        truth = allocator_truth(trainee, tokens(), report.live)
+    finally:
+        dist.destroy_process_group()
+    assert truth is not None
+    assert (truth.workspace_bytes, truth.peak_requested_bytes) == (0, report.memory.peak_bytes)
+
+
+def _on_gloo(_: int) -> AllocatorReport | None:
+    assert allocator.install()
+    trainee = _sharded("full")
+    report = instrument(trainee, tokens())
+    truth = allocator_truth(trainee, tokens(), report.live)
+    counter = counting_allocator()
+    assert counter is not None
+    counter.uninstall()
+    return truth
+
+
+@needs_compiler
+def test_gloos_copies_are_the_backends(pool2: RankPool) -> None:
+    for truth in pool2.run(_on_gloo):
+        assert truth.backend_bytes >= LARGEST_UNIT_BYTES
 
 
 @pytest.mark.gpu
