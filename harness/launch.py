@@ -108,7 +108,7 @@ class _Sweep:
         """Return the record of `point`: the finished one, or a new one that is on disk by now."""
         environment = _environment(point.experiment)
         address = environment_id(environment)
-        finished = None if self.run.rerun else self.store.finished(point.trial_id, address)
+        finished = self._finished(point, address)
         label = point_label(point.resolved)
         if finished is not None:
             self.progress.point_finished(label, f"{finished.status}, done before", finished.verdict)
@@ -121,6 +121,14 @@ class _Sweep:
         self.store.write(record)
         self.progress.point_finished(label, record.status, record.verdict)
         return record
+
+    def _finished(self, point: Point, address: str) -> Record | None:
+        """Return the record that makes running `point` unnecessary."""
+        found = None if self.run.rerun else self.store.finished(point.trial_id, address)
+        was_refused = found is not None and found.status == "refused"
+        return (
+            None if was_refused and point.experiment is not None else found
+        )  # what was missing may be there now
 
     def _run(self, point: Point, identity: Identity, environment: dict[str, Any]) -> Record:
         trial_dir = self.store.prepare(point.trial_id)

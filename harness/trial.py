@@ -29,6 +29,9 @@ from strategies.host import allocating_on_host
 
 BASELINES = ("paired", "sequential", "none")
 
+_UNMEASURED_STEPS = 2
+"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their final order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPlan:
@@ -120,10 +123,12 @@ def _measure(
     """Return memory, work and observation of one step of `experiment`, alone in this process."""
     trainee = bench.assemble(experiment)
     on_built()
-    _step(trainee, bench.batch(0))  # lazy state of FSDP and of the optimizer belongs to no measured step
-    report = instrument(trainee, bench.batch(1), is_host=allocating_on_host)
+    for step in range(_UNMEASURED_STEPS):
+        _step(trainee, bench.batch(step))
+    batch = bench.batch(_UNMEASURED_STEPS)
+    report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
-    truth = allocator_truth(trainee, bench.batch(1), report.live)
+    truth = allocator_truth(trainee, batch, report.live)
     _release(trainee)
     return {
         "memory": asdict(report.memory) | {"allocator": truth and asdict(truth)},

@@ -177,7 +177,7 @@ def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
         step()
     kineto = profiler.profiler
     assert kineto is not None, "a finished profile has its raw events"
-    # only the raw events tell single blocks, and only some of those that stood before: all of those are left out
+    # only raw events tell single blocks; of those that stood before they tell some, so all such are left out
     blocks: dict[int, int] = {}
     running = peak = 0
     for event in sorted(_allocations(kineto.kineto_results.experimental_event_tree()), key=_start_ns):
