@@ -1,6 +1,7 @@
 """Write the generated parts of README.md: the demo's table, and the table of variants.
 
-`python -m bench.readme` after `make demo`. What stands between `<!-- name -->` and `<!-- /name -->` is replaced.
+`python -m bench.readme` after `make demo`: what stands between `<!-- name -->` and `<!-- /name -->` is
+replaced.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _CLOSE_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 _WAITS_ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait for work sleep. By default they spin, and on a machine with other load a step takes several
-times slower and its time meaningless (measured at a load of 3 a core: one trial 37 s against 11 s)."""
+"""Threads that wait for work sleep. By default they spin, which on a machine with other load makes a step
+several times slower and its time meaningless (at a load of 3 a core: one trial 37 s against 11 s)."""
 
 
 class ForkServerError(RuntimeError):

@@ -30,7 +30,7 @@ from strategies.host import allocating_on_host
 BASELINES = ("paired", "sequential", "none")
 
 _UNMEASURED_STEPS = 2
-"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their final order."""
+"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,6 +158,7 @@ def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
 
 def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
     torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # an allocation lets go of blocks that waited for other streams
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()
     step()

@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bench.readme import variant_table
-from strategies import Strategy
+from strategies.activation_checkpointing import Recomputing
 from strategies.region import regions
 from tests.parity.cases import MODELS
 
@@ -21,17 +21,16 @@ _TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def _block(language: str, start: str) -> str:
-    return next(
-        code for code in re.findall(rf"```{language}\n(.*?)```", _TEXT, re.DOTALL) if code.startswith(start)
-    )
+    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", _TEXT, re.DOTALL)
+    return next(code for code in blocks if code.startswith(start))
 
 
 @pytest.fixture
-def last_blocks(monkeypatch: pytest.MonkeyPatch) -> type[Strategy]:
+def last_blocks(monkeypatch: pytest.MonkeyPatch) -> type[Recomputing]:
     module = ModuleType("last_blocks")
     monkeypatch.setitem(sys.modules, "last_blocks", module)  # dataclasses look their module up
     exec(compile(_block("python", '"""`ac=last_blocks`'), "README.md", "exec"), vars(module))
-    variant: type[Strategy] = vars(module)["LastBlocks"]
+    variant: type[Recomputing] = vars(module)["LastBlocks"]
     return variant
 
 
@@ -45,12 +44,12 @@ def test_table_of_the_demo_stands_in_the_first_screen() -> None:
     assert any(line.startswith("| variant | mesh | verdict |") for line in first_screen)
 
 
-def test_example_variant_is_complete(last_blocks: type[Strategy]) -> None:
+def test_example_variant_is_complete(last_blocks: type[Recomputing]) -> None:
     written = OmegaConf.create(_block("yaml", "name: last_blocks"))
     assert list(written) == ["name", *(field.name for field in fields(last_blocks))]
 
 
-def test_example_variant_works(last_blocks: type[Strategy]) -> None:
+def test_example_variant_works(last_blocks: type[Recomputing]) -> None:
     with torch.device("meta"):
         model = last_blocks(layers_fqn="layers").apply(MODELS["gpt"].build())
     assert list(regions(model)) == ["layers.0"]

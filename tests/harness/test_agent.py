@@ -76,7 +76,7 @@ def test_results_come_back_by_rank(agent: Agent, tmp_path: Path, ranks: int) -> 
     ],
     ids=lambda value: value[:12] or "no message",
 )
-def test_a_fault_names_its_rank_and_not_the_peer_that_lost_it(  # noqa: PLR0917 (a row of a table)
+def test_a_fault_names_its_rank_and_not_the_peer_that_lost_it(
     agent: Agent, tmp_path: Path, ranks: int, fault: str, status: str, kind: str, message: str
 ) -> None:
     outcome = agent.run(_job(tmp_path, "fault", fault, ranks=ranks))

@@ -41,7 +41,7 @@ def known() -> dict[str, Any]:
 class TestDescribe:
     def test_a_cpu_environment_is_complete(self) -> None:
         found = describe(torch.device("cpu"))
-        fixed = {
+        fixed: dict[str, object] = {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,

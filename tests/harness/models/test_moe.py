@@ -19,7 +19,7 @@ def routed(make_spec: MakeSpec, **changes: int) -> RoutedExperts:
     return RoutedExperts(spec)
 
 
-def dense(layer: RoutedExperts, x_TD: Tensor) -> Tensor:  # noqa: N803 (shape suffix)
+def dense(layer: RoutedExperts, x_TD: Tensor) -> Tensor:
     """Return what the layer means: every expert on every token, those not chosen with weight 0."""
     weights_Tk, experts_Tk = layer.route(x_TD)
     gates_TE = torch.zeros(len(x_TD), len(layer.experts)).scatter(1, experts_Tk, weights_Tk)
