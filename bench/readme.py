@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from harness.record import Record
 from harness.report.table import sheet
 from harness.store import Store
 from strategies import Strategy, ac_variants
@@ -45,17 +46,17 @@ def main() -> int:
 
 def demo_table() -> str:
     """Return the records of the demo as a markdown table, meshes together."""
-    found = sorted(
-        Store(_DEMO).scan().records,
-        key=lambda record: (
-            record.experiment["mesh"]["name"] != "single",
-            record.experiment["ac"]["name"] != "none",
-        ),
-    )
+    found = sorted(Store(_DEMO).scan().records, key=_place)
     content = sheet(found)
     kept = [content.columns.index(name) for name in _SHOWN]
     rows = [[row[index] for index in kept] for row in content.rows]
     return markdown(_SHOWN, rows)
+
+
+def _place(record: Record) -> tuple[bool, bool, str]:
+    """Return where a record stands: one rank first, then the plain model, then by name."""
+    mesh, variant = (record.experiment[group]["name"] for group in ("mesh", "ac"))
+    return mesh != "single", variant != "none", variant
 
 
 def variant_table() -> str:
