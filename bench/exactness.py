@@ -2,44 +2,51 @@
 
 Every AC variant on every model, with math attention and with the CPU's flash kernel, in fp32 and bf16. Where
 the allocator's peak is higher, kernels hold memory of their own; a third run watches each operator and names
-them. `unexplained` is what is left then, and should be 0 everywhere.
+them. `unexplained` is what is left then, and should be 0 everywhere. With few tokens the peak lies in the
+optimizer; batch normalisation has a kernel whose memory raises the peak in fp32.
 
-    python -m bench.exactness --out outputs/bench/exactness.json
+    python -m bench.exactness --models mlp batch_norm
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import harness
+from bench.output import parser, publish
+from bench.trials import experiments
 from harness.assemble import Assembled, assemble
 from harness.experiment import Experiment, name_of
 from harness.measure.allocator import CpuWorkspaceProbe
 from harness.measure.counting import CountingAllocator, counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
-from harness.schema import experiment_fields, materialise
 from strategies import ac_variants
 from strategies.host import allocating_on_host
 
-MODELS = ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")
+SEQUENCE_LENGTH, WIDTH, VOCABULARY = 64, 128, 16
+MODELS = {name: (f"model={name}",) for name in ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")} | {
+    "mlp, 16 tokens": ("model=mlp", "sequence_length=16"),
+    "gpt_nano, 16 tokens": ("model=gpt_nano", "sequence_length=16"),
+    "batch_norm": (
+        "model=python",
+        "model.factory=bench.exactness:batch_norm",
+        f"model.vocab_size={VOCABULARY}",
+    ),
+}
 DTYPES = ("fp32", "bf16")
 ATTENTIONS = ("math", "fused")
-BATCH_SIZE = 4
-SEQUENCE_LENGTH = 64
+SIZES = ("data=synthetic", "batch_size=4", f"sequence_length={SEQUENCE_LENGTH}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +54,7 @@ class Row:
     """Both meters on one step.
 
     Fields:
+        peak_phase: where the peak of live storages lies.
         live_peak_bytes: by definition, host copies included: the allocator cannot tell them apart on CPU.
         allocator_peak_bytes: by the allocator.
         workspace_bytes: their difference.
@@ -58,6 +66,7 @@ class Row:
     ac: str
     dtype: str
     attention: str
+    peak_phase: str
     live_peak_bytes: int
     allocator_peak_bytes: int
     workspace_bytes: int
@@ -72,41 +81,48 @@ def main() -> int:
     if allocator is None or not allocator.install():
         sys.exit("bench.exactness needs a C++ compiler (g++, or the one that CXX names)")
     torch.set_num_threads(1)
-    rows = [_measure(allocator, experiment, attention) for experiment, attention in _points(arguments.models)]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", "utf-8")
-    Console(width=None if sys.stdout.isatty() else 200).print(_table(rows))
-    print(arguments.out)
+    rows = [_measure(allocator, *point) for point in _points(arguments.models)]
+    publish(
+        _table(rows),
+        arguments.out,
+        protocol={"overrides": SIZES, "models": {name: MODELS[name] for name in arguments.models}},
+        results=[asdict(row) for row in rows],
+    )
     return int(any(row.unexplained_bytes for row in rows))
 
 
+def batch_norm(dropout: float) -> nn.Module:
+    """Return a model whose blocks normalise over the batch: tokens (B, S) to logits (B, S, V)."""
+    blocks = (
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(SEQUENCE_LENGTH), nn.ReLU()) for _ in range(4)
+    )
+    return nn.Sequential(
+        OrderedDict(
+            embedding=nn.Embedding(VOCABULARY, WIDTH),
+            layers=nn.Sequential(*blocks),
+            dropout=nn.Dropout(dropout),
+            head=nn.Linear(WIDTH, VOCABULARY),
+        )
+    )
+
+
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench/exactness.json"))
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    return parser.parse_args()
+    made = parser(__doc__, "exactness")
+    made.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    return made.parse_args()
 
 
-def _points(models: list[str]) -> Iterator[tuple[Experiment, str]]:
-    conf = Path(harness.__file__).parents[1] / "conf"
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        for model, dtype, ac, attention in product(models, DTYPES, ac_variants, ATTENTIONS):
-            overrides = [
-                f"model={model}",
-                f"ac={ac}",
-                f"dtype={dtype}",
-                "data=synthetic",
-                "model.dropout=0.1",
-            ]
-            if attention == "fused":
-                overrides[-1] = "model.dropout=0.0"  # the CPU's flash kernel has no dropout
-            config = compose(
-                "config", [*overrides, f"batch_size={BATCH_SIZE}", f"sequence_length={SEQUENCE_LENGTH}"]
-            )
-            yield materialise(experiment_fields(config)), attention
+def _points(models: list[str]) -> Iterator[tuple[str, str, Experiment]]:
+    """Return model, attention and experiment of each row; the CPU's flash kernel has no dropout."""
+    points = list(product(models, DTYPES, ac_variants, ATTENTIONS))
+    chosen = experiments(
+        [*SIZES, *MODELS[m], f"dtype={dtype}", f"ac={ac}", f"model.dropout={0.1 if a == 'math' else 0.0}"]
+        for m, dtype, ac, a in points
+    )
+    return ((m, a, experiment) for (m, _, _, a), experiment in zip(points, chosen, strict=True))
 
 
-def _measure(allocator: CountingAllocator, experiment: Experiment, attention: str) -> Row:
+def _measure(allocator: CountingAllocator, model: str, attention: str, experiment: Experiment) -> Row:
     source = experiment.data.source(
         vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
     )
@@ -120,10 +136,11 @@ def _measure(allocator: CountingAllocator, experiment: Experiment, attention: st
     assert truth is not None, "the counting allocator is installed"
     assert probed.workspaces is not None, "there was a probe"
     return Row(
-        model=experiment.model.name,
+        model=model,
         ac=name_of(experiment.ac),
         dtype=experiment.dtype,
         attention=attention,
+        peak_phase=report.memory.peak_phase,
         live_peak_bytes=report.live.peak_bytes,
         allocator_peak_bytes=truth.peak_requested_bytes,
         workspace_bytes=truth.workspace_bytes,
@@ -145,7 +162,7 @@ def _train(trainee: Assembled, batch: Batch) -> None:
 
 def _table(rows: list[Row]) -> Table:
     table = Table(title="Live storages against the CPU allocator, peak bytes of one step")
-    for heading in ("model", "ac", "dtype", "attention"):
+    for heading in ("model", "ac", "dtype", "attention", "peak in"):
         table.add_column(heading)
     for heading in ("live", "allocator", "difference", "unexplained"):
         table.add_column(heading, justify="right")
@@ -153,7 +170,9 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         numbers = (row.live_peak_bytes, row.allocator_peak_bytes, row.workspace_bytes, row.unexplained_bytes)
         named = ", ".join(f"{op} {nbytes:,}" for op, nbytes in list(row.workspaces.items())[:3])
-        table.add_row(row.model, row.ac, row.dtype, row.attention, *(f"{n:,}" for n in numbers), named)
+        table.add_row(
+            row.model, row.ac, row.dtype, row.attention, row.peak_phase, *(f"{n:,}" for n in numbers), named
+        )
     return table
 
 

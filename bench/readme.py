@@ -6,6 +6,7 @@ replaced.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
@@ -34,13 +35,18 @@ _SHOWN = (
 
 def main() -> int:
     """Rewrite README.md; 1 when the demo has not run."""
-    records = Store(_DEMO).scan().records
-    if not records:
-        sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
-        return 1
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("demo", "variants"), help="leave the other part as it is")
+    only = parser.parse_args().only
     text = _README.read_text(encoding="utf-8")
-    text = replaced(text, "demo", demo_table())
-    _README.write_text(replaced(text, "variants", variant_table()), encoding="utf-8")
+    if only != "variants":
+        if not Store(_DEMO).scan().records:
+            sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
+            return 1
+        text = replaced(text, "demo", demo_table())
+    if only != "demo":
+        text = replaced(text, "variants", variant_table())
+    _README.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
 
 from harness.culprit import Deadline, Death, Outcome, decide, is_waiting, lost
+from harness.errors import Terminated
 from harness.forkserver import ForkServer, ForkServerError
 from harness.rank_report import RankReport, log_path, read_reports, report_path
 from harness.ranks import STACK_SIGNAL, RankStart, Rendezvous
@@ -160,10 +161,10 @@ class Agent:
 
 @contextlib.contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """Turn SIGTERM into `SystemExit(143)` inside the block, so that it unwinds like Ctrl-C does."""
+    """Turn SIGTERM into `Terminated(143)` inside the block, so that it unwinds like Ctrl-C does."""
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
+        raise Terminated(128 + signal.SIGTERM)
 
     previous = signal.signal(signal.SIGTERM, leave)
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,9 +18,10 @@ from harness.experiment import Experiment
 from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from strategies import Observation
-from strategies.blocks import children_of
+from strategies.blocks import children_of, find_blocks
 
 _PARAMETER_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.float32}
+_NUMPY_SEEDS = 1 << 32
 COMPUTE_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.bfloat16}
 """The dtype of matrix multiplications by `dtype`; parameters may be wider."""
 
@@ -31,7 +34,7 @@ class Assembled:
         model: the outermost module.
         call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
         observe: what the AC variant saw in the latest step.
-        blocks: the blocks by the FQN they have in the plain model.
+        blocks: what is reported block by block, by the FQN it has in the plain model.
         drops_gradients: whether `zero_grad` drops them rather than fill them with zeros.
     """
 
@@ -77,14 +80,15 @@ def assemble(
     mesh = experiment.mesh
     model = build(experiment, device)
     layers_fqn = experiment.model.layers_fqn
-    blocks = children_of(model, layers_fqn) if layers_fqn else {}
+    units = children_of(model, layers_fqn) if layers_fqn else {}
+    blocks = _reported(model, units, experiment)
     if mesh.tp > 1 and devices is not None:
         model = parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
     model = experiment.shard.apply(model, sample.inputs)
     model = experiment.chunk.apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
-    model = _distribute(model, blocks, experiment, devices)
+    model = _distribute(model, units, experiment, devices)
     if experiment.wrap_order == "outside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
     site = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else None
@@ -104,14 +108,25 @@ def assemble(
 
 def build(experiment: Experiment, device: torch.device) -> nn.Module:
     """Return the plain model with its own initialisation under the experiment's seed."""
+    # a user's module may draw its weights from any of these
     torch.manual_seed(experiment.seed)
+    random.seed(experiment.seed)
+    np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
     with torch.device(device):
         model = experiment.model.build()
     return model.to(device=device, dtype=_PARAMETER_DTYPE[experiment.dtype]).train()
 
 
+def _reported(
+    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment
+) -> Mapping[str, nn.Module]:
+    """Return the modules that the variant names by class, or else the blocks of the model."""
+    classes: tuple[str, ...] = getattr(experiment.ac, "module_classes", ())
+    return find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+
+
 def _distribute(
-    model: nn.Module, blocks: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
+    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
 ) -> nn.Module:
     mesh = experiment.mesh
     if devices is None or mesh.dp == 1:
@@ -119,7 +134,7 @@ def _distribute(
     if not mesh.is_sharded:
         return replicate(model, devices)
     shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
-    return shard(model, blocks, mesh, devices, dtype=experiment.dtype)
+    return shard(model, units, mesh, devices, dtype=experiment.dtype)
 
 
 def _optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.Optimizer:

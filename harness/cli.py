@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -26,11 +28,13 @@ from harness.report.table import print_table
 from harness.schema import (
     CHOICE_KEYS,
     Settings,
+    UnknownOptionError,
     experiment_fields,
     materialise,
     settings,
     suggestion,
     to_yaml,
+    unknown_option,
     with_mesh_name,
 )
 from harness.store import trial_id
@@ -39,6 +43,8 @@ from strategies import StrategyError
 _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
+_SWEEP_FLAGS = ("-m", "--multirun")
+_OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,6 +60,7 @@ class _Command:
 
     is_composed: bool = False
     single: DictConfig | None = None
+    preset: str | None = None
     run: Run = field(default_factory=Run)
     records: list[Record] = field(default_factory=list)
 
@@ -67,9 +74,10 @@ def main() -> None:
     token = _command.set(command)
     try:
         with _hydra_raises(), sigterm_exits():
-            _hydra_main()
+            with mock.patch.object(sys, "argv", [sys.argv[0], *_words(sys.argv[1:])]):
+                _hydra_main()
             if command.single is not None:
-                _run_single(command.single)
+                _run_single(command.single, command.preset)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if command.is_composed and not isinstance(error, ConfigError | StrategyError):
             raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
@@ -122,13 +130,18 @@ def _hydra_main(config: DictConfig | list[DictConfig]) -> list[Record]:
     command = _command.get()
     command.is_composed = True
     if isinstance(config, DictConfig):
-        command.single = config
+        command.single, command.preset = config, HydraConfig.get().runtime.choices.get("sweep")
         return []
-    chosen = _common_settings(config)
-    return _run([point(each) for each in config], chosen)
+    chosen, points = _common_settings(config), [point(each) for each in config]
+    unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
+    if unknown and len(unknown) == len(points):
+        raise unknown[0]  # a typo rather than an option that some choices have
+    return _run(points, chosen)
 
 
-def _run_single(config: DictConfig) -> None:
+def _run_single(config: DictConfig, preset: str | None) -> None:
+    if preset is not None:
+        raise ConfigError("sweep", f"{preset} is a set of points; run it with acbench -m sweep={preset}")
     chosen, only = settings(config), point(config)
     if only.refusal is not None:
         raise only.refusal
@@ -151,6 +164,20 @@ def _run(points: list[Point], chosen: Settings) -> list[Record]:
     found = run_sweep(points, chosen.run, chosen.tracker)
     command.records += found
     return found
+
+
+def _words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command as Hydra can take them.
+
+    The flag of a sweep goes to the front: behind an override Hydra would not know the overrides after it.
+    In a sweep, an option of a group (`ac.early_stop=false`) is added where it is missing: Hydra first applies
+    it to the default choice of that group, which may not have it, and so may a choice of the sweep, whose
+    points `materialise` then refuses without ending the command.
+    """
+    if not any(word in _SWEEP_FLAGS for word in words):
+        return list(words)
+    others = [word for word in words if word not in _SWEEP_FLAGS]
+    return ["--multirun", *(f"++{word}" if _OPTION_OF_A_GROUP.match(word) else word for word in others)]
 
 
 @contextmanager
@@ -176,9 +203,9 @@ def _explain(error: Exception) -> str:
 
 
 def _unknown_option(error: OmegaConfBaseException) -> str:
-    group, _, name = str(error.full_key).rpartition(".")
+    group, _, _ = str(error.full_key).rpartition(".")
     node = error.parent_node
-    options = [str(key) for key in node] if isinstance(node, DictConfig) else []
+    values = {str(key): value for key, value in node.items()} if isinstance(node, DictConfig) else {}
     not_options = CHOICE_KEYS if group else ("hydra",)
-    chosen = [key for key in options if key not in not_options]
-    return f"{error.full_key}: unknown option; {suggestion(name, chosen)}"
+    options = [key for key in values if key not in not_options]
+    return str(unknown_option(str(error.full_key), options, chosen=values.get("name") if group else None))

@@ -28,6 +28,7 @@ _SOURCE_SUFFIXES = {".py", ".cpp"}
 _IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")
 _ID_DIGITS = 12
 _GIT_DEADLINE_S = 10.0
+_READ_BYTES = 16 * 1024 * 1024  # of one of the user's files; a token file can be of any size
 
 
 def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
 
     Args:
         device: where ranks compute.
-        files: the user's own, which measurements depend on (key `files`: path to size and time of change).
+        files: the user's own, which measurements depend on (key `files`: path to fingerprint).
 
     Keys: python, torch, cuda (version torch was built with), backend and world_size of the process group,
     device (its name), cpus, driver, host, commit, packages, source_digest, foreign_processes (None where
@@ -109,9 +110,11 @@ def _source_digest() -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return size and time of change: enough to see an edit, and cheap for a token file of any size."""
+    """Return the start of the SHA-256 of the content; of a large file, its size and time of change."""
     status = path.stat()
-    return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
+    if status.st_size > _READ_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_ID_DIGITS]
 
 
 def _package_root(package: str) -> Path:

@@ -2,6 +2,8 @@
 
 ValueError
 └── ConfigError        the configuration is wrong; raised before any process starts
+SystemExit
+└── Terminated         somebody ended this process; no refusal, whoever's code was running
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}"
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception that unwinds like Ctrl-C does."""
 
 
 def require_at_least(where: str, value: float, low: float) -> None:

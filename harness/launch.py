@@ -1,4 +1,7 @@
-"""Points in, records out: deduplicate, skip what is finished, run the rest one after the other."""
+"""Points in, records out: deduplicate, skip what is finished, run the rest one after the other.
+
+Commands on one sweep share its work: a trial belongs to the command that holds its lock.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from harness.experiment import Experiment
 from harness.preflight import device_type
 from harness.rank_report import RankReport
 from harness.record import Ending, Identity, Record, build, refused
-from harness.report.labels import point_label
+from harness.report.labels import point_labels
 from harness.report.progress import SweepProgress
 from harness.report.publisher import Tracker, publish
 from harness.store import Store, write_atomically
@@ -75,13 +78,21 @@ def run_sweep(points: Sequence[Point], run: Run, tracker: Tracker) -> list[Recor
 
     A trial that fails becomes a record and the next one starts. `KeyboardInterrupt` ends the sweep: the trial
     that was running leaves no record and runs again next time.
+
+    Raises:
+        ConfigError: the sweep's folder cannot be written; nothing has run.
     """
     store = Store(Path(run.outputs_dir) / run.name)
+    store.require_writable()
     distinct = {point.trial_id: point for point in points}
     with Agent(preload=PRELOAD) as agent, SweepProgress() as progress:
         progress.start(len(distinct))
         sweep = _Sweep(run=run, store=store, agent=agent, progress=progress)
-        found = {key: sweep.record(point) for key, point in distinct.items()}
+        labels = point_labels([point.resolved for point in distinct.values()])
+        found = {
+            key: sweep.record(point, label)
+            for (key, point), label in zip(distinct.items(), labels, strict=True)
+        }
     published = publish(store, tracker)
     if published is not None:
         sys.stderr.write(f"{published}\n")
@@ -104,12 +115,15 @@ class _Sweep:
     agent: Agent
     progress: SweepProgress
 
-    def record(self, point: Point) -> Record:
+    def record(self, point: Point, label: str) -> Record:
         """Return the record of `point`: the finished one, or a new one that is on disk by now."""
+        with self.store.locked(point.trial_id, on_wait=lambda: self.progress.point_waits(label)):
+            return self._record_locked(point, label)
+
+    def _record_locked(self, point: Point, label: str) -> Record:
         environment = _environment(point.experiment)
         address = environment_id(environment)
         finished = self._finished(point, address)
-        label = point_label(point.resolved)
         if finished is not None:
             self.progress.point_finished(label, f"{finished.status}, done before", finished.verdict)
             return finished

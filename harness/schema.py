@@ -47,6 +47,10 @@ class Settings:
     tracker: Tracker
 
 
+class UnknownOptionError(ConfigError):
+    """An option that the choice of its group, or the program, does not have."""
+
+
 def experiment_fields(config: DictConfig) -> dict[str, Any]:
     """Return the resolved fields of `config` that describe the experiment, as plain values.
 
@@ -57,7 +61,7 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     options = [*names, *_setting_names(), "sweep"]
     for name in config:
         if name not in options and name != "hydra":
-            raise ConfigError(str(name), f"unknown option; {suggestion(str(name), options)}")
+            raise unknown_option(str(name), options)
     return _plain(config, names)
 
 
@@ -120,6 +124,20 @@ def suggestion(wrong: str, options: list[str]) -> str:
     return f"{meant}options: {', '.join(sorted(options))}"
 
 
+def unknown_option(where: str, options: list[str], chosen: str | None = None) -> UnknownOptionError:
+    """Return the error about the option `where`.
+
+    Args:
+        options: those that are there.
+        chosen: what was chosen for the group of the option, where that decides which options it has.
+    """
+    group, _, name = where.rpartition(".")
+    if chosen is None:
+        return UnknownOptionError(where, f"unknown option; {suggestion(name, options)}")
+    asked = [option for option in options if option not in CHOICE_KEYS]
+    return UnknownOptionError(where, f"{group}={chosen} has no such option; {suggestion(name, asked)}")
+
+
 def _setting_names() -> list[str]:
     return [*(field.name for field in dataclasses.fields(Run)), "tracker"]
 
@@ -149,22 +167,24 @@ def _choose(group: str, key: str, registry: Mapping[str, type[Any]], node: Any) 
     name = str(values.pop(key, None))
     if name not in registry:
         raise ConfigError(f"{group}.{key}", f"unknown {name!r}; {suggestion(name, list(registry))}")
-    return _construct(group, registry[name], values)
+    return _construct(group, registry[name], values, chosen=str(node.get("name", name)))
 
 
-def _construct(where: str, cls: type[Any], values: Any) -> Any:
+def _construct(where: str, cls: type[Any], values: Any, chosen: str | None = None) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(where, f"must be a group of options, got {values!r}")
-    return cls(**_typed(where, cls, values))
+    return cls(**_typed(where, cls, values, chosen))
 
 
-def _typed(where: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(
+    where: str, cls: type[Any], values: Mapping[str, Any], chosen: str | None = None
+) -> dict[str, Any]:
     """Return `values` with the types `cls` declares; lists become tuples, because experiments are frozen."""
     names = [field.name for field in dataclasses.fields(cls)]
     prefix = f"{where}." if where else ""
     for name in values:
         if name not in names:
-            raise ConfigError(f"{prefix}{name}", f"unknown option; {suggestion(str(name), names)}")
+            raise unknown_option(f"{prefix}{name}", names, chosen)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), dict(values))
         plain = OmegaConf.to_container(merged, resolve=True)

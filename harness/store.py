@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,13 @@ RECORD = "record.json"
 MARKER = "published.json"
 """What the publisher leaves beside a record that it has published."""
 
-FINISHED = ("ok", "oom", "refused", "failed")
-"""Statuses that running the trial again would repeat. A timeout or a lost rank may be the machine's doing, so
-such a trial runs again; `rerun=true` runs any."""
+LOCK = ".lock"
+"""What a command holds while it decides about a trial and runs it; it stays, because a lock on a file that
+another command deletes protects nothing."""
+
+FINISHED = ("ok", "oom", "refused")
+"""Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
+failed; `rerun=true` runs any."""
 
 _NOT_THE_TRIAL = ("name", "tracker", "launcher")
 _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
@@ -58,7 +65,7 @@ class Store:
     """The records of one sweep.
 
     Fields:
-        root: the sweep's folder, `outputs/<name>`; made when the first trial is prepared or written.
+        root: the sweep's folder, `outputs/<name>`; made by the first that writes there.
     """
 
     root: Path
@@ -71,6 +78,36 @@ class Store:
         """Return the path of a trial's record, which need not exist."""
         return self.trial_dir(trial_id) / RECORD
 
+    def require_writable(self) -> None:
+        """Make the sweep's folder and refuse one where no file can be written and locked.
+
+        Raises:
+            ConfigError: naming `outputs_dir` and what the operating system said.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root) as probe:
+                fcntl.flock(probe, fcntl.LOCK_EX)
+        except OSError as error:
+            raise ConfigError("outputs_dir", f"cannot write {str(self.root)!r}: {error.strerror}") from error
+
+    @contextmanager
+    def locked(self, trial_id: str, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Hold the trial against other commands on the same sweep; the kernel lets go of a dead holder's.
+
+        Args:
+            on_wait: called once when another command holds it.
+        """
+        folder = self.trial_dir(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def prepare(self, trial_id: str) -> Path:
         """Return the folder of a trial that is about to run, cleared of what an earlier attempt left.
 
@@ -81,7 +118,7 @@ class Store:
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name not in {RECORD, MARKER}:
+            elif path.name not in {RECORD, MARKER, LOCK}:
                 path.unlink()
         return folder
 

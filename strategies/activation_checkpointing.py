@@ -8,13 +8,21 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from strategies.base import Observation, Strategy
+from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.blocks import find_blocks, sharded_fsdp1_unit
 from strategies.errors import StrategyError
 from strategies.offloading import HostLedger, Offloading
 from strategies.operators import SaveList
 from strategies.recomputation import Recomputation
-from strategies.region import Around, Region, RegionCallSite, enclose, refuse_enclosed, regions
+from strategies.region import (
+    Around,
+    Region,
+    RegionCallSite,
+    enclose,
+    refuse_enclosed,
+    refuse_own_forward,
+    regions,
+)
 
 RegionMaker: TypeAlias = Callable[[], Region]
 """Makes the region of one module of a model."""
@@ -33,21 +41,24 @@ class ActivationCheckpointing(Strategy):
     module_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.module_classes, str):
-            raise StrategyError(
-                "ac.module_classes", f"must be a list of class names, got {self.module_classes!r}"
-            )
+        check_simple_fields("ac", self)
+        names: Any = self.module_classes
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) for name in names):
+            raise StrategyError("ac.module_classes", f"must be a list of class names, got {names!r}")
         object.__setattr__(self, "module_classes", tuple(self.module_classes))
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
         """Return `model`, with a region around each chosen block.
 
         Raises:
-            StrategyError: no such blocks, or the model carries regions already.
+            StrategyError: no such blocks, the model is checkpointed already, or a block has its own
+                `forward` on the instance.
         """
         refuse_enclosed(model)
         blocks = find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         chosen = {fqn: blocks[fqn] for fqn in self._chosen(list(blocks))}
+        refuse_own_forward(chosen)
         self._check_blocks(model, chosen)
         make = self._region_maker()
         for block in chosen.values():
@@ -58,7 +69,7 @@ class ActivationCheckpointing(Strategy):
         """Return a callable that runs `model` as one region, like `checkpoint(model, ...)` in a loop.
 
         Raises:
-            StrategyError: the model carries regions already, or the variant chooses among blocks.
+            StrategyError: the model is checkpointed already, or the variant chooses among blocks.
         """
         refuse_enclosed(model)
         return RegionCallSite(model, self._region_maker()())

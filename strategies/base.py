@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 from torch import nn
 
 from strategies.errors import StrategyError
+
+_SIMPLE = frozenset({bool, int, str, NoneType})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +31,8 @@ class Observation:
     """What a strategy did in the latest step of one model, counted by the strategy itself.
 
     Fields:
-        named: operators and groups the configuration names, as the user wrote them.
+        named: operators and groups the configuration names, as the user wrote them; a preset's are
+            its operators.
         never_fired: those of `named` that no operator inside a region has matched.
         offloaded_bytes: bytes moved to host memory, every storage once.
         chunks: chunk bodies executed.
@@ -87,3 +91,23 @@ class Strategy:
     def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
         """Return what the latest training step of `model` showed."""
         return Observation()
+
+
+def check_simple_fields(group: str, strategy: Strategy) -> None:
+    """Refuse a value whose type is not the declared one, in fields of `bool`, `int`, `str` and `None`.
+
+    Args:
+        group: the configuration group that the message names, `ac`.
+        strategy: the strategy to look at; its other fields are its own business.
+
+    Raises:
+        StrategyError: naming the first such field; a `bool` is no `int`.
+    """
+    hints = get_type_hints(type(strategy))
+    for field in fields(strategy):
+        hint = hints[field.name]
+        accepted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        value = getattr(strategy, field.name)
+        if set(accepted) <= _SIMPLE and type(value) not in accepted:
+            names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in accepted)
+            raise StrategyError(f"{group}.{field.name}", f"must be {names}, got {value!r}")

@@ -71,7 +71,7 @@ class Preset:
     """A save list as another project ships it.
 
     Fields:
-        operators: names of overloads; those this build of torch lacks are left out.
+        operators: names of overloads; those this build of torch lacks never fire.
         counted: the matmuls among them that `recompute_every` counts.
         recompute_every: every how many counted matmuls one is recomputed; 0 is never.
     """
@@ -133,18 +133,20 @@ class SaveList:
     """Operators whose outputs selective-op AC saves.
 
     Fields:
-        entries: what the user wrote, each with the operators it stands for.
+        save_ops: what the user wrote: the name of a preset, or names of groups and overloads.
+        entries: each of those names, or of the preset's operators, with the operators it stands for.
         counted: the matmuls that `recompute_every` counts.
         recompute_every: every how many counted matmuls one is recomputed; 0 is never.
     """
 
+    save_ops: str | tuple[str, ...]
     entries: Mapping[str, frozenset[Operator]]
     counted: frozenset[Operator]
     recompute_every: int
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The entries as the user wrote them."""
+        """The names of the entries; of a preset every operator, so that each can be seen to fire."""
         return tuple(self.entries)
 
     @property
@@ -153,8 +155,7 @@ class SaveList:
         return frozenset().union(*self.entries.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        first = self.named[0]  # operators themselves cannot be pickled; their names can
-        return resolve, (first if first in PRESETS else self.named, self.recompute_every)
+        return resolve, (self.save_ops, self.recompute_every)  # operators cannot be pickled; names can
 
     def entries_of(self, operator: Operator) -> tuple[str, ...]:
         """Return the entries that `operator` belongs to."""
@@ -181,7 +182,9 @@ def resolve(save_ops: str | tuple[str, ...], matmul_recompute_every: int | None)
     entries = {name: _operators(name) for name in save_ops}
     matmuls = _present(GROUPS["matmul"])
     counted = matmuls & frozenset().union(*entries.values())
-    return _counting(entries, counted, matmul_recompute_every or 0)
+    every = matmul_recompute_every or 0
+    _check_count(counted, every)
+    return SaveList(save_ops=save_ops, entries=entries, counted=counted, recompute_every=every)
 
 
 def _from_preset(name: str, matmul_recompute_every: int | None) -> SaveList:
@@ -192,12 +195,13 @@ def _from_preset(name: str, matmul_recompute_every: int | None) -> SaveList:
         )
     preset = PRESETS[name]
     every = preset.recompute_every if matmul_recompute_every is None else matmul_recompute_every
-    return _counting({name: _present(preset.operators)}, _present(preset.counted), every)
+    entries = {operator: _present((operator,)) for operator in preset.operators}
+    counted = _present(preset.counted)
+    _check_count(counted, every)
+    return SaveList(save_ops=name, entries=entries, counted=counted, recompute_every=every)
 
 
-def _counting(
-    entries: Mapping[str, frozenset[Operator]], counted: frozenset[Operator], every: int
-) -> SaveList:
+def _check_count(counted: frozenset[Operator], every: int) -> None:
     where = "ac.matmul_recompute_every"
     if every < 0:
         raise StrategyError(where, f"must be 0 (never) or at least 2, got {every}")
@@ -207,7 +211,6 @@ def _counting(
         )
     if every and not counted:
         raise StrategyError(where, f"is {every}, but ac.save_ops names no matmul; add matmul, or use 0")
-    return SaveList(entries=entries, counted=counted, recompute_every=every)
 
 
 def _operators(name: str) -> frozenset[Operator]:

@@ -6,7 +6,7 @@ buffers, submodules, hooks and `state_dict` keys stay where they are, because th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -20,6 +20,11 @@ from strategies.blocks import Enclosed, plain_class, plain_named_modules
 from strategies.errors import StrategyError
 
 _ATTRIBUTE = "_acbench_region"
+
+_OWN_CHECKPOINTING = {  # flag of a module -> the call on the model that clears it
+    "gradient_checkpointing": "gradient_checkpointing_disable()",  # transformers
+    "grad_checkpointing": "set_grad_checkpointing(False)",  # timm
+}
 
 
 class Region(Protocol):
@@ -98,15 +103,32 @@ def regions(model: nn.Module) -> dict[str, Region]:
 
 
 def refuse_enclosed(model: nn.Module) -> None:
-    """Refuse a model that carries a region or a wrapper of torch already.
+    """Refuse a model that carries a region or a wrapper of torch already, or checkpoints by itself.
 
     Raises:
         StrategyError: naming the first such module.
     """
     for name, module in plain_named_modules(model):
+        where = name or plain_class(module).__name__
         if isinstance(module, Enclosed | ActivationWrapper):
-            where = name or plain_class(module).__name__
             raise StrategyError("ac", f"{where!r} is already checkpointed; apply one variant to a model")
+        for flag, remedy in _OWN_CHECKPOINTING.items():
+            if getattr(module, flag, False) is True:
+                raise StrategyError("ac", f"{where!r} has {flag} on; call {remedy} on the model before")
+
+
+def refuse_own_forward(blocks: Mapping[str, nn.Module]) -> None:
+    """Refuse blocks with a `forward` set on the instance, which would win over that of the region's class.
+
+    FSDP2 blocks pass: there the region holds the whole call.
+
+    Raises:
+        StrategyError: naming the first such block.
+    """
+    for fqn, block in blocks.items():
+        if "forward" in vars(block) and not isinstance(block, FSDPModule):
+            problem = f"{fqn!r} has a forward set on the instance, which no region can hold"
+            raise StrategyError("ac", f"{problem}; set it after the variant is applied")
 
 
 class _EnclosedForward(Enclosed):

@@ -125,6 +125,7 @@ class LiveStorages(TorchDispatchMode):
         self.ledger = Ledger()
         self._locator = locator
         self._device = device
+        self._numbers_on_host = device not in ("cpu", "meta")
         self._is_host = is_host
         self._probe = probe
         self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
@@ -184,8 +185,10 @@ class LiveStorages(TorchDispatchMode):
             self._enter_result(tensor, str(func))
         if self._locator.is_accumulating and func in _GRADIENT_MAKERS:
             self.ledger.mark(self.numbers(results), Kind.GRADIENT)
-        self._enter_scalars(func, args, results)
-        self._enter_workspace(str(func), excess_bytes)
+        numbers = _promoted(func, args)
+        if self._locator.node not in _SCALAR_READERS or self._locator.is_recomputing:
+            self._enter_scalars(str(func), numbers, results)
+        self._enter_workspace(str(func), excess_bytes - self._promoted_again_bytes(numbers))
         return result
 
     def _life(self, tensor: Tensor, *, op: str, kind: Kind = Kind.CREATED) -> Life:
@@ -233,23 +236,25 @@ class LiveStorages(TorchDispatchMode):
         else:
             self._resize(known[0], storage.nbytes())
 
-    def _enter_scalars(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:
+    def _enter_scalars(self, op: str, numbers: list[tuple[str, Any]], results: list[Tensor]) -> None:
         """Enter the 0-dimensional CPU tensors that torch makes of Python numbers given for tensors."""
-        if self._locator.node in _SCALAR_READERS and not self._locator.is_recomputing:
-            return
-        for name, value in _promoted(func, args):
+        for name, value in numbers:
             number = self.ledger.bear(
                 Life(
                     nbytes=_SCALAR_BYTES[type(value)],
-                    op=str(func),
+                    op=op,
                     module=self._locator.module,
                     phase=self._locator.phase,
                     dtype=type(value).__name__,
-                    on_host=self._device not in ("cpu", "meta"),
+                    on_host=self._numbers_on_host,
                     kind=Kind.CREATED,
                 )
             )
             self._scalars.append(_Scalar(number, name, TensorWeakRef(results[0])))
+
+    def _promoted_again_bytes(self, numbers: list[tuple[str, Any]]) -> int:
+        """Return what the probe saw of `numbers`: a call from Python promotes them once more."""
+        return 0 if self._numbers_on_host else sum(_SCALAR_BYTES[type(number)] for _, number in numbers)
 
     def _settle_scalars(self) -> None:
         """Bury the promoted numbers of the operator before, except those that autograd has saved since."""
@@ -262,7 +267,7 @@ class LiveStorages(TorchDispatchMode):
         self._scalars.clear()
 
     def _enter_workspace(self, op: str, nbytes: int) -> None:
-        if nbytes:
+        if nbytes > 0:
             phase, module = self._locator.phase, self._locator.module
             life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, phase=phase, module=module)
             self.ledger.resize(self.ledger.bear(life), 0, phase=phase, module=module)

@@ -24,7 +24,8 @@ class HFSpec(ModelSpec):
         config_class: name of a configuration class, `GPT2Config`.
         n_layers: blocks, >= 1; null for what the class has by default.
         width: residual width, >= 1; null likewise.
-        n_heads: attention heads, >= 1; null likewise.
+        n_heads: attention heads, >= 1; null likewise. Key-value heads that `overrides` leaves open are
+            the most that divide them, up to the class's own number.
         overrides: any fields of that class, under its own names (`n_layer`) or the general ones
             (`num_hidden_layers`); they win over the fields above, and own names over general ones.
     """

@@ -7,16 +7,17 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import getfile, signature
+from inspect import signature, unwrap
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, Terminated
 from harness.models.base import Batch, ModelSpec, require_shape
 from harness.models.parts.containers import require_container
+from harness.models.parts.sources import user_files
 
 _SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
 
@@ -68,8 +69,8 @@ class PythonSpec(ModelSpec):
         return example.loss_fn(outputs)
 
     def files(self) -> tuple[Path, ...]:
-        """Return the file of the factory."""
-        return (Path(getfile(_import(self.factory))),)
+        """Return the user's source files that make the model."""
+        return _files(self.factory, self.dropout)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return what `tp_column` and `tp_row` say."""
@@ -107,6 +108,21 @@ def _example(factory: str, dropout: float) -> _Example | None:
         return _make(factory, dropout).example
 
 
+@functools.cache
+def _files(factory: str, dropout: float) -> tuple[Path, ...]:
+    """Return the user's files behind `factory`, known only when it has run: it may import as it goes."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = _make(factory, dropout).model
+    function = unwrap(_without_arguments(_import(factory)))
+    defined_in = getattr(function, "__module__", None) or type(function).__module__
+    classes = {type(module).__module__ for module in model.modules()}
+    return user_files([factory.partition(":")[0], defined_in, *classes])
+
+
+def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _without_arguments(function.func) if isinstance(function, functools.partial) else function
+
+
 def _make(factory: str, dropout: float) -> _Made:
     function = _import(factory)
     made = _call(factory, function, _arguments(function, dropout))
@@ -125,8 +141,13 @@ def _import(factory: str) -> Callable[..., Any]:
         sys.path.append(folder)
     try:
         found = getattr(importlib.import_module(module), function, None)
+    except Terminated:
+        raise
     except ImportError as error:
         raise ConfigError("model.factory", f"cannot import {module!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        problem = f"cannot import {module!r}: {type(error).__name__}: {error}"
+        raise ConfigError("model.factory", problem) from error
     if not callable(found):
         raise ConfigError("model.factory", f"module {module!r} has no function {function!r}")
     made: Callable[..., Any] = found
@@ -137,8 +158,10 @@ def _call(factory: str, function: Callable[..., Any], arguments: dict[str, float
     """Return what the user's code makes; on the meta device where it can, or else for real."""
     try:
         return function(**arguments)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, Terminated):
         raise
+    except SystemExit as error:
+        raise ConfigError("model.factory", f"{factory!r} exited with status {error.code}") from error
     except Exception as error:
         if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
             with torch.device("cpu"):

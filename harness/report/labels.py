@@ -22,10 +22,16 @@ def group_name(experiment: Experiment, group: str) -> str:
 
 
 def point_label(experiment: Experiment) -> str:
-    """Return `variant on mesh, model`: how progress calls a point, whatever else the sweep holds."""
+    """Return `variant on mesh, model`: what a trial is called, whatever else the sweep holds."""
     return (
         f"{_variant_name(experiment)} on {group_name(experiment, 'mesh')}, {group_name(experiment, 'model')}"
     )
+
+
+def point_labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Return `variant on mesh, model` with the options that differ, one label a trial, for progress."""
+    labels = zip(variant_labels(experiments), mesh_labels(experiments), experiments, strict=True)
+    return [f"{variant} on {mesh}, {group_name(experiment, 'model')}" for variant, mesh, experiment in labels]
 
 
 def variant_labels(experiments: Sequence[Experiment]) -> list[str]:

@@ -65,6 +65,10 @@ class SweepProgress:
             return
         self._line(self._done + 1, f"{label} ...")
 
+    def point_waits(self, label: str) -> None:
+        """Announce that another command runs this point, whose record this one will take."""
+        self._line(self._done + 1, f"{label}: another command runs it, waiting ...")
+
     def steps(self, done: int, total: int) -> None:
         """Show how far the running point is; nothing where there is no terminal."""
         if self._steps is not None:

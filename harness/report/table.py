@@ -27,8 +27,10 @@ _PHASES = ("forward", "backward", "optimizer")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FLOP_UNITS = ("", "k", "M", "G", "T", "P")
 _LEGEND = (
-    "saved, peak: maximum over ranks; ratio: median [95 % interval], ≈ 1 where the interval spans 1; "
-    "tokens/s: a device; collectives: forward+backward+optimizer"
+    "saved, peak: maximum over ranks; FLOPs: of matmuls, convolutions and attention; "
+    "ratio: median [95 % interval], ≈ 1 where the interval spans 1\n"
+    "tokens/s: a device, with the machine's noise: compare rows by their ratio; "
+    "MFU / HFU: of a published peak; collectives: forward+backward+optimizer"
 )
 
 
@@ -55,17 +57,20 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
         root: the sweep's folder; notes then give paths.
     """
     experiments = [record.experiment for record in records]
+    models = [group_name(experiment, "model") for experiment in experiments]
     cells: dict[str, list[str]] = {
-        "model": [group_name(experiment, "model") for experiment in experiments],
+        "model": models,
         "variant": variant_labels(experiments),
         "mesh": mesh_labels(experiments),
         **{heading: [cell(record) for record in records] for heading, cell in _CELLS.items()},
     }
-    if len(set(cells["model"])) < 2:  # noqa: PLR2004 (one model needs no column)
+    names = [f"{variant} on {mesh}" for variant, mesh in zip(cells["variant"], cells["mesh"], strict=True)]
+    if len(set(models)) > 1:
+        names = [f"{name}, {model}" for name, model in zip(names, models, strict=True)]
+    else:
         del cells["model"]
     if all(cell == _NOTHING for cell in cells["predicted peak"]):
         del cells["predicted peak"]
-    names = [f"{variant} on {mesh}" for variant, mesh in zip(cells["variant"], cells["mesh"], strict=True)]
     notes = _gathered(
         (name, note, _where(record, root))
         for name, record in zip(names, records, strict=True)
@@ -149,7 +154,8 @@ def _tokens_per_s(record: Record) -> str:
 
 
 def _utilisation(record: Record) -> str:
-    if record.time is None:
+    # a peak that each trial measured for itself drifts with the machine: it must not rank rows
+    if record.time is None or (record.time.peak_flops_per_s_source or "").startswith("measured"):
         return _NOTHING
     return " / ".join(
         _NOTHING if value is None else f"{value:.1%}" for value in (record.time.mfu, record.time.hfu)

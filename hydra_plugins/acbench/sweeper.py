@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import JobReturn
 
 
 class ProductSweeper(BasicSweeper):
-    """Every combination of the swept values, handed to the launcher at once."""
+    """Every combination of the swept values, handed to the launcher at once.
+
+    A point whose choice of a group does not have an option (`ac=none,full ac.early_stop=false`) composes all
+    the same: the option is added, and the harness refuses that point alone.
+    """
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch all points at once; one that does not compose ends the command."""
@@ -22,8 +27,15 @@ class ProductSweeper(BasicSweeper):
         assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        for override in overrides:
+            _add_where_missing(override)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
+
+
+def _add_where_missing(override: Override) -> None:
+    if "." in override.key_or_group and override.type is OverrideType.CHANGE:
+        override.type = OverrideType.FORCE_ADD
 
 
 # a plain node, as for the launcher

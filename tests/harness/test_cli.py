@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import cli
 from tests.harness.composing import ROOT
 
 ACBENCH = str(Path(sys.executable).with_name("acbench"))
@@ -70,14 +71,18 @@ def _files(folder: Path) -> list[str]:
     [
         pytest.param(
             ["ac=fulll"],
-            "acbench: ac: unknown option 'fulll'; did you mean 'full'? options: "
-            "full, none, offload, selective_layer, selective_op\n",
+            f"acbench: ac: unknown option 'fulll'; did you mean 'full'? options: {', '.join(ac_variants)}\n",
             id="an option that does not exist",
         ),
         pytest.param(
             ["mesh=ddp2", "batch_size=3"],
             "acbench: batch_size: must be a multiple of the 2 data-parallel ranks of ddp2, got 3\n",
             id="an impossible combination",
+        ),
+        pytest.param(
+            ["sweep=ac_matrix"],
+            "acbench: sweep: ac_matrix is a set of points; run it with acbench -m sweep=ac_matrix\n",
+            id="a sweep without -m",
         ),
         pytest.param(
             ["ac=null"],
@@ -88,6 +93,18 @@ def _files(folder: Path) -> list[str]:
             ["-m", "ac=none,full", "name=a,b"],
             "acbench: name: belongs to the whole sweep and cannot be swept; give it one value\n",
             id="a sweep in two folders",
+        ),
+        pytest.param(
+            ["-m", "ac=full,selective_layer", "ac.earlystop=false"],
+            "acbench: ac.earlystop: ac=full has no such option; did you mean 'early_stop'? options: "
+            "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, use_reentrant\n",
+            id="a typo in a sweep",
+        ),
+        pytest.param(
+            ["model=mlp", "-m", "ac=none,full", "model.n_layer=3"],
+            "acbench: model.n_layer: model=mlp has no such option; did you mean 'n_layers'? options: "
+            "dropout, hidden_width, layers_fqn, n_layers, vocab_size, width\n",
+            id="a typo that no choice of the sweep excuses",
         ),
     ],
 )
@@ -180,6 +197,79 @@ def test_one_trial_in_another_folder_that_fails(tmp_path: Path) -> None:
     record = json.loads(path.read_text("utf-8"))
     assert (done.code, record["status"], record["error"]["kind"]) == (1, "failed", "ValueError")
     assert "ValueError on rank 0 during instrument: the width is odd" in done.stdout
+
+
+def test_an_option_goes_to_the_choices_that_have_it(tmp_path: Path) -> None:
+    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full,selective_layer", "ac.early_stop=false")
+    assert done.code == 0, done.stderr
+    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
+    found = {record["experiment"]["ac"]["name"]: record for record in records}
+    assert {name: record["status"] for name, record in found.items()} == {
+        "none": "refused",
+        "full": "ok",
+        "selective_layer": "ok",
+    }
+    assert {record["experiment"]["ac"]["early_stop"] for record in records} == {False}
+    assert found["none"]["error"]["message"] == (
+        "ac.early_stop: ac=none has no such option; there are no options"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param("ac=full ac.offload=true", "ac=full ac.offload=true", id="one trial as it is"),
+        pytest.param("model=mlp -m ac=none,full", "--multirun model=mlp ac=none,full", id="the flag first"),
+        pytest.param("--multirun ac=full", "--multirun ac=full", id="the long flag"),
+        pytest.param(
+            "-m ac=full,none ac.x=[a,b] mesh.tp=1,2 seed=0",
+            "--multirun ac=full,none ++ac.x=[a,b] ++mesh.tp=1,2 seed=0",
+            id="options of groups are added where missing",
+        ),
+        pytest.param(
+            "-m hydra.verbose=true +ac.x=1 ++ac.x=1 ~ac.x hydra/launcher=local data=x.y",
+            "--multirun hydra.verbose=true +ac.x=1 ++ac.x=1 ~ac.x hydra/launcher=local data=x.y",
+            id="and nothing else",
+        ),
+    ],
+)
+def test_words_as_hydra_takes_them(words: str, expected: str) -> None:
+    assert cli._words(words.split()) == expected.split()
+
+
+def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
+    command = [ACBENCH, "-m", *SMALL, "ac=none,full", "seed=0,1"]
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=4 * PATIENCE_S) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    (one, errors), (other, other_errors) = said
+    assert one == other
+    lines = [line for line in (errors + other_errors).splitlines() if line.startswith("[")]
+    assert sum(line.endswith(" s)") and "done before" not in line for line in lines) == 4
+    assert sum("done before" in line for line in lines) == 4
+    assert any(line.endswith("another command runs it, waiting ...") for line in lines)
+    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
+    assert [record["status"] for record in records] == ["ok"] * 4
+
+
+def test_refuses_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = acbench(tmp_path, *SMALL, "outputs_dir=file")
+    assert (done.code, done.stdout, done.stderr) == (
+        2,
+        "",
+        "acbench: outputs_dir: cannot write 'file/default': Not a directory\n",
+    )
 
 
 Sent = Callable[[subprocess.Popen[str]], None]

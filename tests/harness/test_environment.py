@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -95,8 +96,25 @@ class TestIdentity:
         path.write_text("width = 1\n")
         before = environment_id(describe("cpu", [path]))
         assert environment_id(describe("cpu", [path])) == before
-        path.write_text("width = 16\n")
+        path.write_text("width = 2\n")
         assert environment_id(describe("cpu", [path])) != before
+
+    def test_a_touched_file_of_the_user_is_the_same_environment(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.py"
+        path.write_text("width = 1\n")
+        before = describe("cpu", [path])["files"]
+        os.utime(path, ns=(0, 0))
+        assert describe("cpu", [path])["files"] == before
+        assert before == {str(path): hashlib.sha256(b"width = 1\n").hexdigest()[:12]}
+
+    def test_a_large_file_is_known_by_size_and_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(environment, "_READ_BYTES", 3)
+        path = tmp_path / "tokens.bin"
+        path.write_bytes(b"1234")
+        os.utime(path, ns=(5, 5))
+        assert describe("cpu", [path])["files"] == {str(path): "4 bytes, 5 ns"}
 
     def test_it_is_the_same_in_driver_and_rank(self) -> None:
         assert environment_id(describe("cpu")) == environment_id(describe(torch.device("cpu", 0)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import ConfigError
 from harness.launch import Point, Run, exit_code, run_sweep
 from harness.record import Record, validate
 from harness.report.publisher import Tracker
@@ -155,6 +156,21 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path, capsys: pytest.Captur
     Store(tmp_path / "default").write(changed)
     (fourth,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)
     assert fourth.started_at > third.started_at
+
+
+def test_what_failed_runs_again(tmp_path: Path) -> None:
+    points = [point_of(f"{SMALL} model=python model.factory=tests.harness.user_models:exits")]
+    first, second = (run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)[0] for _ in range(2))
+    assert (first.status, second.status) == ("failed", "failed")
+    assert second.started_at > first.started_at
+
+
+def test_refuses_a_folder_that_cannot_be_written_before_anything_runs(tmp_path: Path) -> None:
+    root = tmp_path / "file"
+    root.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        run_sweep([point_of(MLP)], Run(outputs_dir=str(root)), OFF)
+    assert str(caught.value) == f"outputs_dir: cannot write {str(root / 'default')!r}: Not a directory"
 
 
 @pytest.mark.parametrize(

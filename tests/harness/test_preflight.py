@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from harness.errors import Terminated
 from harness.mesh import Mesh
 from harness.models import ModelSpec
 from harness.preflight import RANKS_PER_CORE, check, device_type
+from tests.harness import user_models
 from tests.harness.composing import experiment_of, point_of, refusal_of, rows
 
 GROUPS = "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
@@ -37,6 +41,10 @@ USER = "tests.harness.user_models"
             f"GPT; did you mean 'GPTBlock'? classes are: {GPT_CLASSES}",
             "ac=full ac.module_classes=[GPTBlock,FeedForward]": "ac.module_classes: "
             "'layers.0.feed_forward' (FeedForward) lies inside 'layers.0' (GPTBlock); name one of them",
+            "ac=full ac.module_classes=[GPTBlock] wrap_order=call_site": "ac.module_classes: has no effect: "
+            "call_site makes the whole model one region",
+            "ac=full ac.layers_fqn=blocks wrap_order=call_site": "ac.layers_fqn: has no effect: "
+            "call_site makes the whole model one region",
             "ac=selective_layer wrap_order=call_site": "wrap_order: call_site makes the model one region, and "
             "selective_layer chooses among blocks; use ac=full",
         }
@@ -128,6 +136,22 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             f"model.factory={USER}:FOREVER_S": f"model.factory: module '{USER}' has no function 'FOREVER_S'",
             f"model.factory={USER}:raises_when_made": f"model.factory: '{USER}:raises_when_made' raised "
             "RuntimeError: the weights are on another machine",
+            f"model.factory={USER}:exits_when_made": f"model.factory: '{USER}:exits_when_made' exited with "
+            "status 3",
+            f"model.factory={USER}:hangs_when_made protocol.deadline_s=1": "model.factory: "
+            f"'{USER}:hangs_when_made' did not return within 1 s",
+            "model.factory=tests.harness.broken.raises:make": "model.factory: cannot import "
+            "'tests.harness.broken.raises': ValueError: no data here",
+            "model.factory=tests.harness.broken.exits:make": "model.factory: cannot import "
+            "'tests.harness.broken.exits': SystemExit: no GPU here",
+            f"model.factory={USER}:regression batch_size=4": "batch_size: has no effect, the factory brings "
+            "its own inputs; leave it at 8",
+            f"model.factory={USER}:regression sequence_length=64": "sequence_length: has no effect, the "
+            "factory brings its own inputs; leave it at 128",
+            f"model.factory={USER}:regression data=synthetic": "data: has no effect, the factory brings its "
+            "own inputs; leave it at text, without a path",
+            f"model.factory={USER}:regression data.path=/nowhere": "data: has no effect, the factory brings "
+            "its own inputs; leave it at text, without a path",
             "model.factory=math:sqrt": "model.factory: 'math:sqrt' raised TypeError: math.sqrt() takes exactly "
             "one argument (0 given)",
             "model.factory=builtins:dict": "model.factory: must return a module, or (module, example_inputs, "
@@ -210,9 +234,33 @@ def test_a_constructor_that_reads_values_is_checked_for_real() -> None:
     assert point_of(f"model=python model.factory={USER}:reads_values ac=full").refusal is None
 
 
-def test_example_inputs_need_no_data() -> None:
-    line = f"model=python model.factory={USER}:regression data.path=/nowhere"
+def test_example_inputs_leave_the_batch_to_the_mesh_where_the_default_does_not_fit() -> None:
+    line = f"model=python model.factory={USER}:regression mesh.dp_replicate=3 batch_size=3"
     assert point_of(line).refusal is None
+
+
+def test_the_alarm_of_a_factory_leaves_no_trace() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for factory in ("healthy", "hangs_when_made"):
+        point_of(f"model=python model.factory={USER}:{factory} protocol.deadline_s=1")
+        assert signal.getsignal(signal.SIGALRM) is before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_factory_is_checked_outside_the_main_thread_too() -> None:
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        check_there = threads.submit(check, experiment_of(f"model=python model.factory={USER}:healthy"))
+    assert check_there.result() is None
+
+
+def test_a_termination_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated() -> None:
+        raise Terminated(143)
+
+    experiment = experiment_of(f"model=python model.factory={USER}:healthy")
+    monkeypatch.setattr(user_models, "healthy", terminated)
+    with pytest.raises(Terminated):
+        check(experiment)
 
 
 def test_a_factory_without_a_name_for_its_blocks_is_checked_too() -> None:

@@ -188,13 +188,13 @@ def test_trial_id_differs_with_every_field() -> None:
             + ", ".join(options_of("model")),
             "mesh=big": f"mesh: unknown option 'big'; options: {', '.join(options_of('mesh'))}",
             "ac=fall": f"ac: unknown option 'fall'; did you mean 'full'? options: {', '.join(options_of('ac'))}",
-            "model=mlp model.n_layer=3": "model.n_layer: unknown option; did you mean 'n_layers'? options: "
+            "model=mlp model.n_layer=3": "model.n_layer: model=mlp has no such option; did you mean 'n_layers'? options: "
             "dropout, hidden_width, layers_fqn, n_layers, vocab_size, width",
             "mesh.dp_shards=2": f"mesh.dp_shards: unknown option; did you mean 'dp_shard'? options: {MESH}",
-            "ac=selective_layer ac.acfreq=2": "ac.acfreq: unknown option; did you mean 'ac_freq'? options: ac_freq, "
+            "ac=selective_layer ac.acfreq=2": "ac.acfreq: ac=selective_layer has no such option; did you mean 'ac_freq'? options: ac_freq, "
             + FULL,
-            "ac=full +ac.ac_freq=2": f"ac.ac_freq: unknown option; options: {FULL}",
-            "ac.ac_freq=2": "ac.ac_freq: unknown option; there are no options",
+            "ac=full +ac.ac_freq=2": f"ac.ac_freq: ac=full has no such option; options: {FULL}",
+            "ac.ac_freq=2": "ac.ac_freq: ac=none has no such option; there are no options",
             "ac=full ac.name=ful": f"ac.name: unknown 'ful'; did you mean 'full'? options: {', '.join(options_of('ac'))}",
             "~mesh": "mesh: was removed, but every experiment has it; leave it out of the overrides",
             "~rerun": "rerun: was removed, but every experiment has it; leave it out of the overrides",

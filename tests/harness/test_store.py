@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness.errors import ConfigError
 from harness.record import refused
-from harness.store import MARKER, Store, check_name, trial_id, write_atomically
+from harness.store import LOCK, MARKER, Store, check_name, trial_id, write_atomically
+from tests.harness.composing import ROOT
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, record
 
 HOSTILE = [
@@ -55,12 +60,12 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
 
 def test_preparing_clears_what_an_earlier_attempt_left_but_no_finished_record(store: Store) -> None:
     path = store.write(record())
-    for name in ("rank0.json", "rank0.log", ".record.json.12.tmp", MARKER):
+    for name in ("rank0.json", "rank0.log", ".record.json.12.tmp", MARKER, LOCK):
         (path.parent / name).write_text("old")
     (path.parent / "trace").mkdir()
     (path.parent / "trace" / "file").write_text("old")
     assert store.prepare(record().trial_id) == path.parent
-    assert sorted(each.name for each in path.parent.iterdir()) == [MARKER, "record.json"]
+    assert sorted(each.name for each in path.parent.iterdir()) == [LOCK, MARKER, "record.json"]
     assert store.read(record().trial_id) == record()
 
 
@@ -69,8 +74,8 @@ def test_preparing_clears_what_an_earlier_attempt_left_but_no_finished_record(st
     [
         ("ok", True),
         ("oom", True),
-        ("failed", True),
         ("refused", True),
+        ("failed", False),
         ("timeout", False),
         ("lost", False),
     ],
@@ -82,6 +87,58 @@ def test_what_counts_as_finished(store: Store, status: str, is_finished: bool) -
     }.get(status, lambda: failed(status))()
     store.write(written)
     assert store.finished(written.trial_id, written.environment_id) == (written if is_finished else None)
+
+
+def test_a_lock_that_is_free_is_taken_and_keeps_nobody_waiting(store: Store) -> None:
+    waited: list[str] = []
+    for _ in range(2):
+        with store.locked("aaaaaaaaaaaa", on_wait=lambda: waited.append("")):
+            pass
+    assert waited == []
+
+
+def test_a_lock_is_held_against_others_until_its_block_ends(store: Store) -> None:
+    steps: list[str] = []
+    waiting = threading.Event()
+
+    def second() -> None:
+        with store.locked("aaaaaaaaaaaa", on_wait=waiting.set):
+            steps.append("second")
+
+    thread = threading.Thread(target=second)
+    with store.locked("aaaaaaaaaaaa", on_wait=waiting.set):
+        assert not waiting.is_set()
+        thread.start()
+        assert waiting.wait(timeout=10)
+        store.prepare("aaaaaaaaaaaa")
+        steps.append("first")
+    thread.join(timeout=10)
+    assert steps == ["first", "second"]
+
+
+def test_the_lock_of_a_killed_process_is_free(store: Store) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from harness.store import Store\n"
+        "with Store(Path(sys.argv[1])).locked('aaaaaaaaaaaa', on_wait=lambda: None):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(store.root)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with store.locked("aaaaaaaaaaaa", on_wait=lambda: pytest.fail("nobody holds it")):
+        pass
+
+
+def test_refuses_a_root_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        Store(tmp_path / "file" / "sweep").require_writable()
+    root = str(tmp_path / "file" / "sweep")
+    assert str(caught.value) == f"outputs_dir: cannot write {root!r}: Not a directory"
+
+
+def test_a_root_that_can_be_written_is_made_and_left_empty(store: Store) -> None:
+    store.require_writable()
+    assert list(store.root.iterdir()) == []
 
 
 def test_another_environment_makes_no_trial_unnecessary(store: Store) -> None:

@@ -13,11 +13,13 @@ from harness.difference import PARTS
 from harness.launch import Run, run_sweep
 from harness.record import Record
 from harness.report.publisher import Tracker
+from strategies.operators import PRESETS
 from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]
 
-SMALL = "data=synthetic batch_size=2 sequence_length=32 protocol=smoke protocol.timed_pairs=0"
+SHORT = "protocol=smoke protocol.timed_pairs=0"
+SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
 USER = "model=python model.factory=tests.harness.user_models"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
 LINES = [
@@ -28,6 +30,7 @@ LINES = [
     "ac=selective_layer ac.ac_freq=99",
     "ac=selective_op",
     "ac=selective_op ac.save_ops=modalities",
+    "ac=selective_op ac.save_ops=modalities model=llama_nano",
     "ac=selective_op ac.save_ops=[attention,topk]",
     "ac=offload",
     "ac=full model.dropout=0.1",
@@ -38,6 +41,7 @@ LINES = [
     f"{USER}:regression ac=full",
     f"{USER}:regression model.layers_fqn=''",
     f"{USER}:reads_values ac=full protocol.timed_pairs=2",
+    f"{USER}:draws_weights_elsewhere ac=full",
 ]
 
 _L, _B, _S, _D, _F = 4, 2, 32, 128, 512
@@ -59,7 +63,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(root: Path) -> Trial:
-    points = [point_of(f"{SMALL} {line}") for line in LINES]
+    # a factory that brings its inputs takes no batch size
+    points = [point_of(f"{SHORT if ':regression' in line else SMALL} {line}") for line in LINES]
     run = Run(outputs_dir=str(root), name="trials")
     records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")), strict=True))
     return records.__getitem__
@@ -123,12 +128,14 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=full ac.early_stop=false", "neutral"),
         ("ac=selective_layer", "neutral"),
         ("ac=selective_op", "neutral"),
+        ("ac=selective_op ac.save_ops=modalities model=llama_nano", "neutral"),
         ("ac=offload", "neutral"),
         ("ac=full model.dropout=0.1", "neutral"),
         ("ac=full mesh=shard2", "neutral"),
         (f"{USER}:regression ac=full", "neutral"),
         (f"{USER}:regression model.layers_fqn=''", "neutral"),
         (f"{USER}:reads_values ac=full protocol.timed_pairs=2", "neutral"),
+        (f"{USER}:draws_weights_elsewhere ac=full", "neutral"),
         ("ac=selective_layer ac.ac_freq=99", "inert"),
         ("ac=selective_op ac.save_ops=modalities", "inert"),
         (WRONG_DROPOUT, "differs"),
@@ -217,7 +224,7 @@ def test_a_save_list_that_never_fires_is_full_ac_and_says_so(trial: Trial) -> No
     record, full = trial("ac=selective_op ac.save_ops=modalities"), trial("ac=full")
     assert record.work is not None
     assert full.work is not None
-    assert record.work.never_fired == record.work.named == ("modalities",)
+    assert record.work.never_fired == record.work.named == PRESETS["modalities"].operators
     assert record.work.recomputed_ops == full.work.recomputed_ops
     assert record.work.recomputed_ops["aten.addmm.default"] == 5 * _L
 
@@ -228,6 +235,13 @@ def test_an_entry_that_never_fires_is_named_beside_one_that_does(trial: Trial) -
     assert (record.work.named, record.work.never_fired) == (("attention", "topk"), ("topk",))
     assert not any("attention" in operator for operator in record.work.recomputed_ops)
     assert record.verdict == "neutral"
+
+
+def test_the_operators_of_a_preset_that_never_fire_are_named(trial: Trial) -> None:
+    record = trial("ac=selective_op ac.save_ops=modalities model=llama_nano")
+    assert record.work is not None
+    assert record.work.named == PRESETS["modalities"].operators
+    assert record.work.never_fired == PRESETS["modalities"].operators[1:]  # mm fires
 
 
 def test_other_random_numbers_in_recomputation_are_found_in_the_gradients(trial: Trial) -> None:
@@ -317,5 +331,5 @@ def test_times_are_seconds_of_steps(trial: Trial) -> None:
 
 def test_a_trial_leaves_its_description_and_its_logs(trial: Trial, root: Path) -> None:
     folder = root / "trials" / trial("ac=full mesh=shard2").trial_id
-    left = ["experiment.yaml", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "record.json"]
+    left = [".lock", "experiment.yaml", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "record.json"]
     assert sorted(path.name for path in folder.iterdir()) == left

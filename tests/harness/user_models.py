@@ -5,13 +5,17 @@ Faults strike the last rank, in its first forward unless the name says otherwise
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import sys
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -69,8 +73,27 @@ def reads_values() -> nn.Module:
     return model
 
 
+def draws_weights_elsewhere() -> nn.Module:
+    """A model whose first weights come from the generators of NumPy and Python."""
+    model = healthy()
+    values = (np.random.rand(), random.random())  # noqa: NPY002 (the generator that users still call)
+    for parameter, value in zip(model.parameters(), values, strict=False):
+        nn.init.constant_(parameter, value)
+    return model
+
+
 def raises_when_made() -> nn.Module:
     raise RuntimeError("the weights are on another machine")
+
+
+def exits_when_made() -> nn.Module:
+    sys.exit(3)
+
+
+def hangs_when_made() -> nn.Module:
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(FOREVER_S)
 
 
 def returns_a_number() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -26,13 +28,17 @@ RESOLVED = {
     "modalities is its five keys exactly": (
         "modalities",
         {
-            "modalities": {
-                aten.mm.default,
-                aten._scaled_dot_product_efficient_attention.default,
-                aten._scaled_dot_product_flash_attention.default,
-                torch.ops._c10d_functional.reduce_scatter_tensor.default,
-                aten.max.default,
-            }
+            "aten.mm.default": {aten.mm.default},
+            "aten._scaled_dot_product_efficient_attention.default": {
+                aten._scaled_dot_product_efficient_attention.default
+            },
+            "aten._scaled_dot_product_flash_attention.default": {
+                aten._scaled_dot_product_flash_attention.default
+            },
+            "_c10d_functional.reduce_scatter_tensor.default": {
+                torch.ops._c10d_functional.reduce_scatter_tensor.default
+            },
+            "aten.max.default": {aten.max.default},
         },
     ),
 }
@@ -70,6 +76,28 @@ def test_presets_recompute_as_their_projects_do() -> None:
     }
     assert resolve("torchtitan", 0).recompute_every == 0
     assert resolve("torchtitan", None).counted == {aten.mm.default, aten.mm.dtype, aten.linear.default}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_names_each_of_its_operators(name: str) -> None:
+    assert resolve(name, None).named == PRESETS[name].operators
+
+
+PICKLED: dict[str, tuple[Any, int | None]] = {
+    "a list of groups": (("matmul", "topk"), 3),
+    "a preset": ("modalities", None),
+    "a preset that counts other matmuls than the group": ("torchtitan", None),
+    "a preset with its count switched off": ("torchtitan", 0),
+}
+
+
+@pytest.mark.parametrize(("save_ops", "every"), PICKLED.values(), ids=PICKLED)
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_is_equal(save_ops: Any, every: int | None, duplicate: Any) -> None:
+    save_list = resolve(save_ops, every)
+    assert duplicate(save_list) == save_list
 
 
 REFUSED = {

@@ -51,6 +51,7 @@ def make_config(
     for name in overrides:
         _require_field(defaults, name)
     values = _values(defaults, overrides, sizes)
+    values = _divided_heads(defaults, values) | values
     try:
         config = cls(**values)
     except (StrictDataclassError, TypeError, ValueError) as error:
@@ -166,6 +167,22 @@ def _values(
     general = {_SIZES[size]: value for size, value in sizes.items()} | dict(overrides)
     translated = {aliases.get(name, name): value for name, value in general.items()} | own
     return _foreign_tokens(defaults, translated["vocab_size"]) | translated
+
+
+def _divided_heads(defaults: PretrainedConfig, values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the key-value heads, at most the class's own number, that divide the heads in `values`.
+
+    Without that, four heads would meet the 32 key-value heads that Qwen2 has by default.
+    """
+    heads = values.get(defaults.attribute_map.get("num_attention_heads", "num_attention_heads"))
+    own = getattr(type(defaults), "num_key_value_heads", None)  # of the class: an instance has filled in null
+    if not (isinstance(heads, int) and heads >= 1 and isinstance(own, int)):
+        return {}
+    return {"num_key_value_heads": _largest_divisor(heads, at_most=own)}
+
+
+def _largest_divisor(number: int, *, at_most: int) -> int:
+    return next(n for n in range(min(number, at_most), 0, -1) if number % n == 0)
 
 
 def _foreign_tokens(defaults: PretrainedConfig, vocab_size: int) -> dict[str, Any]:

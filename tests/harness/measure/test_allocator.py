@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.measure import allocator, counting
 from harness.measure.allocator import AllocatorReport, CpuWorkspaceProbe, LiveTotals
 from harness.measure.counting import CountingAllocator, counting_allocator
-from harness.measure.step import allocator_truth, instrument
+from harness.measure.step import StepReport, allocator_truth, instrument
 from harness.models.base import Batch
 from tests.harness.measure.metered import REGIONS, Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
@@ -100,6 +100,62 @@ def test_a_convolution_is_named(counted: CountingAllocator) -> None:
     assert truth.peak_requested_bytes == report.workspaces.peak_bytes
     named = {op for op, nbytes in report.workspaces.largest_by_op.items() if nbytes > 100}
     assert named == {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("foreach", "workspace_bytes", "named"),
+    [
+        pytest.param(False, 4, "aten.div.Tensor", id="a promoted number, cast to float"),
+        pytest.param(
+            True, 12, "aten._foreach_div_.ScalarList", id="a number that the kernel promotes and casts"
+        ),
+    ],
+)
+def test_a_peak_in_the_optimizer_is_explained(
+    foreach: bool, workspace_bytes: int, named: str, counted: CountingAllocator
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
+    truth, report = _probed(
+        Metered(model, optimizer), Batch(inputs=(torch.ones(2, 64),), targets=None), counted
+    )
+    assert report.memory.peak_phase == "optimizer"
+    assert truth.workspace_bytes == workspace_bytes
+    assert report.workspaces is not None
+    assert truth.peak_requested_bytes == report.workspaces.peak_bytes
+    assert report.workspaces.largest_by_op[named] == workspace_bytes
+
+
+@needs_compiler
+@pytest.mark.parametrize("region", ["none", "full"])
+def test_batch_normalisation_is_explained(region: str, counted: CountingAllocator) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(3)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = REGIONS[region](block, x) * 0.5
+            return x
+
+    truth, report = _probed(Metered(Net()), Batch(inputs=(torch.ones(256, 16),), targets=None), counted)
+    assert report.workspaces is not None
+    assert truth.peak_requested_bytes == report.workspaces.peak_bytes
+    assert report.workspaces.largest_by_op["aten.native_batch_norm.default"] > 0
+    assert report.workspaces.largest_by_op["aten.native_batch_norm_backward.default"] > 0
+
+
+def _probed(trainee: Metered, batch: Batch, counted: CountingAllocator) -> tuple[AllocatorReport, StepReport]:
+    """Return what the allocator saw of a step, and what the meter and a probe did."""
+    warmed(trainee, batch)
+    report = instrument(trainee, batch, probe=CpuWorkspaceProbe(counted))
+    truth = allocator_truth(trainee, batch, report.live)
+    assert truth is not None
+    return truth, report
 
 
 @needs_compiler

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributed, nn
@@ -468,7 +469,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         self.get_buffer("calls").add_(1)
-        scale = random.uniform(0.5, 1.5)
+        scale = random.uniform(0.5, 1.5) * np.random.uniform(0.5, 1.5)  # noqa: NPY002 (the global one)
         return {"y": nn.functional.dropout(self.linear(x), 0.5) * scale}
 
 
@@ -489,7 +490,7 @@ class TestSteps:
             "loss": ["loss"],
             "gradients": ["unused", "linear.weight", "linear.bias"],
             "buffers": ["calls", "cache"],
-            "rng_state": ["cpu", "python"],
+            "rng_state": ["cpu", "python", "numpy"],
             "parameters": ["unused", "linear.weight", "linear.bias"],
         }
         assert step.gradients["unused"] is None

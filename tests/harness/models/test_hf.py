@@ -43,6 +43,49 @@ def test_a_size_left_open_is_the_classs_own() -> None:
     assert (config.n_layer, config.n_embd, config.n_head) == (12, 768, 12)
 
 
+KEY_VALUE_HEADS: dict[str, tuple[str, dict[str, int], int | None, int]] = {
+    "no more than heads": ("Qwen2Config", {}, 4, 4),
+    "as many as heads where the class says so": ("LlamaConfig", {}, 64, 64),
+    "the class's own where it divides the heads": ("MixtralConfig", {}, 16, 8),
+    "fewer where it does not": ("MixtralConfig", {}, 12, 6),
+    "as the overrides say": ("Qwen2Config", {"num_key_value_heads": 2}, 4, 2),
+    "of heads in the overrides": ("Qwen2Config", {"num_attention_heads": 16}, 4, 16),
+    "the class's own with its own heads": ("MixtralConfig", {}, None, 8),
+}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "overrides", "n_heads", "expected"), KEY_VALUE_HEADS.values(), ids=KEY_VALUE_HEADS
+)
+def test_key_value_heads_divide_the_heads(
+    config_class: str, overrides: dict[str, int], n_heads: int | None, expected: int
+) -> None:
+    sizes = {"width": 128} if n_heads is None else {"width": 128, "n_heads": n_heads}
+    assert config_of(config_class, overrides, **sizes).num_key_value_heads == expected
+
+
+DEFAULT_MODELS = {
+    "LlamaConfig": "model.layers",
+    "Qwen2Config": "model.layers",
+    "Qwen3Config": "model.layers",
+    "GemmaConfig": "model.layers",
+    "MixtralConfig": "model.layers",
+    "GPTNeoXConfig": "gpt_neox.layers",
+    "OPTConfig": "model.decoder.layers",
+    "GPT2Config": "transformer.h",
+}
+
+
+@pytest.mark.parametrize(("config_class", "layers_fqn"), DEFAULT_MODELS.items(), ids=DEFAULT_MODELS)
+def test_the_shipped_sizes_suit_every_class(
+    make_spec: MakeSpec, batch: Batch, config_class: str, layers_fqn: str
+) -> None:
+    spec = make_spec("hf", config_class=config_class, layers_fqn=layers_fqn)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert spec.loss(spec.build()(*batch.inputs), batch).isfinite()
+
+
 @pytest.mark.parametrize("changes", [{"overrides": {"vocab_size": 300}}, {"vocab_size": 300}])
 def test_the_vocabulary_can_be_set_in_both_places(make_spec: MakeSpec, changes: dict[str, Any]) -> None:
     spec = make_spec("hf", **changes)

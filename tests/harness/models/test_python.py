@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.environment import describe, environment_id
 from harness.errors import ConfigError
 from harness.models import Batch, ModelSpec
 
@@ -160,3 +161,59 @@ def test_building_refuses(make_spec: MakeSpec, user_code: str, changes: dict[str
     with pytest.raises(ConfigError) as refusal:
         make_spec("python", **({"layers_fqn": "blocks"} | changes)).build()
     assert str(refusal.value) == message.format(module=user_code)
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "model.py": "import functools\nimport torch\nfrom . import widths\nfrom .parts.block import Block\n"
+    "def make():\n    from .late import BLOCKS\n"
+    "    return torch.nn.ModuleDict({'blocks': torch.nn.Sequential(*[Block() for _ in range(BLOCKS)])})\n"
+    "def make_other():\n    from . import other\n    return make()\n"
+    "partial = functools.partial(make)\n"
+    "class Maker:\n    def __call__(self):\n        return make()\n"
+    "maker = Maker()\n",
+    "widths.py": "WIDTH = 4\n",
+    "late.py": "BLOCKS = 2\n",
+    "other.py": "",
+    "unused.py": "",
+    "parts/__init__.py": "",
+    "parts/block.py": "import json\nfrom torch import nn\nfrom ..widths import WIDTH\n"
+    "class Block(nn.Linear):\n    def __init__(self):\n        super().__init__(WIDTH, WIDTH)\n",
+}
+LOADED = ["__init__.py", "late.py", "model.py", "parts/__init__.py", "parts/block.py", "widths.py"]
+
+
+@pytest.fixture
+def user_package(user_code: str, tmp_path: Path) -> Path:
+    """Return the folder of a package in the current folder, another one for every test."""
+    folder = tmp_path / f"{user_code}_package"
+    for name, content in PACKAGE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("function", ["make", "partial", "maker"])
+def test_files_are_all_that_the_factory_imports_and_nothing_installed(
+    make_spec: MakeSpec, user_package: Path, function: str
+) -> None:
+    spec = make_spec("python", factory=f"{user_package.name}.model:{function}", layers_fqn="blocks")
+    before = torch.get_rng_state()
+    assert [path.relative_to(user_package).as_posix() for path in spec.files()] == LOADED
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_factory_of_a_library_has_no_files(make_spec: MakeSpec) -> None:
+    assert make_spec("python", factory="torch.nn:Identity", layers_fqn="").files() == ()
+
+
+def test_an_edit_of_an_imported_module_is_another_environment(
+    make_spec: MakeSpec, user_package: Path
+) -> None:
+    spec = make_spec("python", factory=f"{user_package.name}.model:make", layers_fqn="blocks")
+    before = environment_id(describe("cpu", spec.files()))
+    (user_package / "unused.py").write_text("1")
+    (user_package / "widths.py").touch()
+    assert environment_id(describe("cpu", spec.files())) == before
+    (user_package / "widths.py").write_text("WIDTH = 8\n")
+    assert environment_id(describe("cpu", spec.files())) != before

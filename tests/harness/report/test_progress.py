@@ -41,6 +41,18 @@ def test_on_a_terminal_finished_points_stay_above_the_bars(monkeypatch: pytest.M
     assert "points" in text
 
 
+def test_a_point_that_another_command_runs_is_announced() -> None:
+    stream = io.StringIO()
+    with SweepProgress(stream) as progress:
+        progress.start(1)
+        progress.point_waits("full on single")
+        progress.point_finished("full on single", "ok, done before", "neutral")
+    assert stream.getvalue().splitlines() == [
+        "[1/1] full on single: another command runs it, waiting ...",
+        "[1/1] full on single: ok, done before, neutral",
+    ]
+
+
 def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with SweepProgress() as progress:
         progress.start(1)

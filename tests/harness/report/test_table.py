@@ -74,8 +74,19 @@ def cell(shown: Record, column: str) -> str:
         pytest.param(measured("time", twin_s=[]), "step time vs baseline", "-", id="no twin"),
         pytest.param(record(), "tokens/s", "2,048", id="tokens/s"),
         pytest.param(measured("time", tokens_per_step=None), "tokens/s", "-", id="no tokens"),
-        pytest.param(record(), "MFU / HFU", "6.0% / 8.0%", id="utilisation"),
-        pytest.param(measured("time", peak_flops_per_s=None), "MFU / HFU", "- / -", id="no peak rate"),
+        pytest.param(
+            measured("time", peak_flops_per_s_source="NVIDIA H200 datasheet, SXM, dense bfloat16"),
+            "MFU / HFU",
+            "6.0% / 8.0%",
+            id="utilisation of a published peak",
+        ),
+        pytest.param(record(), "MFU / HFU", "-", id="a peak that the trial measured ranks nothing"),
+        pytest.param(
+            measured("time", peak_flops_per_s=None, peak_flops_per_s_source=None),
+            "MFU / HFU",
+            "- / -",
+            id="no peak rate",
+        ),
         pytest.param(record(), "collectives", "all_gather 8+8, reduce_scatter 0+9", id="forward+backward"),
         pytest.param(
             measured("work", collectives={"forward": {}, "backward": {}, "optimizer": {"all_reduce": 1}}),
@@ -99,6 +110,11 @@ def test_a_model_column_where_models_differ() -> None:
     content = sheet([record(), record(experiment(model={"name": "llama_nano"}))])
     assert content.columns == ("model", *COLUMNS)
     assert [row[:2] for row in content.rows] == [("gpt_nano", "full"), ("llama_nano", "full")]
+
+
+def test_notes_name_the_model_where_models_differ() -> None:
+    other = refused(identity(experiment(model={"name": "llama_nano"})), "no", at=STARTED)
+    assert sheet([record(), other]).notes == ("full on single, llama_nano: refused, ConfigError: no",)
 
 
 def test_a_predicted_column_where_a_peak_was_predicted() -> None:
@@ -286,7 +302,7 @@ def test_markdown() -> None:
     assert rule == f"|{' --- |' * 11}"
     assert row == (
         r"| full data=a\|b | single | ok | neutral | 3.0 MiB | 10.0 MiB | 1.00 G "
-        "| 1.25× [1.25, 1.25] | 2,048 | 6.0% / 8.0% | all_gather 8+8, reduce_scatter 0+9 |"  # noqa: RUF001 (times)
+        "| 1.25× [1.25, 1.25] | 2,048 | - | all_gather 8+8, reduce_scatter 0+9 |"  # noqa: RUF001 (times)
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from strategies import StrategyError
 from strategies.ac.full import Full
+from strategies.region import regions
+from tests.strategies.meters import measure
 from tests.strategies.toys import Stack
 
 
@@ -79,10 +83,77 @@ def test_without_preserved_rng_state_dropout_gets_other_gradients() -> None:
     assert not torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
 
 
-def test_a_bare_class_name_is_refused() -> None:
+def with_own_forward() -> nn.Module:
+    block: Any = nn.Linear(4, 4)
+    block.forward = lambda x: nn.Linear.forward(block, x) * 2
+    return block  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [with_own_forward, lambda: torch.compile(nn.Linear(4, 4), backend="eager")],
+    ids=["hook", "compile"],
+)
+def test_a_forward_set_on_the_instance_is_refused(make: Callable[[], nn.Module]) -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(4, 4), make()])
     with pytest.raises(StrategyError) as error:
-        Full(module_classes="Block")  # type: ignore[arg-type]
-    assert str(error.value) == "ac.module_classes: must be a list of class names, got 'Block'"
+        Full(layers_fqn="layers").apply(model)
+    assert str(error.value) == (
+        "ac: 'layers.1' has a forward set on the instance, which no region can hold; "
+        "set it after the variant is applied"
+    )
+    assert regions(model) == {}
+
+
+def test_a_forward_may_be_set_on_the_instance_afterwards() -> None:
+    model = Stack(nn.Linear(4, 4))
+    Full(layers_fqn="layers", early_stop=False).apply(model)
+    enclosed = model.block.forward
+    model.block.forward = lambda x: enclosed(x) * 2  # type: ignore[method-assign]
+    measured = measure(model.block, torch.ones(2, 4, requires_grad=True))
+    assert measured.backward_flops == 3 * measured.forward_flops  # gradients of input and weight, and again
+
+
+def test_a_forward_set_inside_a_block_runs_in_its_region() -> None:
+    model = Stack(nn.Sequential(with_own_forward()))
+    Full(layers_fqn="layers", early_stop=False).apply(model)
+    measured = measure(model.block, torch.ones(2, 4, requires_grad=True))
+    assert measured.backward_flops == 3 * measured.forward_flops
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
+
+
+# later transformers say "activation" in new names of these calls, and keep the old
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_checkpointing_of_transformers_is_refused() -> None:
+    model: Any = llama()
+    model.gradient_checkpointing_enable()
+    message = (
+        "ac: 'model' has gradient_checkpointing on; call gradient_checkpointing_disable() on the model before"
+    )
+    strategy = Full(layers_fqn="model.layers")
+    for refused in (strategy.apply, strategy.call_site):
+        with pytest.raises(StrategyError) as error:
+            refused(model)
+        assert str(error.value) == message
+    model.gradient_checkpointing_disable()
+    strategy.apply(model)
+
+
+def test_checkpointing_of_timm_is_refused() -> None:
+    model: Any = Stack(nn.Linear(4, 4))
+    model.grad_checkpointing = True  # as every model of timm has it
+    with pytest.raises(StrategyError) as error:
+        Full(layers_fqn="layers").apply(model)
+    assert str(error.value) == (
+        "ac: 'Stack' has grad_checkpointing on; call set_grad_checkpointing(False) on the model before"
+    )
 
 
 def test_a_wrapper_of_torch_is_refused() -> None:

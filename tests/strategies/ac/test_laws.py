@@ -108,6 +108,49 @@ def test_a_second_application_is_refused(setting: Setting, second: str) -> None:
     assert str(error.value) == "ac: 'layers.0' is already checkpointed; apply one variant to a model"
 
 
+EVERY_FIELD = [(name, field.name) for name in ENABLED for field in fields(ac_variants[name])]
+
+
+@pytest.mark.parametrize(("variant", "field"), EVERY_FIELD, ids=[".".join(pair) for pair in EVERY_FIELD])
+def test_refusal_of_a_value_of_another_type(variant: str, field: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        ac_variants[variant](**{field: 2.5})
+    assert str(error.value).startswith(f"ac.{field}: must be ")
+    assert str(error.value).endswith(", got 2.5")
+
+
+REFUSED_VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a number for a name": ("full", {"layers_fqn": 3}, "ac.layers_fqn: must be str, got 3"),
+    "a word for a switch": ("full", {"early_stop": "yes"}, "ac.early_stop: must be bool, got 'yes'"),
+    "nothing for a name": ("offload", {"layers_fqn": None}, "ac.layers_fqn: must be str, got None"),
+    "a word for a number": ("selective_layer", {"ac_freq": "a"}, "ac.ac_freq: must be int, got 'a'"),
+    "half a block": ("selective_layer", {"ac_freq": 2.5}, "ac.ac_freq: must be int, got 2.5"),
+    "a switch for a number": ("selective_layer", {"ac_freq": True}, "ac.ac_freq: must be int, got True"),
+    "a word for an optional number": (
+        "selective_op",
+        {"matmul_recompute_every": "2"},
+        "ac.matmul_recompute_every: must be int or None, got '2'",
+    ),
+    "a bare class name": (
+        "full",
+        {"module_classes": "Block"},
+        "ac.module_classes: must be a list of class names, got 'Block'",
+    ),
+    "a number for a class name": (
+        "full",
+        {"module_classes": (3,)},
+        "ac.module_classes: must be a list of class names, got (3,)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("variant", "changes", "message"), REFUSED_VALUES.values(), ids=REFUSED_VALUES)
+def test_refusal_says_what_would_be_right(variant: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        ac_variants[variant](**changes)
+    assert str(error.value) == message
+
+
 @each_setting
 def test_restraint_no_state_of_torch_is_changed(setting: Setting) -> None:
     before = (
