@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from strategies import ac_variants
 from tests.harness.composing import ROOT
 
 ACBENCH = str(Path(sys.executable).with_name("acbench"))
