@@ -17,7 +17,7 @@ import pytest
 
 from harness.agent import Agent, RankJob, sigterm_exits
 from harness.culprit import Outcome
-from harness.forkserver import ForkServer, ForkServerError
+from harness.forkserver import ForkServer, ForkServerError, server_environment
 from harness.rank_report import RankReport, read_reports
 
 ENTRIES = "tests.harness.rank_entries"
@@ -332,3 +332,21 @@ def _is_alive(pid: int) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+@pytest.mark.parametrize(
+    ("users", "spins"),
+    [
+        pytest.param({}, "10000", id="nothing"),
+        pytest.param({"GOMP_SPINCOUNT": "5"}, "5", id="how long to spin"),
+        pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, None, id="how to wait"),
+    ],
+)
+def test_openmp_waits_as_the_user_has_decided(
+    monkeypatch: pytest.MonkeyPatch, users: dict[str, str], spins: str | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    assert server_environment().get("GOMP_SPINCOUNT") == spins
