@@ -181,7 +181,7 @@ class ForkServer:
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment of the server: the driver's, and how OpenMP waits where the user says nothing."""
+    """Return the driver's environment, with how OpenMP waits where the user says nothing."""
     is_decided = not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ)
     return dict(os.environ) if is_decided else os.environ | _BRIEF_SPIN
 

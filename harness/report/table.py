@@ -28,7 +28,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FLOP_UNITS = ("", "k", "M", "G", "T", "P")
 _LEGEND = (
     "saved, peak: maximum over ranks; FLOPs: of matmuls, convolutions and attention; "
-    "ratio: median [95 % interval], ≈ 1 where the interval spans 1\n"
+    "ratio: median [95 % interval], ≈ 1 where the interval reaches 1 ± 0.01\n"
     "tokens/s: a device, with the machine's noise: compare rows by their ratio; "
     "MFU / HFU: of a published peak; collectives: forward+backward+optimizer"
 )

@@ -73,6 +73,8 @@ def test_few_pairs_carry_no_ranking(pairs: int) -> None:
         pytest.param(0.9, 1.1, False, id="spans 1"),
         pytest.param(1.0, 1.1, False, id="starts at 1"),
         pytest.param(0.9, 1.0, False, id="ends at 1"),
+        pytest.param(1.005, 1.1, False, id="nearer to 1 than can be told"),
+        pytest.param(0.97, 0.998, False, id="nearer to 1 than can be told, from below"),
         pytest.param(1.01, 1.1, True, id="slower"),
         pytest.param(0.9, 0.99, True, id="faster"),
     ],
