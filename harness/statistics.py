@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 
 RESOLUTION = 0.01
-"""What no interleaving tells apart: the same model built twice lies elsewhere in memory and may be up to one per
-cent faster or slower in every pair (measured: 0.99, with an interval from 0.97 to 0.998)."""
+"""What no interleaving tells apart: the same model built twice lies elsewhere in memory, and may be up to one
+per cent faster or slower in every pair (measured: 0.99, with an interval from 0.97 to 0.998)."""
 
 MIN_PAIRS = 6
 """Fewest pairs of which the extremes enclose the median with 95 % confidence: 1 - 2 / 2**n."""
