@@ -13,7 +13,7 @@ from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.protocol import Protocol
-from strategies import Strategy, ac_variants, chunk_variants
+from strategies import Strategy, Tolerance, ac_variants, chunk_variants
 
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
@@ -88,6 +88,17 @@ class Experiment(Recipe):
     def is_baseline(self) -> bool:
         """Whether this is its own twin."""
         return name_of(self.ac) == "none" and name_of(self.chunk) == "none"
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """How far variant and twin may differ, by what the strategies between them declare."""
+        declared = [each.tolerance for each in (self.ac, self.chunk) if each.tolerance is not None]
+        if not declared:
+            return None
+        return Tolerance(
+            relative=max(each.relative for each in declared),
+            reason="; ".join(each.reason for each in declared),
+        )
 
     @property
     def files(self) -> tuple[Path, ...]:

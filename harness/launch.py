@@ -106,6 +106,13 @@ def exit_code(found: Sequence[Record], *, strict: bool) -> int:
     return int(any(record.status in {"failed", "timeout", "lost"} for record in found))
 
 
+def note_of(experiment: Experiment, baseline: str) -> str | None:
+    """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
+    tolerance = experiment.tolerance
+    reason = None if tolerance is None else f"within {tolerance.relative:g} of the twin: {tolerance.reason}"
+    return "; ".join(part for part in (_NOTES[baseline], reason) if part) or None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sweep:
     """What the points of one sweep share."""
@@ -157,7 +164,9 @@ class _Sweep:
             started_at=started_at,
             finished_at=_now(),
         )
-        return build(identity, ending, outcome.results, environment=environment, note=_NOTES[mode])
+        return build(
+            identity, ending, outcome.results, environment=environment, note=note_of(point.experiment, mode)
+        )
 
     def _attempts(self, experiment: Experiment, trial_dir: Path) -> tuple[Outcome, str]:
         """Run the trial; where the twin does not fit beside the variant, again with less of it."""

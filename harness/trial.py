@@ -147,7 +147,7 @@ def _step(trainee: Assembled, batch: Batch) -> None:
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment = bench.plan.experiment
-    protocol, tolerance = experiment.protocol, experiment.ac.tolerance or experiment.chunk.tolerance
+    protocol, tolerance = experiment.protocol, experiment.tolerance
     with _deterministic(enabled=protocol.deterministic):
         expected, actual = _steps(bench, experiment.twin()), _steps(bench, experiment)
         if bench.plan.baseline == "sequential":

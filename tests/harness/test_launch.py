@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError
-from harness.launch import Point, Run, exit_code, run_sweep
+from harness.launch import Point, Run, exit_code, note_of, run_sweep
 from harness.record import Record, validate
 from harness.report.publisher import Tracker
 from harness.store import Store
+from strategies import Tolerance
+from strategies.ac.full import Full
 from tests.harness import records_fixture
-from tests.harness.composing import point_of
+from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]
 
@@ -196,3 +198,25 @@ def test_exit_code(statuses: list[str], verdicts: list[str], code: int, strict_c
     ]
     assert exit_code(records, strict=False) == code
     assert exit_code(records, strict=True) == strict_code
+
+
+@pytest.mark.parametrize(
+    ("baseline", "is_tolerant", "note"),
+    [
+        pytest.param("paired", False, None, id="nothing to say"),
+        pytest.param("none", False, "the twin did not fit", id="no twin"),
+        pytest.param("paired", True, "within 1e-06 of the twin: sums in another order", id="a tolerance"),
+        pytest.param(
+            "none",
+            True,
+            "the twin did not fit; within 1e-06 of the twin: sums in another order",
+            id="no twin and a tolerance",
+        ),
+    ],
+)
+def test_the_note_says_how_the_twin_ran_and_why_numbers_may_differ(
+    monkeypatch: pytest.MonkeyPatch, baseline: str, is_tolerant: bool, note: str | None
+) -> None:
+    if is_tolerant:
+        monkeypatch.setattr(Full, "tolerance", Tolerance(relative=1e-6, reason="sums in another order"))
+    assert note_of(experiment_of("ac=full"), baseline) == note

@@ -9,35 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from bench.toy import Toy
 from strategies import ac_variants
 from tests.strategies.meters import measure
 
 UNIT_FLOPS = 2 * 512**3
 MIB = 2**20
-
-
-class ToyBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(512, 512, bias=False)
-        self.wq = nn.Linear(512, 512, bias=False)
-        self.output = nn.Linear(512, 1024, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.output(self.wq(self.gate(x)))
-        return outputs.sum()
-
-
-class ToyModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([ToyBlock()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layers[0](x)
-        return outputs
 
 
 # variant, fields, backward FLOPs in units of 2 * 512**3, saved MiB
@@ -78,7 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 def test_backward_flops_and_saved_bytes(
     variant: str, changes: dict[str, Any], flops: int, saved_mib: int
 ) -> None:
-    model = ToyModel()
+    model = Toy()
     fields = {} if variant == "none" else {"layers_fqn": "layers"} | changes
     ac_variants[variant](**fields).apply(model)
     measured = measure(model, torch.randn(512, 512, requires_grad=True))
