@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.rank_report import RankReport, read_reports
 from harness.ranks import RankContext
 
 FOREVER_S = 600.0
@@ -75,7 +76,10 @@ def unpicklable_result(_payload: Any, _context: RankContext) -> dict[str, Any]:
 
 
 def abort_after_result(_payload: Any, context: RankContext) -> dict[str, Any]:
+    """Abort when every rank has its result: an earlier end would cut a peer off that still connects."""
     context.finish({"rank": context.rank})
+    while any(report.state != "ok" for report in _all_reports(context)):
+        time.sleep(0.01)
     os.abort()
 
 
@@ -94,6 +98,13 @@ def linger(folder: str, context: RankContext) -> dict[str, Any]:
     Path(folder, f"pids{context.rank}").write_text(f"{os.getpid()} {child} {os.getppid()}", "utf-8")
     time.sleep(FOREVER_S)
     return {}
+
+
+def _all_reports(context: RankContext) -> list[RankReport]:
+    """Return the report of every rank, as soon as all have written one."""
+    while len(reports := read_reports(context.trial_dir)) < context.world_size:
+        time.sleep(0.01)
+    return list(reports.values())
 
 
 def _raise_value_error() -> None:
