@@ -18,32 +18,9 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from harness.measure.collectives import group_methods
 from harness.measure.counting import CountingAllocator, counting_allocator
 from harness.measure.scoped import replaced
-
-# methods of a process group, in one release of torch or another, that write into tensors they are given
-_COLLECTIVES = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +127,8 @@ def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
         return collective
 
     with ExitStack() as patches:
-        group = dist.ProcessGroup if dist.is_available() else None
-        for name in filter(functools.partial(hasattr, group), _COLLECTIVES):
-            patches.enter_context(replaced(group, name, apart(getattr(group, name))))
+        for name in group_methods():
+            patches.enter_context(replaced(dist.ProcessGroup, name, apart(getattr(dist.ProcessGroup, name))))
         yield
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from harness.measure.tensors import tensors_in
@@ -47,11 +48,40 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# methods of a process group, in one release of torch or another, that write into tensors they are given
+_GROUP_METHODS = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+
 
 def collective_name(func: Any) -> str | None:
     """Return the collective that an operator starts, or `None`; waiting for one is none."""
     schema = getattr(func, "_schema", None)  # higher-order operators have none
     return None if schema is None else NAMES.get(schema.name)
+
+
+def group_methods() -> Iterator[str]:
+    """Yield the names of those methods of a process group that start collectives, in this torch."""
+    return (name for name in _GROUP_METHODS if hasattr(dist.ProcessGroup, name))
 
 
 def payload_bytes(args: tuple[Any, ...], result: Any) -> int:

@@ -18,6 +18,7 @@ from harness.measure.ledger import Kind, Ledger
 from harness.measure.locator import Locator, Phase
 from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
 from harness.measure.rng import seeded
+from harness.measure.settled import settled_collectives
 from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
 from harness.measure.unwatched import AsUnwatched
 from harness.measure.work import WorkCounter, WorkReport
@@ -102,7 +103,7 @@ def instrument(
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
     meter = _Meter(trainee, live, locator)
-    with _repeatable(trainee, device), locator, live, work, AsUnwatched():
+    with _repeatable(trainee, device), settled_collectives(), locator, live, work, AsUnwatched():
         meter.start(batch)
         _step(trainee, batch, meter)
     return StepReport(
@@ -121,7 +122,7 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
         live: `StepReport.live` of the instrumented step, to which the allocator is compared.
     """
     device = compute_device(batch)
-    with _repeatable(trainee, device):
+    with _repeatable(trainee, device), settled_collectives():
         return allocator.measure(lambda: _step(trainee, batch, _Unobserved()), device=device.type, live=live)
 
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -60,3 +64,10 @@ def must_unwrap(types: Iterable[type]) -> bool:
 def storage_key(tensor: Tensor) -> int:
     """Return what identifies the storage of a plain tensor while it lives."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """Return another tensor on the same storage, made unseen by dispatch modes."""
+    with _disable_current_modes():
+        alias: Tensor = torch.ops.aten.alias.default(tensor)
+    return alias

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import (
 
 from harness.measure.locator import running_node, sequence_number
 from harness.measure.scoped import replaced
-from harness.measure.tensors import must_unwrap, plain_tensors, storage_key, tensors_in
+from harness.measure.tensors import alias_of, must_unwrap, plain_tensors, storage_key, tensors_in
 
 _aten = torch.ops.aten
 
@@ -92,7 +92,8 @@ class AsUnwatched(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         if self._attends and func is _aten.add.Tensor:
-            return _alias(_aten.add_.Tensor(*args, **kwargs))
+            # another tensor, for autograd to write the history of the sum on
+            return alias_of(_aten.add_.Tensor(*args, **kwargs))
         node = running_node()
         if node is None or torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -148,13 +149,6 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """Return another tensor on the same storage, unseen, for autograd to write the history of the sum on."""
-    with _disable_current_modes():
-        alias: Tensor = _aten.alias.default(tensor)
-    return alias
 
 
 def _owner_counts(tensor: Tensor) -> tuple[int, int]:

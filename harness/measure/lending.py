@@ -1,0 +1,110 @@
+"""Tensors lent to gloo: its own, on the storages of the program's, and who holds one can be counted."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # torch.utils has no public name for it
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from harness.measure.collectives import collective_name
+from harness.measure.tensors import alias_of, must_unwrap, tensors_in
+
+
+class Lending(TorchDispatchMode):
+    """Gives collectives tensors of their own and the program those that it knows; neither adds an operator.
+
+    Attributes:
+        lent: what collectives were given or have made; nobody else in the program holds it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func`, on other tensors if it is a collective."""
+        if must_unwrap(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if collective_name(func) is None:
+            return func(*args, **kwargs)
+        lenders: dict[int, Tensor] = {}
+        lend = functools.partial(self._lend, lenders)
+        args, kwargs = pytree.tree_map_only(Tensor, lend, (args, kwargs))
+        result = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, functools.partial(self._take_back, lenders), result)
+
+    def _lend(self, lenders: dict[int, Tensor], tensor: Tensor) -> Tensor:
+        if not _is_lendable(tensor):
+            return tensor
+        alias = alias_of(tensor)
+        self.lent.append(alias)
+        lenders[id(alias)] = tensor
+        return alias
+
+    def _take_back(self, lenders: dict[int, Tensor], tensor: Tensor) -> Tensor:
+        if id(tensor) in lenders:
+            return lenders[id(tensor)]
+        if not _is_lendable(tensor):
+            return tensor
+        self.lent.append(tensor)  # made by the collective, which goes on to hold it
+        return alias_of(tensor)
+
+
+class Finding(TorchDispatchMode):
+    """Finds the tensors that a collective has made for itself and works on while it is waited for.
+
+    Args:
+        lent: is extended by what is found.
+    """
+
+    def __init__(self, lent: list[Tensor]) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` and note on what."""
+        del types
+        for tensor in tensors_in(args):
+            # a view would hold what it is a view of
+            if not tensor._is_view() and all(tensor is not known for known in self._lent):  # noqa: SLF001 (no public name)
+                self._lent.append(tensor)
+        return func(*args, **(kwargs or {}))
+
+
+def holders(lent: list[Tensor]) -> list[tuple[int, int]]:
+    """Return for each tensor how many hold it in C++ and how many in Python, the call's included.
+
+    Both matter: a thread drops its last C++ reference first and that to the Python object a moment later.
+    """
+    return [(int(tensor._use_count()), sys.getrefcount(tensor)) for tensor in lent]  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
+
+
+def sole_holder() -> tuple[int, int]:
+    """Return what `holders` says in this torch of a tensor that only its list holds."""
+    with _disable_current_modes():
+        return holders([torch.empty(0)])[0]
+
+
+def _is_lendable(tensor: Tensor) -> bool:
+    """Tell whether the tensor is gloo's to hold: on CPU, dense, and real."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter)
+    return is_plain and tensor.device.type == "cpu" and tensor.layout is torch.strided
