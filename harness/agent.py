@@ -1,7 +1,8 @@
-"""The agent supervises the local ranks of one trial at a time.
+"""The agent supervises the ranks of one trial at a time on its node.
 
-It starts them from a fork server that has imported torch, gives them a place to meet, and when one fails
-or time runs out gives the others a moment to write what they know, ends them, and names the culprit.
+It starts them from a fork server that has imported torch, gives them a place to meet, and when one fails,
+time runs out or it is asked to, gives the others a moment to write what they know and ends them. The agent of
+a trial on one node also names the culprit; on several nodes each agent reports, and one place decides.
 """
 
 from __future__ import annotations
@@ -9,34 +10,33 @@ from __future__ import annotations
 import contextlib
 import pickle
 import signal
+import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
 
-from harness.culprit import Deadline, Death, Outcome, decide, is_waiting, lost
+from harness.crew import Crew, HaltCheck, Server, Watch, late_halt
+from harness.culprit import Outcome, decide_nodes
 from harness.errors import Terminated
 from harness.forkserver import ForkServer, ForkServerError
-from harness.rank_report import RankReport, log_path, read_reports, report_path
-from harness.ranks import STACK_SIGNAL, RankStart, Rendezvous
-
-Watch = Callable[[Mapping[int, RankReport]], None]
+from harness.node_report import Halt, NodeReport
+from harness.persistent import PersistentServer
+from harness.rank_report import read_reports, report_path
+from harness.ranks import RankStart, Rendezvous
 
 PRELOAD = (
     "harness.ranks",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_WATCH_S = 0.25
-_GRACE_S = 0.5
-_TERMINATE_S = 1.0
-_KILL_S = 5.0
-_STACK_BYTES = 64 * 1024
+_SERVERS: dict[str, type[Server]] = {"forkserver": ForkServer, "persistent": PersistentServer}
+_STORE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +50,15 @@ class RankJob:
         ranks: local ranks, >= 1.
         world_size: ranks of the whole trial; `ranks` when `None`.
         node_rank: this node holds ranks `node_rank * ranks` and following.
-        rendezvous: host and port of the store that node 0 hosts; `None` on one node, where a file does.
+        rendezvous: host and port of the store that node 0 hosts (`hosted`), known before the ranks start;
+            `None` on one node, where a file does.
         deadline_s: seconds from the start of the ranks to their last result.
         device: `cpu` or `cuda`.
         backend: of the process group; `None`: gloo on cpu and nccl on cuda where there is more than one
             rank, no group where there is one.
         threads_per_rank: of intra-operator parallelism.
+        cores: CPUs that the ranks of this node share; `None`: those of the agent.
+        attempt: names this run of the trial's ranks in its reports.
     """
 
     trial_dir: Path
@@ -69,6 +72,8 @@ class RankJob:
     device: str = "cpu"
     backend: str | None = None
     threads_per_rank: int = 1
+    cores: tuple[int, ...] | None = None
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -77,15 +82,16 @@ class RankJob:
             raise ValueError(
                 f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks, got {self.total}"
             )
-        if self.total > self.ranks and self.rendezvous is None:
-            raise ValueError(
-                "RankJob.rendezvous: several nodes need an address that all of them know, got None"
-            )
 
     @property
     def total(self) -> int:
         """Ranks of the whole trial."""
         return self.ranks if self.world_size is None else self.world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the whole trial."""
+        return self.total // self.ranks
 
     @property
     def local(self) -> range:
@@ -101,18 +107,26 @@ class RankJob:
 
 
 class Agent:
-    """Runs trials, one after the other, in fresh processes; a context manager.
+    """Runs trials, one after the other; a context manager.
 
     The fork server starts with the first trial (it imports for seconds; later trials cost a fork), so
     the environment must be final by then. Leaving the context ends it and whatever is still alive.
 
     Args:
         preload: modules to import in the fork server besides torch's own; they must not touch CUDA.
+        isolation: `forkserver`: every rank is a fresh process; `persistent`: processes take one trial after
+            another.
+
+    Raises:
+        ValueError: an unknown isolation.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), isolation: str = "forkserver") -> None:
+        if isolation not in _SERVERS:
+            raise ValueError(f"isolation: must be one of {', '.join(_SERVERS)}, got {isolation!r}")
         self._preload = (*PRELOAD, *preload)
-        self._server: ForkServer | None = None
+        self._isolation = isolation
+        self._server: Server | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -122,25 +136,62 @@ class Agent:
     ) -> None:
         self.close()
 
-    def run(self, job: RankJob, watch: Watch | None = None) -> Outcome:
-        """Run the ranks of `job` to their end and return how they ended.
+    def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
+        """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.
 
-        Whatever leaves this method, a result or an exception (Ctrl-C), no rank is alive afterwards.
+        Raises:
+            ValueError: `job` is on several nodes, where one report decides nothing.
+        """
+        if job.nodes > 1:
+            raise ValueError(f"Agent.run: decides about one node, got a job on {job.nodes}; use supervise")
+        report = self.supervise(job, watch, halt)
+        return decide_nodes(
+            job.total,
+            node_reports={report.node_rank: report},
+            rank_reports=read_reports(job.trial_dir),
+            hosts=(report.host,),
+        )
+
+    def supervise(
+        self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None
+    ) -> NodeReport:
+        """Run this node's ranks of `job` to their end and return how they ended.
+
+        Whatever leaves this method, a report or an exception (Ctrl-C), no rank is alive afterwards.
 
         Args:
-            watch: called four times a second with the reports so far, to draw progress.
+            watch: called at least four times a second with the reports so far, to draw progress.
+            halt: asked as often whether the ranks must end now, and why; while a failure is dealt with, which
+                takes 8 s at most, it is not.
 
         Raises:
             ForkServerError: the fork server could not import `preload`.
+            ValueError: `job` is on several nodes that do not know where to meet.
         """
+        if job.nodes > 1 and job.rendezvous is None:
+            raise ValueError(
+                "RankJob.rendezvous: several nodes need an address that all of them know, got None"
+            )
         if self._server is None:
-            self._server = ForkServer(self._preload)
+            self._server = _SERVERS[self._isolation](self._preload)
         _clear(job)
+        halt = halt or _never
+        crew = Crew(self._server, job.trial_dir, job.total)
         try:
-            return self._supervise(self._server, job, watch)
-        except ForkServerError as error:
-            self.close()  # the next trial starts another one
-            return lost(f"{error}; its ranks were killed with it")
+            found = self._follow(crew, job, watch, halt)
+        except ForkServerError as error:  # the next trial starts another one
+            found = late_halt(halt) or Halt(
+                kind="terminated", message=f"{error}; its ranks were killed with it"
+            )
+        return NodeReport(
+            node_rank=job.node_rank,
+            host=socket.gethostname(),
+            attempt=job.attempt,
+            time=crew.ended_s,
+            deaths=tuple(crew.deaths),
+            halt=found,
+            waiting=tuple(crew.waiting),
+        )
 
     def close(self) -> None:
         """End the fork server."""
@@ -148,15 +199,37 @@ class Agent:
         if server is not None:
             server.close()
 
-    def _supervise(self, server: ForkServer, job: RankJob, watch: Watch | None) -> Outcome:
-        crew = _Crew(server, job)
+    def _follow(self, crew: Crew, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
             # an interrupted wait may have swallowed a message: only a new server is in a known state
             undo.callback(self.close)
-            crew.start(rendezvous)
-            deadline = crew.follow(watch)
+            crew.start(_starts(job, rendezvous))
+            found = crew.follow(job.deadline_s, watch, halt)
             undo.pop_all()
-        return decide(job.local, deaths=crew.deaths, reports=_reports(job), deadline=deadline)
+        return found
+
+
+@contextlib.contextmanager
+def hosted(host: str) -> Iterator[tuple[str, int]]:
+    """Host the store where the ranks of several nodes meet, on a free port, while the block lasts.
+
+    torch asks the name server for the name of every client. One that does not answer stalls each process
+    that hosts or joins a store once, for 10 s by default; `RES_OPTIONS="timeout:1 attempts:1"` shortens it.
+
+    Args:
+        host: this machine, by the name or address that all nodes know.
+
+    Yields:
+        `host` and the port.
+
+    Raises:
+        torch.distributed.DistError: this machine cannot be reached as `host`.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S))
+    try:
+        yield host, store.port
+    finally:
+        del store
 
 
 @contextlib.contextmanager
@@ -173,87 +246,8 @@ def sigterm_exits() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-class _Crew:
-    """The live ranks of one job."""
-
-    def __init__(self, server: ForkServer, job: RankJob) -> None:
-        self.deaths: list[Death] = []
-        self._server = server
-        self._job = job
-        self._live: dict[int, int] = {}  # process id -> rank
-
-    def start(self, rendezvous: Rendezvous | None) -> None:
-        job = self._job
-        payload = pickle.dumps(job.payload)
-        for local_rank, rank in enumerate(job.local):
-            start = RankStart(
-                trial_dir=job.trial_dir,
-                entry=job.entry,
-                payload=payload,
-                rank=rank,
-                local_rank=local_rank,
-                world_size=job.total,
-                device=job.device,
-                backend=job.group_backend,
-                rendezvous=rendezvous,
-                timeout_s=job.deadline_s,
-                threads=job.threads_per_rank,
-            )
-            self._live[self._server.start("harness.ranks:main", start)] = rank
-
-    def follow(self, watch: Watch | None) -> Deadline | None:
-        """Wait until no rank is alive; return the deadline if that is what ended the trial."""
-        end_s = time.monotonic() + self._job.deadline_s
-        while self._live and (left_s := end_s - time.monotonic()) > 0:
-            death = self._await_death(left_s if watch is None else min(left_s, _WATCH_S))
-            if death is not None and not self._has_result(death.rank):
-                self._await_all(_GRACE_S)
-                self._end()
-            if watch is not None:
-                watch(_reports(self._job))
-        if not self._live:
-            return None
-        deadline = Deadline(seconds=self._job.deadline_s, time=time.time(), waiting=self._waiting())
-        self._end()
-        return deadline
-
-    def _has_result(self, rank: int) -> bool:
-        """Whether `rank` has left a result; how its process ends after that says nothing."""
-        report = _reports(self._job).get(rank)
-        return report is not None and report.state == "ok"
-
-    def _waiting(self) -> frozenset[int]:
-        """Have the live ranks write their stacks to their logs; return those that wait in a collective."""
-        self._signal_all(STACK_SIGNAL)
-        self._await_all(_GRACE_S, ended=True)  # one that has not installed its handler yet dies of it
-        folder = self._job.trial_dir
-        return frozenset(
-            rank for rank in self._live.values() if is_waiting(_read_end(log_path(folder, rank)))
-        )
-
-    def _end(self) -> None:
-        for number, patience_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):
-            self._signal_all(number)
-            self._await_all(patience_s, ended=True)
-        if self._live:
-            raise ForkServerError(f"ranks {sorted(self._live.values())} survived SIGKILL for {_KILL_S:g} s")
-
-    def _signal_all(self, number: int) -> None:
-        for pid in self._live:
-            self._server.signal(pid, number)
-
-    def _await_all(self, patience_s: float, *, ended: bool = False) -> None:
-        end_s = time.monotonic() + patience_s
-        while self._live and (left_s := end_s - time.monotonic()) > 0:
-            self._await_death(left_s, ended=ended)
-
-    def _await_death(self, timeout_s: float, *, ended: bool = False) -> Death | None:
-        died = self._server.next_death(timeout_s)
-        if died is None:
-            return None
-        death = Death(rank=self._live.pop(died.pid), code=died.code, time=died.time, ended=ended)
-        self.deaths.append(death)
-        return death
+def _never() -> None:
+    """Ask for no halt."""
 
 
 def _clear(job: RankJob) -> None:
@@ -263,36 +257,37 @@ def _clear(job: RankJob) -> None:
         report_path(job.trial_dir, rank).unlink(missing_ok=True)
 
 
-def _reports(job: RankJob) -> dict[int, RankReport]:
-    """Return the reports of this trial; an earlier one in the folder may have had more ranks."""
-    reports = read_reports(job.trial_dir)
-    return {rank: report for rank, report in reports.items() if rank < job.total}
+def _starts(job: RankJob, rendezvous: Rendezvous | None) -> list[RankStart]:
+    payload = pickle.dumps(job.payload)
+    return [
+        RankStart(
+            trial_dir=job.trial_dir,
+            entry=job.entry,
+            payload=payload,
+            rank=rank,
+            local_rank=local_rank,
+            world_size=job.total,
+            device=job.device,
+            backend=job.group_backend,
+            rendezvous=rendezvous,
+            timeout_s=job.deadline_s,
+            threads=job.threads_per_rank,
+            cores=job.cores,
+        )
+        for local_rank, rank in enumerate(job.local)
+    ]
 
 
 @contextlib.contextmanager
 def _rendezvous(job: RankJob) -> Iterator[Rendezvous | None]:
     """Provide the place where the ranks of `job` meet for as long as they live.
 
-    On one node that is a file: torch's TCP store asks the name server for the name of every client,
-    `::ffff:127.0.0.1`, and a name server that does not answer costs 5 s a trial.
+    On one node that is a file, which needs no name server (see `hosted`).
     """
     if job.group_backend is None:
         yield None
-    elif job.rendezvous is None:
-        with tempfile.TemporaryDirectory(prefix="acbench-") as folder:
-            yield Path(folder, "rendezvous")
-    elif job.node_rank > 0:
+    elif job.rendezvous is not None:
         yield job.rendezvous
     else:
-        store = TCPStore(*job.rendezvous, is_master=True, wait_for_workers=False)
-        yield job.rendezvous
-        del store
-
-
-def _read_end(path: Path) -> str:
-    """Return the last part of a log, where a stack that was just written stands."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - _STACK_BYTES, 0))
-        return file.read().decode("utf-8", errors="replace")
+        with tempfile.TemporaryDirectory(prefix="acbench-") as folder:
+            yield Path(folder, "rendezvous")

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NoReturn
 
 _CLOSE_S = 10.0
@@ -63,6 +64,7 @@ class Died:
 class _Start:
     target: str
     argument: bytes
+    has_channel: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,10 @@ class ForkServer:
         self._deaths: deque[Died] = deque()
         self._children: set[int] = set()
         self._connection, theirs = Pipe()
+        # Slurm announces a time limit to every process of a step, and one that cares not would die of it
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
+            "import signal, sys; signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
+            f"sys.path[:] = {sys.path!r}; "
             f"from harness.forkserver import serve; serve({theirs.fileno()}, {tuple(preload)!r})"
         )
         with theirs:
@@ -121,21 +125,31 @@ class ForkServer:
         """Process id of the server."""
         return self._process.pid
 
-    def start(self, target: str, argument: Any) -> int:
+    def start(self, target: str, argument: Any, channel: Connection | None = None) -> int:
         """Fork a child that calls `target(argument)`, and return its process id.
 
         Args:
             target: `package.module:function`; its return ends the child with status 0.
             argument: anything that pickles.
+            channel: the child's end of a connection; where there is one it calls `target(argument, channel)`.
 
         Raises:
             ForkServerError: the server has ended.
         """
-        self._send(_Start(target, pickle.dumps(argument)))
+        self._send(_Start(target, pickle.dumps(argument), channel is not None))
+        if channel is not None:
+            self._send_handle(channel)
         while not isinstance(message := self._receive(), _Started):
             self._deaths.append(message)
         self._children.add(message.pid)
         return message.pid
+
+    def fileno(self) -> int:
+        """Return what `multiprocessing.connection.wait` watches: it is readable when a child has died.
+
+        A death that came while a child was started is not seen there: ask `next_death` first.
+        """
+        return self._connection.fileno()
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a child that `next_death` has not returned yet; a dead one ignores it."""
@@ -170,6 +184,12 @@ class ForkServer:
     def _send(self, message: object) -> None:
         try:
             self._connection.send(message)
+        except OSError as error:
+            raise ForkServerError(f"fork server {self.pid}: has ended") from error
+
+    def _send_handle(self, channel: Connection) -> None:
+        try:
+            send_handle(self._connection, channel.fileno(), self.pid)
         except OSError as error:
             raise ForkServerError(f"fork server {self.pid}: has ended") from error
 
@@ -214,7 +234,10 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
         return
     match driver.recv():
         case _Start() as start:
-            driver.send(_Started(_fork(start, driver, children)))
+            channel = Connection(recv_handle(driver)) if start.has_channel else None
+            driver.send(_Started(_fork(start, channel, driver, children)))
+            if channel is not None:
+                channel.close()
         case _Signal(pid, number):
             if pid in children.values():
                 os.kill(pid, number)
@@ -234,7 +257,7 @@ def _kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
-def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
+def _fork(start: _Start, channel: Connection | None, driver: Connection, children: dict[int, int]) -> int:
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -248,7 +271,7 @@ def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
         driver.close()
         for descriptor in children:
             os.close(descriptor)
-        _call(start)
+        _call(start, channel)
     finally:
         _end_child()
 
@@ -259,9 +282,14 @@ def _die_with(server: int) -> None:
         os._exit(1)
 
 
-def _call(start: _Start) -> None:
-    module, _, function = start.target.partition(":")
-    getattr(importlib.import_module(module), function)(pickle.loads(start.argument))  # noqa: S301 (from our driver)
+def _call(start: _Start, channel: Connection | None) -> None:
+    module, _, name = start.target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    argument = pickle.loads(start.argument)  # noqa: S301 (from our driver)
+    if channel is None:
+        function(argument)
+    else:
+        function(argument, channel)
 
 
 def _end_child() -> NoReturn:

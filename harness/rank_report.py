@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -71,5 +72,18 @@ def log_path(folder: Path, rank: int) -> Path:
 
 def read_reports(folder: Path) -> dict[int, RankReport]:
     """Return the reports in `folder` by rank; a rank that never reported is missing."""
-    reports = (RankReport(**json.loads(path.read_text("utf-8"))) for path in folder.glob("rank*.json"))
+    texts = (text for text in map(read_if_there, folder.glob("rank*.json")) if text is not None)
+    reports = [RankReport(**json.loads(text)) for text in texts]
     return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}
+
+
+def read_if_there(path: Path) -> str | None:
+    """Return the text of a file that another node may replace or remove, `None` when it is gone."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # NFS: it was replaced between opening and reading
+            return None
+        raise

@@ -7,6 +7,7 @@ A rank writes its log and its report, nothing else; it neither draws nor uploads
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
@@ -30,6 +31,7 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
     TCPStore,
 )
 
+from harness.interface import LOOPBACK, VARIABLE, use_interface_to
 from harness.rank_report import PHASES, RankReport, log_path
 
 Rendezvous = Path | tuple[str, int]
@@ -56,6 +58,7 @@ class RankStart:
         rendezvous: file of the store on one node, host and port of the store on several; `None`: no group.
         timeout_s: of collectives; the trial's deadline, so that the agent is always first.
         threads: of intra-operator parallelism.
+        cores: CPUs that the rank may run on; `None`: those of the agent.
     """
 
     trial_dir: Path
@@ -69,6 +72,7 @@ class RankStart:
     rendezvous: Rendezvous | None
     timeout_s: float
     threads: int
+    cores: tuple[int, ...] | None = None
 
 
 class RankContext:
@@ -152,8 +156,26 @@ class RankContext:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a trial ended in one rank.
+
+    Fields:
+        is_ok: the result is on disk; otherwise the error is.
+        is_quiet: no other rank needs this one any more, and what it was given to talk to them is at rest.
+    """
+
+    is_ok: bool
+    is_quiet: bool
+
+
 def main(start: RankStart) -> NoReturn:
     """Run one rank and leave: status 0 with a result on disk, 1 with the error on disk."""
+    os._exit(0 if run(start).is_ok else 1)
+
+
+def run(start: RankStart) -> Ended:
+    """Run one rank to its report; a process group that it made stands until the process ends."""
     _redirect(log_path(start.trial_dir, start.rank))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the driver decides
     faulthandler.enable(file=sys.stderr)
@@ -165,7 +187,15 @@ def main(start: RankStart) -> NoReturn:
         module, _, function = start.entry.partition(":")
         entry = getattr(importlib.import_module(module), function)
         context.finish(entry(pickle.loads(start.payload), context))  # noqa: S301 (from our driver)
-    _leave(context, store)
+    flush()
+    return Ended(is_ok=context.is_ok, is_quiet=context.is_ok and _all_are_done(context, store))
+
+
+def flush() -> None:
+    """Write out what Python and C hold back of stdout and stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _redirect(log: Path) -> None:
@@ -182,6 +212,8 @@ def _set_up(start: RankStart) -> None:
     os.environ.update(
         RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.world_size)
     )
+    if start.cores is not None:
+        os.sched_setaffinity(0, start.cores)  # first: threads are born where their maker may run
     torch.set_num_threads(start.threads)
     if start.device == "cuda":
         torch.cuda.set_device(start.local_rank)
@@ -207,26 +239,29 @@ def _join(start: RankStart) -> Store | None:
 
 def _meeting_place(rendezvous: Rendezvous, world_size: int) -> Store:
     if isinstance(rendezvous, Path):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name without an address blocks gloo
+        os.environ.setdefault(VARIABLE, LOOPBACK)  # a host name without an address blocks gloo
         return FileStore(str(rendezvous), world_size)
     host, port = rendezvous
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+    use_interface_to(host)
     return TCPStore(host, port, world_size, is_master=False)
 
 
-def _leave(context: RankContext, store: Store | None) -> NoReturn:
-    """Exit when all ranks have their result: nobody shall see a connection close in its last collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if context.is_ok and store is not None:
-        with contextlib.suppress(dist.DistError):  # a peer failed or the agent is gone: our result stands
-            _meet(store, context.world_size)
-    os._exit(0 if context.is_ok else 1)
+def _all_are_done(context: RankContext, store: Store | None) -> bool:
+    """Wait for all ranks to have their result: nobody shall see a connection close in its last collective."""
+    if store is None:
+        return True
+    with contextlib.suppress(dist.DistError):  # a peer failed or the agent is gone: our result stands
+        return _meet(store, context.world_size)
+    return False
 
 
-def _meet(store: Store, world_size: int) -> None:
+def _meet(store: Store, world_size: int) -> bool:
     """Wait until every rank is here, but not for long: one that failed never comes."""
     store.add("finished", 1)
     end_s = time.monotonic() + _LEAVE_S
-    while store.add("finished", 0) < world_size and time.monotonic() < end_s:
+    while store.add("finished", 0) < world_size:
+        if time.monotonic() > end_s:
+            return False
         time.sleep(_MEET_POLL_S)
+    return True

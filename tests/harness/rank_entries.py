@@ -60,13 +60,40 @@ def fault(kind: str, context: RankContext) -> dict[str, Any]:
     return {}
 
 
+def fault_of(plan: tuple[str, int], context: RankContext) -> dict[str, Any]:
+    """Fail on one rank, in phase `parity`; the others wait for it in a collective."""
+    kind, rank = plan
+    _note_process(context)
+    context.phase("parity")
+    if context.rank == rank:
+        _FAULTS[kind]()
+    dist.all_reduce(torch.zeros(1))
+    return {}
+
+
+def fault_alone(plan: tuple[str, int], context: RankContext) -> dict[str, Any]:
+    """Fail on one rank as soon as all run; the others neither wait for it nor notice."""
+    kind, rank = plan
+    _all_reports(context)
+    if context.rank == rank:
+        context.phase("parity")
+        _FAULTS[kind]()
+    time.sleep(FOREVER_S)
+    return {}
+
+
+def process(_payload: Any, _context: RankContext) -> dict[str, Any]:
+    return {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}
+
+
 def late_hang(_payload: Any, context: RankContext) -> dict[str, Any]:
     """Rank 0 writes its heartbeat long before rank 1 does, then waits for rank 1, which sleeps."""
-    context.phase("instrument")
+    _note_process(context)
+    context.phase("parity")
     if context.rank == 0:
         dist.all_reduce(torch.zeros(1))
     time.sleep(0.3)
-    context.phase("instrument")
+    context.phase("parity")
     time.sleep(FOREVER_S)
     return {}
 
@@ -100,6 +127,10 @@ def linger(folder: str, context: RankContext) -> dict[str, Any]:
     return {}
 
 
+def _note_process(context: RankContext) -> None:
+    (context.trial_dir / f"pid{context.rank}").write_text(f"{os.getpid()}", "utf-8")
+
+
 def _all_reports(context: RankContext) -> list[RankReport]:
     """Return the report of every rank, as soon as all have written one."""
     while len(reports := read_reports(context.trial_dir)) < context.world_size:
@@ -125,6 +156,10 @@ def _raise_memory_error() -> None:
 
 def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _segfault() -> None:
@@ -159,6 +194,7 @@ _FAULTS = {
     "cpu_oom": _allocate_too_much,
     "MemoryError": _raise_memory_error,
     "SIGKILL": _kill,
+    "SIGTERM": _terminate,
     "SIGSEGV": _segfault,
     "exit 5": _exit_5,
     "exit 0": _exit_0,

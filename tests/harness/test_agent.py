@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
-from harness.agent import Agent, RankJob, sigterm_exits
+from harness.agent import Agent, RankJob, hosted, sigterm_exits
 from harness.culprit import Outcome
 from harness.forkserver import ForkServer, ForkServerError, server_environment
+from harness.node_report import Halt
 from harness.rank_report import RankReport, read_reports
+from tests.harness.processes import Waiter, has_begun, is_alive, require_dead
 
 ENTRIES = "tests.harness.rank_entries"
 CPU_OOM = (
@@ -39,7 +41,7 @@ def _job(folder: Path, entry: str, payload: Any = None, *, ranks: int = 1, **fie
         entry=f"{ENTRIES}:{entry}",
         payload=payload,
         ranks=ranks,
-        **{"deadline_s": 30.0, **fields},
+        **{"deadline_s": 120.0, **fields},
     )
 
 
@@ -92,26 +94,29 @@ def test_a_fault_names_its_rank_and_not_the_peer_that_lost_it(
     }
 
 
+@pytest.mark.parametrize("fault", ["hang", "deaf"], ids=["that is told to end", "deaf to SIGTERM"])
+def test_a_hang_ends_at_the_deadline(agent: Agent, tmp_path: Path, fault: str) -> None:
+    outcome = agent.run(_job(tmp_path, "fault", fault, deadline_s=1.5))
+    assert outcome.error is not None
+    assert (outcome.status, outcome.error.kind, outcome.error.rank) == ("timeout", "timeout", 0)
+    assert outcome.error.message.startswith("no result within 1.5 s; rank 0 ")
+
+
 @pytest.mark.parametrize(
-    ("entry", "payload", "ranks"),
+    ("entry", "payload"),
     [
-        pytest.param("fault", "hang", 1, id="alone"),
-        pytest.param("fault", "hang", 2, id="while its peer waits"),
-        pytest.param("fault", "deaf", 1, id="deaf to SIGTERM"),
-        pytest.param("late_hang", None, 2, id="while its peer has been silent for longer"),
+        pytest.param("fault_of", ("hang", 1), id="a peer"),
+        pytest.param("late_hang", None, id="a peer that has been silent for longer"),
     ],
 )
-def test_a_hang_ends_at_the_deadline_and_names_its_rank(
-    agent: Agent, tmp_path: Path, entry: str, payload: str | None, ranks: int
+def test_out_of_time_the_rank_that_hangs_is_named_and_not(
+    agent: Agent, tmp_path: Path, entry: str, payload: tuple[str, int] | None
 ) -> None:
-    started_s = time.monotonic()
-    outcome = agent.run(_job(tmp_path, entry, payload, ranks=ranks, deadline_s=1.0))
-    assert time.monotonic() - started_s < 5
-    assert outcome.status == "timeout"
+    waiter = Waiter(tmp_path, 0, Halt(kind="time_limit", message="the time limit was reached"))
+    outcome = agent.run(_job(tmp_path, entry, payload, ranks=2), halt=waiter.halt)
     assert outcome.error is not None
-    assert outcome.error.rank == ranks - 1
-    assert outcome.error.message.startswith("no result within 1 s; rank ")
-    assert f"{ENTRIES.replace('.', '/')}.py" in (tmp_path / f"rank{ranks - 1}.log").read_text("utf-8")
+    assert (outcome.status, outcome.error.rank) == ("timeout", 1)
+    assert f"{ENTRIES.replace('.', '/')}.py" in (tmp_path / "rank1.log").read_text("utf-8")
 
 
 def test_the_trial_after_a_fault_is_not_touched_by_it(agent: Agent, tmp_path: Path) -> None:
@@ -192,24 +197,6 @@ def test_a_watcher_sees_progress(agent: Agent, tmp_path: Path) -> None:
     assert {report.state for report in seen[-1].values()} == {"ok"}
 
 
-def test_two_agents_stand_for_two_nodes(agent: Agent, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = probe.getsockname()
-    outcomes: dict[int, Outcome] = {}
-
-    def node(rank: int, agent: Agent) -> None:
-        job = _job(tmp_path, "ok", ranks=1, world_size=2, node_rank=rank, rendezvous=address)
-        outcomes[rank] = agent.run(job)
-
-    with Agent() as other:
-        thread = threading.Thread(target=node, args=(1, other))
-        thread.start()
-        node(0, agent)
-        thread.join()
-    expected = Outcome(status="ok", results=({"payload": None, "sum": 3},))
-    assert outcomes == {0: expected, 1: expected}
-
-
 def test_the_death_of_the_fork_server_loses_the_trial_and_only_this_one(tmp_path: Path) -> None:
     with Agent() as agent:
         thread = threading.Thread(target=_kill_parent_of_rank, args=(tmp_path,))
@@ -219,7 +206,7 @@ def test_the_death_of_the_fork_server_loses_the_trial_and_only_this_one(tmp_path
         assert outcome.status == "lost"
         assert outcome.error is not None
         assert outcome.error.message.endswith("has ended; its ranks were killed with it")
-        _require_dead(*_pids(tmp_path, 0))
+        require_dead(*_pids(tmp_path, 0))
         assert agent.run(_job(tmp_path, "ok")).status == "ok"
 
 
@@ -235,8 +222,8 @@ def test_nothing_outlives_the_driver(tmp_path: Path, number: int, code: int) -> 
     driver = subprocess.Popen([sys.executable, "-c", _DRIVER, str(tmp_path)])
     pids = [pid for rank in range(2) for pid in _pids(tmp_path, rank)]
     driver.send_signal(number)
-    assert driver.wait(10) == code
-    _require_dead(*pids)
+    assert driver.wait(60) == code
+    require_dead(*pids)
 
 
 _DRIVER = f"""
@@ -246,7 +233,7 @@ from harness.agent import Agent, RankJob, sigterm_exits
 
 folder = sys.argv[1]
 job = RankJob(
-    trial_dir=Path(folder), entry="{ENTRIES}:linger", payload=folder, ranks=2, deadline_s=60
+    trial_dir=Path(folder), entry="{ENTRIES}:linger", payload=folder, ranks=2, deadline_s=280
 )
 try:
     with sigterm_exits(), Agent() as agent:
@@ -264,12 +251,16 @@ def test_an_interrupt_ends_the_ranks_and_is_raised_again(tmp_path: Path) -> None
     with Agent() as agent:
         with pytest.raises(KeyboardInterrupt):
             agent.run(_job(tmp_path, "linger", str(tmp_path)), watch=interrupt)
-        _require_dead(*_pids(tmp_path, 0))
+        require_dead(*_pids(tmp_path, 0))
 
 
 def test_what_a_rank_started_ends_with_it(agent: Agent, tmp_path: Path) -> None:
-    assert agent.run(_job(tmp_path, "linger", str(tmp_path), deadline_s=1.0)).status == "timeout"
-    _require_dead(*_pids(tmp_path, 0)[:2])
+    halt = Halt(kind="terminated", message="the lane was told to end")
+    outcome = agent.run(
+        _job(tmp_path, "linger", str(tmp_path)), halt=lambda: halt if _lingers(tmp_path, 0) else None
+    )
+    assert outcome.status == "lost"
+    require_dead(*_pids(tmp_path, 0)[:2])
 
 
 def test_sigterm_handling_ends_with_its_block() -> None:
@@ -291,47 +282,128 @@ def test_a_preload_that_cannot_be_imported_is_refused(capfd: pytest.CaptureFixtu
     [
         ({"ranks": 0}, "RankJob.ranks: must be at least 1, got 0"),
         ({"ranks": 2, "world_size": 3}, "RankJob.world_size: must be a multiple of the 2 local ranks, got 3"),
-        (
-            {"ranks": 2, "world_size": 4},
-            "RankJob.rendezvous: several nodes need an address that all of them know, got None",
-        ),
     ],
-    ids=["no ranks", "ranks that do not fill nodes", "nodes that cannot meet"],
+    ids=["no ranks", "ranks that do not fill nodes"],
 )
 def test_an_impossible_job_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _job(tmp_path, "ok", **fields)
 
 
+def test_nodes_that_cannot_meet_are_refused(agent: Agent, tmp_path: Path) -> None:
+    message = "RankJob.rendezvous: several nodes need an address that all of them know, got None"
+    with pytest.raises(ValueError, match=message):
+        agent.supervise(_job(tmp_path, "ok", world_size=2))
+
+
+def test_one_agent_does_not_decide_about_two_nodes(agent: Agent, tmp_path: Path) -> None:
+    message = "Agent.run: decides about one node, got a job on 2; use supervise"
+    with pytest.raises(ValueError, match=message):
+        agent.run(_job(tmp_path, "ok", world_size=2))
+
+
+def test_an_unknown_isolation_is_refused() -> None:
+    message = "isolation: must be one of forkserver, persistent, got 'thread'"
+    with pytest.raises(ValueError, match=message):
+        Agent(isolation="thread")
+
+
+def test_every_trial_has_a_new_process(agent: Agent, tmp_path: Path) -> None:
+    assert _process_of(agent, tmp_path) != _process_of(agent, tmp_path)
+
+
+def test_persistent_processes_take_one_trial_after_another(tmp_path: Path) -> None:
+    with Agent(preload=(ENTRIES,), isolation="persistent") as agent:
+        assert _process_of(agent, tmp_path) == _process_of(agent, tmp_path)
+
+
+def test_ranks_run_on_the_cores_of_their_job(agent: Agent, tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    outcome = agent.run(_job(tmp_path, "process", ranks=2, cores=(core,)))
+    assert [result["cores"] for result in outcome.results] == [[core], [core]]
+
+
+@pytest.mark.parametrize(
+    ("halt", "status", "kind", "message"),
+    [
+        pytest.param(
+            Halt(kind="time_limit", message="the time limit of the job was reached"),
+            "timeout",
+            "timeout",
+            "the time limit of the job was reached; rank 0 is in phase parity, silent for ",
+            id="time of the job",
+        ),
+        pytest.param(
+            Halt(kind="terminated", message="the lane was told to end", error_kind="SIGTERM"),
+            "lost",
+            "SIGTERM",
+            "the lane was told to end",
+            id="a signal",
+        ),
+        pytest.param(
+            Halt(kind="peer", message="another node has ended its ranks", error_kind="peer"),
+            "lost",
+            "peer",
+            "another node has ended its ranks",
+            id="a peer",
+        ),
+    ],
+)
+def test_a_halt_ends_the_ranks(
+    agent: Agent, tmp_path: Path, halt: Halt, status: str, kind: str, message: str
+) -> None:
+    outcome = agent.run(
+        _job(tmp_path, "fault", "hang"), halt=lambda: halt if has_begun(tmp_path, 0) else None
+    )
+    assert outcome.error is not None
+    assert (outcome.status, outcome.error.kind) == (status, kind)
+    assert outcome.error.message.startswith(message)
+
+
+def test_a_signal_to_all_processes_is_the_agents_though_ranks_die_of_it_first(
+    agent: Agent, tmp_path: Path
+) -> None:
+    halt = Halt(kind="terminated", message="the lane was told to end", error_kind="SIGTERM")
+    job = _job(tmp_path, "fault_of", ("SIGTERM", 1), ranks=2)
+    outcome = agent.run(job, halt=lambda: halt if _is_over(tmp_path, 1) else None)
+    assert outcome.error is not None
+    assert (outcome.status, outcome.error.kind, outcome.error.rank) == ("lost", "SIGTERM", None)
+
+
+def test_a_store_is_hosted_on_a_free_port() -> None:
+    with hosted("127.0.0.2") as (host, port), hosted("localhost") as (_, other):
+        assert (host, port != other) == ("127.0.0.2", True)
+        TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "value")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port)).close()
+
+
+def _process_of(agent: Agent, folder: Path) -> int:
+    pid: int = agent.run(_job(folder, "process")).results[0]["pid"]
+    return pid
+
+
+def _is_over(folder: Path, rank: int) -> bool:
+    """Return whether the process of a rank that notes it has been and gone."""
+    path = folder / f"pid{rank}"
+    return has_begun(folder, rank) and not is_alive(int(path.read_text("utf-8")))
+
+
 def _pids(folder: Path, rank: int) -> list[int]:
     """Return the process ids of a rank, its child and its parent, as soon as it lingers."""
-    path = folder / f"pids{rank}"
-    end_s = time.monotonic() + 30
-    while time.monotonic() < end_s:
-        if path.exists() and len(numbers := path.read_text("utf-8").split()) == 3:
-            return [int(number) for number in numbers]
+    end_s = time.monotonic() + 200
+    while not _lingers(folder, rank) and time.monotonic() < end_s:
         time.sleep(0.02)
-    raise TimeoutError(f"rank {rank} never lingered")
+    return [int(number) for number in (folder / f"pids{rank}").read_text("utf-8").split()]
+
+
+def _lingers(folder: Path, rank: int) -> bool:
+    path = folder / f"pids{rank}"
+    return path.exists() and len(path.read_text("utf-8").split()) == 3
 
 
 def _kill_parent_of_rank(folder: Path) -> None:
     os.kill(_pids(folder, 0)[2], signal.SIGKILL)
-
-
-def _require_dead(*pids: int) -> None:
-    end_s = time.monotonic() + 5
-    alive = set(pids)
-    while alive and time.monotonic() < end_s:
-        alive = {pid for pid in alive if _is_alive(pid)}
-        time.sleep(0.02)
-    assert alive == set()
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether `pid` runs; a zombie that nobody has buried yet does not."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.mark.parametrize(
