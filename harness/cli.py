@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig
@@ -21,8 +23,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness.agent import sigterm_exits
 from harness.errors import ConfigError
 from harness.fields import encode
-from harness.launch import Point, Run, exit_code, run_sweep
-from harness.preflight import check
+from harness.launch import Result, Run, exit_code, run_sweep
+from harness.launchers.base import Launcher
+from harness.launchers.local import Local
+from harness.preflight import Preflight
 from harness.record import Record
 from harness.report.table import print_table
 from harness.schema import (
@@ -30,6 +34,7 @@ from harness.schema import (
     Settings,
     UnknownOptionError,
     experiment_fields,
+    launcher_of,
     materialise,
     settings,
     suggestion,
@@ -38,6 +43,7 @@ from harness.schema import (
     with_mesh_name,
 )
 from harness.store import trial_id
+from harness.task import Point
 from strategies import StrategyError
 
 _HERE = Path(__file__).parent
@@ -54,15 +60,16 @@ class _Command:
     Fields:
         is_composed: Hydra has done its part.
         single: configuration of the one trial, where the command is no sweep.
+        hydra: Hydra's own part of it.
         run: settings of the command.
-        records: one a point.
+        result: what running came to; `None` where nothing was to be run.
     """
 
     is_composed: bool = False
     single: DictConfig | None = None
-    preset: str | None = None
+    hydra: HydraConf | None = None
     run: Run = field(default_factory=Run)
-    records: list[Record] = field(default_factory=list)
+    result: Result | None = None
 
 
 _command: ContextVar[_Command] = ContextVar("_command")
@@ -77,7 +84,8 @@ def main() -> None:
             with mock.patch.object(sys, "argv", [sys.argv[0], *_words(sys.argv[1:])]):
                 _hydra_main()
             if command.single is not None:
-                _run_single(command.single, command.preset)
+                assert command.hydra is not None
+                _run_single(command.single, command.hydra)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if command.is_composed and not isinstance(error, ConfigError | StrategyError):
             raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
@@ -88,20 +96,17 @@ def main() -> None:
         sys.exit(1)
     finally:
         _command.reset(token)
-    if command.records:
-        root = Path(command.run.outputs_dir) / command.run.name
-        distinct = {record.trial_id: record for record in command.records}
-        print_table(list(distinct.values()), root=root)
-        sys.stderr.write(f"records: {root}\n")
-        sys.exit(exit_code(command.records, strict=command.run.strict))
+    if command.result is not None:
+        sys.exit(_report(command.result, command.run))
 
 
-def point(config: DictConfig) -> Point:
+def point(config: DictConfig, launcher: Launcher, preflight: Preflight) -> Point:
     """Return the point that `config` describes; a refusal is kept, because the rest of a sweep can run."""
     fields = experiment_fields(config)
     try:
         experiment = materialise(fields)
-        check(experiment)
+        launcher.check(experiment.mesh)
+        preflight.check(experiment)
     except (ConfigError, StrategyError) as error:
         refused = encode(with_mesh_name(fields))
         return Point(
@@ -122,7 +127,7 @@ def point(config: DictConfig) -> Point:
 
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
-def _hydra_main(config: DictConfig | list[DictConfig]) -> list[Record]:
+def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record | None]]:
     """Take the composed configuration of one trial, or run a whole sweep where the launcher hands it over.
 
     One trial runs after Hydra has returned, which would print its own lines about a refusal.
@@ -130,22 +135,32 @@ def _hydra_main(config: DictConfig | list[DictConfig]) -> list[Record]:
     command = _command.get()
     command.is_composed = True
     if isinstance(config, DictConfig):
-        command.single, command.preset = config, HydraConfig.get().runtime.choices.get("sweep")
+        command.single, command.hydra = config, HydraConfig.get()
         return []
-    chosen, points = _common_settings(config), [point(each) for each in config]
+    configs, launcher = config["points"], launcher_of(config["launcher"])
+    preflight = Preflight()
+    chosen, points = _common_settings(configs), [point(each, launcher, preflight) for each in configs]
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
         raise unknown[0]  # a typo rather than an option that some choices have
-    return _run(points, chosen)
+    _run(points, chosen, launcher)
+    assert command.result is not None
+    found = {record.trial_id: record for record in command.result.records}
+    return [(each.trial_id, found.get(each.trial_id)) for each in points]
 
 
-def _run_single(config: DictConfig, preset: str | None) -> None:
+def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
+    """Run one trial, here: launchers are for sweeps."""
+    preset, launcher = (hydra_config.runtime.choices.get(group) for group in ("sweep", "hydra/launcher"))
     if preset is not None:
         raise ConfigError("sweep", f"{preset} is a set of points; run it with acbench -m sweep={preset}")
-    chosen, only = settings(config), point(config)
+    if launcher != "local":
+        raise ConfigError("hydra/launcher", f"{launcher} launches sweeps; use acbench -m, or leave it out")
+    chosen, here = settings(config), Local()
+    only = point(config, here, Preflight())
     if only.refusal is not None:
         raise only.refusal
-    _run([only], chosen)
+    _run([only], chosen, here)
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -158,12 +173,22 @@ def _common_settings(configs: Sequence[DictConfig]) -> Settings:
     return distinct[0]
 
 
-def _run(points: list[Point], chosen: Settings) -> list[Record]:
+def _run(points: list[Point], chosen: Settings, launcher: Launcher) -> None:
     command = _command.get()
     command.run = chosen.run
-    found = run_sweep(points, chosen.run, chosen.tracker)
-    command.records += found
-    return found
+    command.result = run_sweep(points, chosen.run, chosen.tracker, launcher)
+
+
+def _report(result: Result, run: Run) -> int:
+    """Print the table of what there is, and say what there is not; return the exit status."""
+    root = Path(run.outputs_dir) / run.name
+    distinct = {record.trial_id: record for record in result.records}
+    if distinct:
+        print_table(list(distinct.values()), root=root)
+    if result.missing:
+        sys.stderr.write(f"acbench: {result.missing} without a record yet; the same command continues\n")
+    sys.stderr.write(f"records: {root}\n")
+    return exit_code(result, strict=run.strict)
 
 
 def _words(words: Sequence[str]) -> list[str]:

@@ -2,59 +2,91 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from harness.data import Text
+from harness.data import DataSpec, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe
 from harness.mesh import Mesh
+from harness.models.base import ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
-
-RANKS_PER_CORE = 8
-
-
-def check(experiment: Experiment) -> None:
-    """Refuse what cannot run here.
-
-    The model is built on the meta device and the variant applied to it, so that a missing FQN or an
-    operator that does not exist is found without a rank, a byte or a second of compute. A user's factory
-    runs here, for no longer than the trial may take.
-
-    Raises:
-        ConfigError: the mesh does not fit this machine, the model or the data; an option has no effect; the
-            user's factory fails or does not return.
-        StrategyError: the variant does not fit the model.
-    """
-    _check_ranks(experiment)
-    _check_call_site(experiment)
-    with _deadline(experiment):
-        _check_model(experiment)
+from strategies import Strategy, StrategyError
 
 
-def _check_model(experiment: Experiment) -> None:
-    tokens = experiment.sequence_length
-    experiment.model.check(sequence_length=tokens, tp=experiment.mesh.tp)
-    if experiment.model.fixed_batch() is None:
-        experiment.data.check(vocab_size=experiment.model.vocab_size, sequence_length=tokens)
+class Preflight:
+    """The checks of one command; what its experiments share is checked once."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[tuple[str, str], ConfigError | StrategyError | None] = {}
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse what cannot run here.
+
+        The model is built on the meta device and the variant applied to it, so that a missing FQN or an
+        operator that does not exist is found without a rank, a byte or a second of compute. A user's factory
+        runs here, each time for no longer than the trial may take.
+
+        Raises:
+            ConfigError: the mesh does not fit the model or the data; an option has no effect; the user's
+                factory fails or does not return.
+            StrategyError: the variant does not fit the model.
+        """
+        _check_call_site(experiment)
+        model, mesh, tokens = experiment.model, experiment.mesh, experiment.sequence_length
+        deadline_s = experiment.protocol.deadline_s
+        self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
+        self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
+        is_call_site = experiment.wrap_order == "call_site"
+        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site)
+
+    def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
+        key = check.__name__, repr((deadline_s, model, others))
+        if key not in self._refusals:
+            self._refusals[key] = _refusal(deadline_s, check, model, *others)
+        refusal = self._refusals[key]
+        if refusal is not None:
+            raise refusal
+
+
+def _refusal(
+    deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any
+) -> ConfigError | StrategyError | None:
+    try:
+        with _deadline(model, deadline_s):
+            check(model, *others)
+    except (ConfigError, StrategyError) as error:
+        return error
+    return None
+
+
+def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
+    model.check(sequence_length=sequence_length, tp=tp)
+
+
+def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
+    if model.fixed_batch() is None:
+        data.check(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
-        _check_fixed_batch(experiment)
-    experiment.model.files()  # runs the user's factory once more, and never again in this process
+        _check_fixed_batch(data, sequence_length, batch_size, dp)
+
+
+def _check_variant(model: ModelSpec, ac: Strategy, is_call_site: bool) -> None:
+    model.files()  # runs the user's factory once more, and never again in this process
     with torch.device("meta"):
-        model = experiment.model.build()
-    require_container(model, experiment.model.layers_fqn)
-    if experiment.wrap_order == "call_site":
-        experiment.ac.call_site(model)
+        built = model.build()
+    require_container(built, model.layers_fqn)
+    if is_call_site:
+        ac.call_site(built)
     else:
-        experiment.ac.apply(model)
+        ac.apply(built)
 
 
 def device_type(mesh: Mesh) -> str:
@@ -69,9 +101,8 @@ class _LateError(BaseException):
 
 
 @contextmanager
-def _deadline(experiment: Experiment) -> Iterator[None]:
+def _deadline(model: ModelSpec, seconds: float) -> Iterator[None]:
     """Refuse a factory of the user's that does not return; only the main thread can have an alarm."""
-    model, seconds = experiment.model, experiment.protocol.deadline_s
     if not isinstance(model, PythonSpec) or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,20 +122,18 @@ def _deadline(experiment: Experiment) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _check_fixed_batch(experiment: Experiment) -> None:
+def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
     """Refuse what says how a batch is drawn where the model's own factory brings it."""
     usual = Recipe()
-    asked: dict[str, tuple[object, object]] = {
-        "sequence_length": (experiment.sequence_length, usual.sequence_length)
-    }
-    if usual.batch_size % experiment.mesh.dp == 0:  # else the mesh asks for another one
-        asked["batch_size"] = experiment.batch_size, usual.batch_size
+    asked = {"sequence_length": (sequence_length, usual.sequence_length)}
+    if usual.batch_size % dp == 0:  # else the mesh asks for another one
+        asked["batch_size"] = batch_size, usual.batch_size
     for option, (value, default) in asked.items():
         if value != default:
             raise ConfigError(
                 option, f"has no effect, the factory brings its own inputs; leave it at {default}"
             )
-    if experiment.data != Text():
+    if data != Text():
         raise ConfigError(
             "data", "has no effect, the factory brings its own inputs; leave it at text, without a path"
         )
@@ -118,27 +147,3 @@ def _check_call_site(experiment: Experiment) -> None:
     for option, default in usual.items():
         if getattr(experiment.ac, option, default) != default:
             raise ConfigError(f"ac.{option}", "has no effect: call_site makes the whole model one region")
-
-
-def _check_ranks(experiment: Experiment) -> None:
-    mesh = experiment.mesh
-    if mesh.nodes > 1:
-        raise ConfigError("mesh.nodes", f"this launcher runs on one node, got {mesh.nodes}")
-    if device_type(mesh) == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu"
-            )
-        devices = torch.cuda.device_count()
-        if mesh.ranks_per_node > devices:
-            raise ConfigError(
-                "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
-            )
-        return
-    most = RANKS_PER_CORE * len(os.sched_getaffinity(0))
-    if mesh.ranks_per_node > most:
-        raise ConfigError(
-            "mesh",
-            f"{mesh.label} needs {mesh.ranks_per_node} ranks on this node, at most {most} fit its cores "
-            f"({RANKS_PER_CORE} a core); use a smaller mesh",
-        )

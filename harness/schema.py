@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import functools
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from harness.data import data_specs
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe
 from harness.launch import Run
+from harness.launchers.base import Launcher
+from harness.launchers.local import Local
+from harness.launchers.packed import SlurmPacked
+from harness.launchers.slurm import Slurm
 from harness.mesh import Mesh
 from harness.models import families
 from harness.protocol import Protocol
@@ -26,6 +31,9 @@ from strategies import ac_variants, chunk_variants, shard_variants
 
 CHOICE_KEYS = ("name", "family")
 """Keys by which a group says what was chosen; they are no options of the choice."""
+
+LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
+"""By the option of `hydra/launcher` that chooses them."""
 
 _MISSING = "???"
 _WORDS = {
@@ -101,9 +109,28 @@ def settings(config: DictConfig) -> Settings:
     return Settings(run=run, tracker=tracker)
 
 
+def launcher_of(node: Mapping[str, Any]) -> Launcher:
+    """Return the launcher that `hydra/launcher` chose.
+
+    Args:
+        node: its options, with its `name`.
+
+    Raises:
+        ConfigError: an unknown option, a wrong type, a value out of range.
+    """
+    values = {key: value for key, value in node.items() if key != "_target_"}
+    name = values.pop("name", None)
+    if name not in LAUNCHERS:
+        raise ConfigError(
+            "hydra/launcher", f"acbench launches sweeps itself; {suggestion(str(name), list(LAUNCHERS))}"
+        )
+    launcher: Launcher = _construct("hydra.launcher", LAUNCHERS[name], values, chosen=name)
+    return launcher
+
+
 def to_yaml(resolved: Mapping[str, Any]) -> str:
     """Return `resolved` as YAML, keys in their order."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(resolved)))
+    return "".join(_yaml(key, _Written(text=repr(value), value=value)) for key, value in resolved.items())
 
 
 def with_mesh_name(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,11 +177,16 @@ def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:
             removed[0], "was removed, but every experiment has it; leave it out of the overrides"
         )
     try:
-        values = OmegaConf.to_container(OmegaConf.masked_copy(config, list(names)), resolve=True)
+        return {name: _resolved(config, name) for name in names}
     except OmegaConfBaseException as error:
         raise ConfigError(error.full_key or "config", str(error.msg).splitlines()[0]) from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+
+
+def _resolved(config: DictConfig, name: str) -> Any:
+    if OmegaConf.is_missing(config, name):
+        return _MISSING
+    value = config[name]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _choose(group: str, key: str, registry: Mapping[str, type[Any]], node: Any) -> Any:
@@ -176,29 +208,72 @@ def _construct(where: str, cls: type[Any], values: Any, chosen: str | None = Non
     return cls(**_typed(where, cls, values, chosen))
 
 
-def _typed(
-    where: str, cls: type[Any], values: Mapping[str, Any], chosen: str | None = None
-) -> dict[str, Any]:
+def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None = None) -> dict[str, Any]:
     """Return `values` with the types `cls` declares; lists become tuples, because experiments are frozen."""
     names = [field.name for field in dataclasses.fields(cls)]
     prefix = f"{where}." if where else ""
     for name in values:
         if name not in names:
             raise unknown_option(f"{prefix}{name}", names, chosen)
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), dict(values))
-        plain = OmegaConf.to_container(merged, resolve=True)
-    except (ValidationError, ConfigKeyError) as error:
-        name = re.split(r"[.\[]", error.full_key or "")[0]
-        wanted = next(_in_words(str(field.type)) for field in dataclasses.fields(cls) if field.name == name)
-        raise ConfigError(f"{prefix}{name}", f"must be {wanted}, got {values.get(name)!r}") from error
-    assert isinstance(plain, dict)
-    found = {str(key): value for key, value in plain.items()}
+    found = copy.deepcopy(_defaults(cls))
+    for name, value in values.items():
+        try:
+            found[name] = copy.deepcopy(_converted(cls, name, _Written(text=repr(value), value=value)))
+        except (ValidationError, ConfigKeyError) as error:
+            wanted = next(
+                _in_words(str(field.type)) for field in dataclasses.fields(cls) if field.name == name
+            )
+            raise ConfigError(f"{prefix}{name}", f"must be {wanted}, got {value!r}") from error
     for option, value in found.items():
         if value == _MISSING:
             raise ConfigError(f"{prefix}{option}", "has no default; give it a value")
         _require_finite(f"{prefix}{option}", value)
     return {option: _frozen(value) for option, value in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    """A value, equal to those that are written alike; so 1, 1.0 and true differ.
+
+    Fields:
+        text: its `repr`.
+        value: a plain value.
+    """
+
+    text: str
+    value: Any = dataclasses.field(compare=False)
+
+
+@functools.cache
+def _schema(cls: Any) -> Any:
+    return OmegaConf.structured(cls)
+
+
+@functools.cache
+def _defaults(cls: Any) -> dict[str, Any]:
+    return _container(_schema(cls))
+
+
+@functools.lru_cache(maxsize=4096)
+def _converted(cls: Any, name: str, written: _Written) -> Any:
+    """Return a value with the type that `cls` declares for its field `name`.
+
+    Points of a sweep share most of their values, and OmegaConf takes its time.
+    """
+    return _container(OmegaConf.merge(_schema(cls), {name: written.value}))[name]
+
+
+@functools.lru_cache(maxsize=4096)
+def _yaml(key: str, written: _Written) -> str:
+    """Return the lines of one key; the YAML of a mapping is that of its keys."""
+    return OmegaConf.to_yaml(OmegaConf.create({key: written.value}))
+
+
+def _container(node: Any) -> dict[str, Any]:
+    """Return the plain values of a mapping, interpolations resolved."""
+    values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def _in_words(kind: str) -> str:

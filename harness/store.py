@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,21 @@ LOCK = ".lock"
 """What a command holds while it decides about a trial and runs it; it stays, because a lock on a file that
 another command deletes protects nothing."""
 
+CLAIM = "claim.json"
+"""For which submission a trial is to run."""
+
+ATTEMPT = "attempt.json"
+"""That a trial has been started, for which submission, by whom."""
+
+SUBMISSIONS = ".submissions"
+"""Below the sweep's folder: what was handed to lanes and schedulers."""
+
 FINISHED = ("ok", "oom", "refused")
 """Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
 failed; `rerun=true` runs any."""
 
 _NOT_THE_TRIAL = ("name", "tracker", "launcher")
+_LOCK_POLL_S = 0.1
 _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
 
 
@@ -92,21 +103,33 @@ class Store:
             raise ConfigError("outputs_dir", f"cannot write {str(self.root)!r}: {error.strerror}") from error
 
     @contextmanager
-    def locked(self, trial_id: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold the trial against other commands on the same sweep; the kernel lets go of a dead holder's.
+    def locked(self, trial_id: str | None = None) -> Iterator[bool]:
+        """Try to hold a trial, or the whole sweep, against other processes; yield whether it is held.
+
+        The kernel lets go of what a dead process held.
 
         Args:
-            on_wait: called once when another command holds it.
+            trial_id: `None` is the sweep, held while a command plans and hands trials over.
         """
-        folder = self.trial_dir(trial_id)
+        folder = self.root if trial_id is None else self.trial_dir(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                on_wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+                yield False
+            else:
+                yield True
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Hold the whole sweep, as soon as no other command does: nobody else hands over the same trials."""
+        while True:
+            with self.locked() as is_held:
+                if is_held:
+                    yield
+                    return
+            time.sleep(_LOCK_POLL_S)
 
     def prepare(self, trial_id: str) -> Path:
         """Return the folder of a trial that is about to run, cleared of what an earlier attempt left.
@@ -118,7 +141,7 @@ class Store:
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name not in {RECORD, MARKER, LOCK}:
+            elif path.name not in {RECORD, MARKER, LOCK, CLAIM, ATTEMPT}:
                 path.unlink()
         return folder
 

@@ -39,28 +39,34 @@ def variant_labels(experiments: Sequence[Experiment]) -> list[str]:
 
     An option of a group is shown where it differs between trials that chose the same option of that group.
     """
-    shown = [
-        [
-            *_differing(experiments, index, _VARIANT, qualified=False),
-            *_recipe(experiments, index),
-            *_names(experiments, index),
-            *_differing(experiments, index, _NAMED, qualified=True),
-        ]
-        for index in range(len(experiments))
-    ]
+    options, recipe = _swept_options(experiments, (*_VARIANT, *_NAMED)), _swept_recipe(experiments)
+    names = [group for group in ("data", "protocol") if len(_names(experiments, group)) > 1]
     return [
-        " ".join([_variant_name(experiment), *options])
-        for experiment, options in zip(experiments, shown, strict=True)
+        " ".join(
+            [
+                _variant_name(experiment),
+                *_differing(experiment, options, _VARIANT, qualified=False),
+                *(f"{name}={_plain(value)}" for name, value in experiment.items() if name in recipe),
+                *(
+                    f"{group}={group_name(experiment, group)}"
+                    for group in names
+                    if _is_known(experiment, group)
+                ),
+                *_differing(experiment, options, _NAMED, qualified=True),
+            ]
+        )
+        for experiment in experiments
     ]
 
 
 def mesh_labels(experiments: Sequence[Experiment]) -> list[str]:
     """Return one label a trial: its mesh, and the mesh options that differ among trials on that mesh."""
+    options = _swept_options(experiments, ("mesh",))
     return [
         " ".join(
-            [group_name(experiment, "mesh"), *_differing(experiments, index, ("mesh",), qualified=False)]
+            [group_name(experiment, "mesh"), *_differing(experiment, options, ("mesh",), qualified=False)]
         )
-        for index, experiment in enumerate(experiments)
+        for experiment in experiments
     ]
 
 
@@ -74,23 +80,52 @@ def _variant_name(experiment: Experiment) -> str:
     return " + ".join([chosen["ac"], *others])
 
 
+def _swept_options(experiments: Sequence[Experiment], groups: Sequence[str]) -> set[tuple[str, str, str]]:
+    """Return `(group, choice, option)` of what differs between experiments with the same choice."""
+    peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for experiment in experiments:
+        for group in groups:
+            options = experiment.get(group)
+            if isinstance(options, Mapping):
+                peers.setdefault((group, group_name(experiment, group)), []).append(options)
+    return {
+        (group, name, option)
+        for (group, name), same in peers.items()
+        for option in {option for options in same for option in options}
+        if any(options.get(option) != same[0].get(option) for options in same)
+    }
+
+
+def _swept_recipe(experiments: Sequence[Experiment]) -> set[str]:
+    """Return the scalar fields of experiments that differ."""
+    first = {name: value for experiment in reversed(experiments) for name, value in experiment.items()}
+    return {
+        name
+        for experiment in experiments
+        for name, value in experiment.items()
+        if name not in _GROUPS and value != first[name]
+    }
+
+
+def _names(experiments: Sequence[Experiment], group: str) -> set[str]:
+    return {group_name(experiment, group) for experiment in experiments if _is_known(experiment, group)}
+
+
+def _is_known(experiment: Experiment, group: str) -> bool:
+    return group_name(experiment, group) != _UNKNOWN
+
+
 def _differing(
-    experiments: Sequence[Experiment], index: int, groups: Sequence[str], *, qualified: bool
+    experiment: Experiment, swept: set[tuple[str, str, str]], groups: Sequence[str], *, qualified: bool
 ) -> Iterator[str]:
-    mine = experiments[index]
+    """Yield the options of `groups` that differ; which one was chosen is said elsewhere."""
     for group in groups:
-        name = group_name(mine, group)
-        options = mine.get(group)
+        name, options = group_name(experiment, group), experiment.get(group)
         if not isinstance(options, Mapping):
             continue
-        peers = [
-            other[group]
-            for other in experiments
-            if isinstance(other.get(group), Mapping) and group_name(other, group) == name
-        ]
         for option, value in options.items():
-            is_swept = any(peer.get(option) != value for peer in peers)
-            if option != "name" and is_swept and not _is_the_models(mine, option, value):
+            is_swept = option != "name" and (group, name, option) in swept
+            if is_swept and not _is_the_models(experiment, option, value):
                 yield f"{group}.{option}={_plain(value)}" if qualified else f"{option}={_plain(value)}"
 
 
@@ -100,24 +135,6 @@ def _is_the_models(experiment: Experiment, option: str, value: Any) -> bool:
     return (
         isinstance(model, Mapping) and option in model and model[option] == value and option == "layers_fqn"
     )
-
-
-def _recipe(experiments: Sequence[Experiment], index: int) -> Iterator[str]:
-    """Yield the scalar fields of the experiment itself that differ."""
-    for option, value in experiments[index].items():
-        is_swept = any(other.get(option, value) != value for other in experiments)
-        if is_swept and option not in _GROUPS:
-            yield f"{option}={_plain(value)}"
-
-
-def _names(experiments: Sequence[Experiment], index: int) -> Iterator[str]:
-    """Yield the choice of data and protocol where it differs; models have a column of their own."""
-    for group in ("data", "protocol"):
-        name = group_name(experiments[index], group)
-        if name != _UNKNOWN and any(
-            group_name(other, group) not in (name, _UNKNOWN) for other in experiments
-        ):
-            yield f"{group}={name}"
 
 
 def _plain(value: Any) -> str:

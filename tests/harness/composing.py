@@ -14,8 +14,10 @@ from omegaconf import DictConfig
 from harness import cli
 from harness.errors import ConfigError
 from harness.experiment import Experiment
-from harness.launch import Point
+from harness.launchers.local import Local
+from harness.preflight import Preflight
 from harness.schema import settings
+from harness.task import Point
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -28,7 +30,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 def point_of(line: str) -> Point:
     """Return the point of a command without quotes, `acbench <line>`."""
-    return cli.point(composed(_words(line)))
+    return cli.point(composed(_words(line)), Local(), Preflight())
 
 
 def experiment_of(line: str) -> Experiment:
@@ -42,7 +44,7 @@ def refusal_of(line: str) -> str:
     try:
         config = composed(_words(line))
         settings(config)
-        refusal = cli.point(config).refusal
+        refusal = cli.point(config, Local(), Preflight()).refusal
     except (HydraException, ConfigError) as error:
         return cli._explain(error)
     assert refusal is not None, f"nothing is wrong with {line!r}"

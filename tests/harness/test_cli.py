@@ -168,9 +168,11 @@ def test_a_sweep_prints_its_table_on_stdout_and_nothing_else(swept: Swept) -> No
 def test_progress_and_paths_are_on_stderr(swept: Swept) -> None:
     lines = swept.first.stderr.splitlines()
     assert [line.partition(" ")[0] for line in lines] == [
-        *(f"[{number}/4]" for number in (1, 1, 2, 2, 3, 3, 4, 4)),
+        "6",
+        *(f"[{number}/4]" for number in (1, 2, 3, 3, 4, 4)),
         "records:",
     ]
+    assert lines[0] == "6 points: 2 to run, 0 done, 2 refused, 2 duplicates; shapes 1x1: 2"
     assert lines[-1] == "records: outputs/nice"
 
 
@@ -182,7 +184,7 @@ def test_every_distinct_point_has_a_record(swept: Swept) -> None:
 
 def test_the_same_command_again_runs_nothing(swept: Swept) -> None:
     assert {path: path.stat().st_mtime_ns for path in swept.mtimes_ns} == swept.mtimes_ns
-    assert swept.again.stderr.count("done before") == 4
+    assert swept.again.stderr.startswith("6 points: 0 to run, 2 done, 2 refused, 2 duplicates\n")
     assert swept.again.stdout == swept.first.stdout
 
 
@@ -255,10 +257,10 @@ def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0], said
     (one, errors), (other, other_errors) = said
     assert one == other
-    lines = [line for line in (errors + other_errors).splitlines() if line.startswith("[")]
-    assert sum(line.endswith(" s)") and "done before" not in line for line in lines) == 4
-    assert sum("done before" in line for line in lines) == 4
-    assert any(line.endswith("another command runs it, waiting ...") for line in lines)
+    lines = (errors + other_errors).splitlines()
+    assert sum(line.endswith(" ...") and "waiting" not in line for line in lines) == 4  # trials that started
+    plans = [line for line in lines if line.startswith("4 points: ")]
+    assert "4 points: 4 to run, 0 done, 0 duplicates; shapes 1x1: 4" in plans
     records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
     assert [record["status"] for record in records] == ["ok"] * 4
 
@@ -276,7 +278,11 @@ def test_refuses_outputs_that_cannot_be_written(tmp_path: Path) -> None:
 Sent = Callable[[subprocess.Popen[str]], None]
 
 
-def _ctrl_c(process: subprocess.Popen[str]) -> None:
+def _ctrl_c_twice(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    while "Ctrl-C again" not in process.stderr.readline():
+        pass
     os.killpg(process.pid, signal.SIGINT)
 
 
@@ -284,10 +290,10 @@ def _ctrl_c(process: subprocess.Popen[str]) -> None:
     ("send", "code", "said"),
     [
         pytest.param(
-            _ctrl_c,
+            _ctrl_c_twice,
             1,
             "acbench: interrupted; finished trials are kept, the same command continues\n",
-            id="Ctrl-C",
+            id="Ctrl-C twice",
         ),
         pytest.param(lambda process: process.terminate(), 143, "", id="SIGTERM"),
         pytest.param(lambda process: process.kill(), -9, "", id="SIGKILL"),
@@ -308,14 +314,27 @@ def test_a_signal_ends_the_sweep_keeps_what_is_finished_and_leaves_no_process(
     assert record["experiment"]["model"]["factory"].endswith(":healthy")
 
 
+def test_one_ctrl_c_lets_the_running_point_end_and_starts_no_other(tmp_path: Path) -> None:
+    with _hanging(tmp_path, "protocol.deadline_s=5") as (process, mark):
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        _until(lambda: not _marked(mark), "no process is left")
+    assert "acbench: stopping after the running points; Ctrl-C again stops at once\n" in stderr
+    assert "acbench: 1 without a record yet; the same command continues\n" in stderr
+    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
+    assert sorted(record["status"] for record in records) == ["ok", "timeout"]
+    assert "no result within 5 s" in stdout
+
+
 @contextlib.contextmanager
-def _hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _hanging(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a sweep of three points and wait until the second, which hangs on two ranks, is under way."""
     mark = uuid.uuid4().hex
     factories = ",".join(f"tests.harness.user_models:{name}" for name in ("healthy", "hangs", "raises"))
     small = [override for override in SMALL if not override.startswith("model")]
     process = subprocess.Popen(
-        [ACBENCH, "-m", "model=python", f"model.factory={factories}", *small, "mesh=ddp2"],
+        [ACBENCH, "-m", "model=python", f"model.factory={factories}", *small, "mesh=ddp2", *options],
         cwd=folder,
         env=_environment(ACBENCH_TEST_MARK=mark),
         stdout=subprocess.PIPE,

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.attempts import note_of
 from harness.errors import ConfigError
-from harness.launch import Point, Run, exit_code, note_of, run_sweep
+from harness.launch import Result, Run, exit_code, run_sweep
 from harness.record import Record, validate
 from harness.report.publisher import Tracker
 from harness.store import Store
+from harness.task import Point
 from strategies import Tolerance
 from strategies.ac.full import Full
 from tests.harness import records_fixture
@@ -69,7 +71,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faulty(root: Path) -> Trial:
     factories = [*FAULTS, *LAST]
     points = [_point(factory) for factory in factories]
-    found = run_sweep(points, Run(outputs_dir=str(root), name="faults"), OFF)
+    found = run_sweep(points, Run(outputs_dir=str(root), name="faults"), OFF).records
     return dict(zip(factories, found, strict=True)).__getitem__
 
 
@@ -120,7 +122,7 @@ def test_a_log_is_where_the_record_says(faulty: Trial, root: Path) -> None:
 
 def test_duplicates_run_once_and_keep_their_places(tmp_path: Path) -> None:
     points = [point_of(f"{MLP} {line}") for line in ("ac=full", "ac=none", "ac=full name=other", "seed=-1")]
-    found = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)
+    found = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
     assert [record.trial_id for record in found] == [point.trial_id for point in points]
     assert found[0] is found[2]
     assert [record.status for record in found] == ["ok", "ok", "ok", "refused"]
@@ -128,7 +130,8 @@ def test_duplicates_run_once_and_keep_their_places(tmp_path: Path) -> None:
 
 
 def test_a_refused_point_is_a_record_with_the_reason(tmp_path: Path) -> None:
-    (record,) = run_sweep([point_of("ac=selective_layer ac.ac_freq=0")], Run(outputs_dir=str(tmp_path)), OFF)
+    points = [point_of("ac=selective_layer ac.ac_freq=0")]
+    (record,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
     assert record.error is not None
     assert (record.status, record.verdict) == ("refused", "unverified")
     assert (record.error.kind, record.error.message) == (
@@ -141,28 +144,28 @@ def test_a_refused_point_is_a_record_with_the_reason(tmp_path: Path) -> None:
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = [point_of(f"{MLP} ac=full")]
-    (first,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)
+    (first,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
     path = Store(tmp_path / "default").record_path(first.trial_id)
     written_ns = path.stat().st_mtime_ns
     capsys.readouterr()
 
-    (second,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)
+    (second,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
     assert second == first
     assert path.stat().st_mtime_ns == written_ns
-    assert capsys.readouterr().err == "[1/1] full on single, mlp: ok, done before, neutral\n"
+    assert capsys.readouterr().err == "1 point: 0 to run, 1 done, 0 duplicates\n"
 
-    (third,) = run_sweep(points, Run(outputs_dir=str(tmp_path), rerun=True), OFF)
+    (third,) = run_sweep(points, Run(outputs_dir=str(tmp_path), rerun=True), OFF).records
     assert third.started_at > first.started_at
 
     changed = dataclasses.replace(third, environment_id="0" * 12)
     Store(tmp_path / "default").write(changed)
-    (fourth,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)
+    (fourth,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
     assert fourth.started_at > third.started_at
 
 
 def test_what_failed_runs_again(tmp_path: Path) -> None:
     points = [point_of(f"{SMALL} model=python model.factory=tests.harness.user_models:exits")]
-    first, second = (run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF)[0] for _ in range(2))
+    first, second = (run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records[0] for _ in range(2))
     assert (first.status, second.status) == ("failed", "failed")
     assert second.started_at > first.started_at
 
@@ -196,8 +199,23 @@ def test_exit_code(statuses: list[str], verdicts: list[str], code: int, strict_c
         dataclasses.replace(whole, status=status, verdict=verdict)
         for status, verdict in zip(statuses, verdicts, strict=True)
     ]
-    assert exit_code(records, strict=False) == code
-    assert exit_code(records, strict=True) == strict_code
+    result = Result(records=records, missing=0, is_stopped=False)
+    assert exit_code(result, strict=False) == code
+    assert exit_code(result, strict=True) == strict_code
+
+
+@pytest.mark.parametrize(
+    ("missing", "is_stopped", "code", "strict_code"),
+    [
+        pytest.param(1, False, 0, 1, id="on its way, as was asked for"),
+        pytest.param(1, True, 1, 1, id="not reached when the sweep was stopped"),
+    ],
+)
+def test_exit_code_of_a_sweep_that_is_not_over(
+    missing: int, is_stopped: bool, code: int, strict_code: int
+) -> None:
+    result = Result(records=[records_fixture.record()], missing=missing, is_stopped=is_stopped)
+    assert (exit_code(result, strict=False), exit_code(result, strict=True)) == (code, strict_code)
 
 
 @pytest.mark.parametrize(

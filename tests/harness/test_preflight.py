@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from harness.errors import Terminated
+from harness.errors import ConfigError, Terminated
+from harness.launchers.local import RANKS_PER_CORE
 from harness.mesh import Mesh
 from harness.models import ModelSpec
-from harness.preflight import RANKS_PER_CORE, check, device_type
+from harness.preflight import Preflight, device_type
 from tests.harness import user_models
 from tests.harness.composing import experiment_of, point_of, refusal_of, rows
 
@@ -95,7 +97,8 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=tp2 model=llama_nano model.n_kv_heads=1": "mesh.tp: must divide model.n_kv_heads, 1, got 2",
             "mesh=tp2 model=mlp model.hidden_width=511": "mesh.tp: must divide model.hidden_width, 511, got 2",
             "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; use 1",
-            "mesh.nodes=2 mesh.dp_shard=2": "mesh.nodes: this launcher runs on one node, got 2",
+            "mesh.nodes=2 mesh.dp_shard=2": "mesh.nodes: this launcher runs on one node, got 2; "
+            "use hydra/launcher=slurm",
             "sequence_length=1025": "sequence_length: must be at most 1024, the positions of 'gpt_nano', "
             "got 1025",
             "model.vocab_size=100": "data.path: bytes need model.vocab_size to be at least 256, got 100",
@@ -227,7 +230,7 @@ def test_device_type(monkeypatch: pytest.MonkeyPatch, asked: str, has_cuda: bool
 
 
 def test_a_model_of_any_size_is_checked_without_its_memory() -> None:
-    check(experiment_of("model=llama_1b ac=full"))  # 4.9 GB of parameters
+    Preflight().check(experiment_of("model=llama_1b ac=full"))  # 4.9 GB of parameters
 
 
 def test_a_constructor_that_reads_values_is_checked_for_real() -> None:
@@ -249,7 +252,9 @@ def test_the_alarm_of_a_factory_leaves_no_trace() -> None:
 
 def test_a_factory_is_checked_outside_the_main_thread_too() -> None:
     with ThreadPoolExecutor(max_workers=1) as threads:
-        check_there = threads.submit(check, experiment_of(f"model=python model.factory={USER}:healthy"))
+        check_there = threads.submit(
+            Preflight().check, experiment_of(f"model=python model.factory={USER}:healthy")
+        )
     assert check_there.result() is None
 
 
@@ -260,7 +265,7 @@ def test_a_termination_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = experiment_of(f"model=python model.factory={USER}:healthy")
     monkeypatch.setattr(user_models, "healthy", terminated)
     with pytest.raises(Terminated):
-        check(experiment)
+        Preflight().check(experiment)
 
 
 def test_a_factory_without_a_name_for_its_blocks_is_checked_too() -> None:
@@ -269,7 +274,7 @@ def test_a_factory_without_a_name_for_its_blocks_is_checked_too() -> None:
 
 def test_the_global_state_of_torch_is_left_alone() -> None:
     before = torch.get_rng_state()
-    check(experiment_of("ac=full model.dropout=0.1"))
+    Preflight().check(experiment_of("ac=full model.dropout=0.1"))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_default_device() == torch.device("cpu")
 
@@ -281,4 +286,60 @@ def test_a_defect_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
     experiment = experiment_of("")
     monkeypatch.setattr(ModelSpec, "check", defect)
     with pytest.raises(RuntimeError, match="a defect"):
-        check(experiment)
+        Preflight().check(experiment)
+
+
+def test_a_command_makes_a_model_once_for_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"model=python model.factory={USER}:healthy ac=full seed={seed}" for seed in range(3)]
+    experiments = [experiment_of(line) for line in lines]
+    made = _count_made(monkeypatch, "healthy")
+    preflight = Preflight()
+    for experiment in experiments:
+        preflight.check(experiment)
+    assert len(made) == 1
+    Preflight().check(experiments[0])
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("other", ["ac=none", "ac=full wrap_order=call_site", "ac=full model.vocab_size=257"])
+def test_another_model_or_variant_is_checked_too(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    experiments = [
+        experiment_of(f"model=python model.factory={USER}:healthy {line}") for line in ("ac=full", other)
+    ]
+    made = _count_made(monkeypatch, "healthy")
+    preflight = Preflight()
+    for experiment in experiments:
+        preflight.check(experiment)
+    assert len(made) == 2
+
+
+def test_what_is_refused_once_is_refused_as_often_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = experiment_of(f"model=python model.factory={USER}:healthy")
+
+    def fails() -> nn.Module:
+        made.append(None)
+        raise RuntimeError("not today")
+
+    made: list[None] = []
+    monkeypatch.setattr(user_models, "healthy", fails)
+    preflight = Preflight()
+    for _ in range(3):
+        with pytest.raises(
+            ConfigError, match=r"^model\.factory: .*:healthy' raised RuntimeError: not today$"
+        ):
+            preflight.check(experiment)
+    assert len(made) == 2  # on the meta device, and for real
+
+
+def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
+    """Return a list that grows by one whenever `factory` makes a model."""
+    original = getattr(user_models, factory)
+    made: list[None] = []
+
+    def counted() -> nn.Module:
+        made.append(None)
+        model: nn.Module = original()
+        return model
+
+    monkeypatch.setattr(user_models, factory, counted)
+    return made

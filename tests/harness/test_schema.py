@@ -15,9 +15,10 @@ from harness.data import data_specs
 from harness.launch import Run
 from harness.mesh import Mesh
 from harness.models import families
+from harness.models.hf import HFSpec
 from harness.protocol import Protocol
 from harness.report.publisher import Tracker
-from harness.schema import CHOICE_KEYS, Settings, settings
+from harness.schema import CHOICE_KEYS, Settings, settings, to_yaml
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
@@ -286,3 +287,39 @@ def test_a_refused_point_is_described_as_far_as_it_is_known() -> None:
 
 def test_a_refused_mesh_has_no_name() -> None:
     assert "name" not in point_of("mesh.tp=0").resolved["mesh"]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        ("seed=1", "seed=true", "seed: must be an integer, got True"),
+        ("seed=1", "seed=1.5", "seed: must be an integer, got 1.5"),
+        ("strict=true", "strict=null", "strict: must be true or false, got None"),
+    ],
+)
+def test_a_value_that_was_good_before_lends_its_type_to_no_other(good: str, bad: str, message: str) -> None:
+    point_of(good)
+    assert refusal_of(bad) == message
+    point_of(good)
+
+
+def test_experiments_share_no_value_that_can_change() -> None:
+    first, second = (experiment_of("model=hf model.overrides={n_layer:2}") for _ in range(2))
+    assert isinstance(first.model, HFSpec)
+    assert first.model.overrides is not None
+    first.model.overrides["n_layer"] = 3
+    assert second.model == dataclasses.replace(first.model, overrides={"n_layer": 2})
+
+
+def test_options_refer_to_any_other() -> None:
+    texts = CONF.parent / "harness" / "texts"
+    experiment = experiment_of(
+        f"data.path=${{outputs_dir}}/${{name}}.txt outputs_dir={texts} name=constitution"
+    )
+    assert experiment.to_dict()["data"] == {"name": "text", "path": str(texts / "constitution.txt")}
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_yaml_is_that_of_the_whole(group: str, option: str, needed: dict[tuple[str, str], str]) -> None:
+    resolved = experiment_of(f"{group}={option} {needed.get((group, option), '')}").to_dict()
+    assert to_yaml(resolved) == OmegaConf.to_yaml(OmegaConf.create(resolved))

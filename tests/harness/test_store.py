@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -89,43 +88,29 @@ def test_what_counts_as_finished(store: Store, status: str, is_finished: bool) -
     assert store.finished(written.trial_id, written.environment_id) == (written if is_finished else None)
 
 
-def test_a_lock_that_is_free_is_taken_and_keeps_nobody_waiting(store: Store) -> None:
-    waited: list[str] = []
+@pytest.mark.parametrize("trial", ["aaaaaaaaaaaa", None], ids=["a trial", "the sweep"])
+def test_a_lock_is_held_against_others_until_its_block_ends(store: Store, trial: str | None) -> None:
     for _ in range(2):
-        with store.locked("aaaaaaaaaaaa", on_wait=lambda: waited.append("")):
-            pass
-    assert waited == []
-
-
-def test_a_lock_is_held_against_others_until_its_block_ends(store: Store) -> None:
-    steps: list[str] = []
-    waiting = threading.Event()
-
-    def second() -> None:
-        with store.locked("aaaaaaaaaaaa", on_wait=waiting.set):
-            steps.append("second")
-
-    thread = threading.Thread(target=second)
-    with store.locked("aaaaaaaaaaaa", on_wait=waiting.set):
-        assert not waiting.is_set()
-        thread.start()
-        assert waiting.wait(timeout=10)
-        store.prepare("aaaaaaaaaaaa")
-        steps.append("first")
-    thread.join(timeout=10)
-    assert steps == ["first", "second"]
+        with store.locked(trial) as is_held:
+            assert is_held
+            if trial is not None:
+                store.prepare(trial)
+            with store.locked(trial) as is_held_too:
+                assert not is_held_too
+            with store.locked("bbbbbbbbbbbb") as is_other_held:
+                assert is_other_held
 
 
 def test_the_lock_of_a_killed_process_is_free(store: Store) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from harness.store import Store\n"
-        "with Store(Path(sys.argv[1])).locked('aaaaaaaaaaaa', on_wait=lambda: None):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
+        "with Store(Path(sys.argv[1])).locked('aaaaaaaaaaaa') as is_held:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL if is_held else signal.SIGTERM)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(store.root)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
-    with store.locked("aaaaaaaaaaaa", on_wait=lambda: pytest.fail("nobody holds it")):
-        pass
+    with store.locked("aaaaaaaaaaaa") as is_held:
+        assert is_held
 
 
 def test_refuses_a_root_below_a_file(tmp_path: Path) -> None:

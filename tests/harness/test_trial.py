@@ -66,7 +66,7 @@ def trial(root: Path) -> Trial:
     # a factory that brings its inputs takes no batch size
     points = [point_of(f"{SHORT if ':regression' in line else SMALL} {line}") for line in LINES]
     run = Run(outputs_dir=str(root), name="trials")
-    records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")), strict=True))
+    records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")).records, strict=True))
     return records.__getitem__
 
 

@@ -1,0 +1,165 @@
+"""One trial, from its task to its record on disk; whoever runs it holds the trial's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.agent import RankJob
+from harness.culprit import Outcome, TrialError
+from harness.environment import describe
+from harness.experiment import Experiment
+from harness.preflight import device_type
+from harness.rank_report import PHASES, read_reports
+from harness.record import Ending, Identity, Record, build, refused
+from harness.shapes import Seat
+from harness.store import Store, write_atomically
+from harness.task import Task
+from harness.trial import BASELINES, TrialPlan
+
+PRELOAD = ("harness.trial",)
+"""Modules that a trial's ranks need beside the agent's own."""
+
+Supervise = Callable[[RankJob], Outcome]
+Job = Mapping[str, Any]
+"""By which submission, lane and scheduler's job a trial ran; `environment.job` of its record."""
+
+_NOTES = {
+    "paired": None,
+    "sequential": (
+        "variant and twin did not fit side by side: they ran one after the other, "
+        "and step times are not paired"
+    ),
+    "none": "the twin did not fit",
+}
+
+
+def run_task(
+    task: Task,
+    supervise: Supervise,
+    *,
+    store: Store,
+    name: str,
+    seat: Seat,
+    job: Job | None = None,
+) -> Record:
+    """Run a trial and return its record, which is on disk by then.
+
+    Args:
+        task: the trial.
+        supervise: runs ranks to their end; called again with less of the twin where that did not fit.
+        store: of the sweep.
+        name: of the sweep.
+        seat: what the trial may use of every node.
+        job: for `environment.job`.
+    """
+    trial_dir = store.prepare(task.trial_id)
+    write_atomically(trial_dir / "experiment.yaml", task.yaml)
+    started_at = now()
+    outcome, mode = _attempts(task, supervise, trial_dir, seat)
+    record = build(
+        _identity(task, name),
+        Ending(
+            status=outcome.status,
+            error=None if outcome.error is None else asdict(outcome.error),
+            started_at=started_at,
+            finished_at=now(),
+        ),
+        outcome.results,
+        environment=_environment(task, job),
+        note=note_of(task.experiment, mode),
+    )
+    store.write(record)
+    return record
+
+
+def lost_task(
+    task: Task, error: TrialError, *, store: Store, name: str, job: Job | None = None, status: str = "lost"
+) -> Record:
+    """Write and return the record of a trial that ended while nobody watched it.
+
+    Args:
+        error: why it ended; a phase of `None` becomes the one that its slowest rank had reached.
+        status: `lost`, or `timeout` where its time was over.
+    """
+    known = error.phase or phase_reached(store.trial_dir(task.trial_id))
+    at = now()
+    ending = Ending(status=status, error=asdict(error) | {"phase": known}, started_at=at, finished_at=at)
+    record = build(_identity(task, name), ending, environment=_environment(task, job))
+    store.write(record)
+    return record
+
+
+def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
+    """Write and return the record of a trial that the scheduler refuses."""
+    store.prepare(task.trial_id)
+    record = refused(_identity(task, name), message, at=now(), environment=_environment(task, None))
+    store.write(record)
+    return record
+
+
+def phase_reached(trial_dir: Path) -> str | None:
+    """Return the phase that the slowest rank reported; `None` where none reported."""
+    reached = [PHASES.index(report.phase) for report in read_reports(trial_dir).values()]
+    return PHASES[min(reached)] if reached else None
+
+
+def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
+    """Return the ranks that a trial needs on node 0."""
+    mesh = plan.experiment.mesh
+    return RankJob(
+        trial_dir=trial_dir,
+        entry="harness.trial:run",
+        payload=plan,
+        ranks=mesh.ranks_per_node,
+        world_size=mesh.world_size,
+        deadline_s=plan.experiment.protocol.deadline_s,
+        device=device_type(mesh),
+        threads_per_rank=max(1, seat.core_count // mesh.ranks_per_node),
+        cores=seat.cores,
+    )
+
+
+def note_of(experiment: Experiment, baseline: str) -> str | None:
+    """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
+    tolerance = experiment.tolerance
+    reason = None if tolerance is None else f"within {tolerance.relative:g} of the twin: {tolerance.reason}"
+    return "; ".join(part for part in (_NOTES[baseline], reason) if part) or None
+
+
+def now() -> str:
+    """Return the time as records state it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _attempts(task: Task, supervise: Supervise, trial_dir: Path, seat: Seat) -> tuple[Outcome, str]:
+    """Run the trial; where the twin does not fit beside the variant, again with less of it."""
+    for mode in BASELINES:
+        outcome = supervise(rank_job(TrialPlan(experiment=task.experiment, baseline=mode), trial_dir, seat))
+        if not _twin_did_not_fit(outcome):
+            break
+    return outcome, mode
+
+
+def _twin_did_not_fit(outcome: Outcome) -> bool:
+    """Whether memory ran out where the twin is alive too; before `parity` a rank holds the variant alone."""
+    return (
+        outcome.status == "oom" and outcome.error is not None and outcome.error.phase in {"parity", "timing"}
+    )
+
+
+def _identity(task: Task, name: str) -> Identity:
+    return Identity(
+        trial_id=task.trial_id,
+        environment_id=task.environment_id,
+        name=name,
+        experiment=task.resolved,
+    )
+
+
+def _environment(task: Task, job: Job | None) -> dict[str, Any]:
+    described = describe(device_type(task.experiment.mesh), task.experiment.files)
+    return described if job is None else described | {"job": dict(job)}

@@ -1,0 +1,38 @@
+"""Ctrl-C, twice: once ends the sweep after the running points, twice ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class Interrupts:
+    """Counts Ctrl-C while it is entered.
+
+    Args:
+        is_patient: the first Ctrl-C only asks to stop; otherwise it raises `KeyboardInterrupt` at once.
+    """
+
+    def __init__(self, *, is_patient: bool) -> None:
+        self.is_asked = False
+        self._is_patient = is_patient
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # only it may have handlers
+            self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self.is_asked or not self._is_patient:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        sys.stderr.write("acbench: stopping after the running points; Ctrl-C again stops at once\n")

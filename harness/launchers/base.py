@@ -1,0 +1,174 @@
+"""What every launcher offers to a sweep, and what a sweep offers to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harness.attempts import lost_task
+from harness.claims import record_for, release
+from harness.culprit import TrialError
+from harness.experiment import Experiment
+from harness.interrupts import Interrupts
+from harness.mesh import Mesh
+from harness.packing import Packer
+from harness.record import Record
+from harness.report.progress import SweepProgress
+from harness.store import Store
+from harness.task import Task
+
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What a sweep offers to its launcher.
+
+    Fields:
+        store: of its records.
+        name: of the sweep.
+        rerun: whether finished trials run again.
+        progress: where to report.
+        interrupts: whether to stop.
+    """
+
+    store: Store
+    name: str
+    rerun: bool
+    progress: SweepProgress
+    interrupts: Interrupts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flight:
+    """A trial that was handed over and has no record yet.
+
+    Fields:
+        task: the trial.
+        submission: for which it is claimed.
+        job: id of the scheduler's job.
+    """
+
+    task: Task
+    submission: str
+    job: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How the carrier of a trial ended, where the trial left no record.
+
+    Fields:
+        status: `lost` or `timeout`.
+        kind: of the error.
+        message: of the error.
+    """
+
+    status: str
+    kind: str
+    message: str
+
+
+_NOT_BEGUN = End(status="lost", kind="lost", message="the lanes ended before this trial began")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """What earlier submissions of the same sweep came to.
+
+    Fields:
+        records: of trials that ended since the last command asked.
+        flights: trials that are still on their way.
+    """
+
+    records: Mapping[str, Record]
+    flights: Sequence[Flight]
+
+
+Run = Iterator[Record]
+"""Records, each as soon as it is on disk; ends early when the sweep was interrupted."""
+
+
+class Launcher(Protocol):
+    """A way to run trials; also its settings."""
+
+    def check(self, mesh: Mesh) -> None:
+        """Refuse a mesh that this launcher cannot run.
+
+        Raises:
+            ConfigError: naming the mesh and what would fit.
+        """
+
+    def environment(self, experiment: Experiment) -> dict[str, Any]:
+        """Return the environment that a trial will run in, as far as it is known before."""
+
+    def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
+        """Return what earlier submissions of these trials came to; the caller holds the sweep's lock."""
+
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+        """Hand `tasks` over before it returns; the run then follows them, and `flights`, to their records.
+
+        The caller holds the sweep's lock during the call, not while it iterates.
+        """
+
+
+Ends = Callable[[Sequence[Flight]], Mapping[str, End | None]]
+
+
+def arrivals(sweep: Sweep, flights: Iterable[Flight], ends: Ends) -> Iterator[Record | None]:
+    """Yield the record of every flight as it arrives, and `None` after every look, for the caller to pause.
+
+    Args:
+        ends: asked about the flights that are still open; returns those, by trial_id, whose carrier has
+            ended, and how. Without a record by then they get one that says so, or are dropped where it says
+            `None`.
+    """
+    open_ = {flight.task.trial_id: flight for flight in flights}
+    while open_:
+        ended = ends(list(open_.values()))  # asked first: a record written just before the end is not missed
+        for trial_id, flight in list(open_.items()):
+            record = landed(sweep.store, flight)
+            end = ended.get(trial_id)
+            if record is None and end is not None:
+                record = lose(flight, end, store=sweep.store, name=sweep.name)
+            if record is not None or trial_id in ended:
+                del open_[trial_id]
+                release(sweep.store, trial_id, flight.submission)
+            if record is not None:
+                sweep.progress.point_finished(flight.task.label, record.status, record.verdict)
+                yield record
+        yield None
+
+
+def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> Iterator[Record]:
+    """Keep a packer going and yield the records of its trials."""
+    is_stopping = is_over = False
+
+    def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
+        """Without lanes, no trial that is still open will have a record; nor shall it, when stopped."""
+        end = None if is_stopping else _NOT_BEGUN
+        return dict.fromkeys((flight.task.trial_id for flight in open_), end) if is_over else {}
+
+    for record in arrivals(sweep, flights, ends):
+        if record is not None:
+            yield record
+            continue
+        if sweep.interrupts.is_asked and not is_stopping:
+            packer.stop()
+            is_stopping = True
+        is_over = packer.is_over()
+        time.sleep(_LOOK_S)
+
+
+def landed(store: Store, flight: Flight) -> Record | None:
+    """Return the record of a flight if it has arrived."""
+    return record_for(store, flight.task.trial_id, flight.submission)
+
+
+def lose(flight: Flight, end: End, *, store: Store, name: str) -> Record:
+    """Write and return the record of a flight that ended without one."""
+    error = TrialError(kind=end.kind, message=end.message, rank=None, phase=None, log=None)
+    job = {"submission": flight.submission, "id": flight.job}
+    return lost_task(flight.task, error, store=store, name=name, job=job, status=end.status)

@@ -1,0 +1,279 @@
+"""Trials on this machine: one after the other under one agent, or several at once in lanes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.agent import Agent
+from harness.attempts import PRELOAD, now, run_task
+from harness.claims import (
+    claim,
+    claimant,
+    holding,
+    is_held,
+    new_submission,
+    read_submission,
+    release,
+    write_submission,
+)
+from harness.environment import describe
+from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.experiment import Experiment
+from harness.lane import COMMAND, LaneSpec
+from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, follow_packer, landed
+from harness.mesh import Mesh
+from harness.packing import Need, Packer, Packing, Pool, Slice
+from harness.preflight import device_type
+from harness.rank_report import RankReport
+from harness.record import Record
+from harness.shapes import Seat, by_shape
+from harness.store import Store
+from harness.task import Task
+
+ISOLATIONS = ("forkserver", "persistent")
+RANKS_PER_CORE = 8
+_HERE = "localhost"
+_LOCK_POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """Runs trials on this machine.
+
+    Fields:
+        max_parallel: trials at once, >= 1. Trials on CUDA get disjoint devices, and the cores that belong to
+            them; trials on the CPU disjoint cores, `cores / max_parallel` each and at least one a rank.
+        share_cores: let trials share all cores; step times then depend on what else runs.
+        isolation: `forkserver`: every trial in fresh processes; `persistent`: ranks live on from trial to
+            trial, which saves some 0.1 s a trial.
+    """
+
+    max_parallel: int = 1
+    share_cores: bool = False
+    isolation: str = "forkserver"
+
+    def __post_init__(self) -> None:
+        require_at_least("hydra.launcher.max_parallel", self.max_parallel, 1)
+        require_one_of("hydra.launcher.isolation", self.isolation, ISOLATIONS)
+
+    def check(self, mesh: Mesh) -> None:
+        """Refuse several nodes, more ranks than devices, and far more ranks than cores."""
+        if mesh.nodes > 1:
+            raise ConfigError(
+                "mesh.nodes", f"this launcher runs on one node, got {mesh.nodes}; use hydra/launcher=slurm"
+            )
+        if device_type(mesh) == "cuda":
+            _check_devices(mesh)
+            return
+        most = RANKS_PER_CORE * len(_cores())
+        if mesh.ranks_per_node > most:
+            raise ConfigError(
+                "mesh",
+                f"{mesh.label} needs {mesh.ranks_per_node} ranks on this node, at most {most} fit its cores "
+                f"({RANKS_PER_CORE} a core); use a smaller mesh",
+            )
+
+    def environment(self, experiment: Experiment) -> dict[str, Any]:
+        """Return this machine, with the cores that the trial will have."""
+        device = device_type(experiment.mesh)
+        return describe(device, experiment.files) | {"cpus": self._core_count(experiment.mesh)}
+
+    def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
+        """Return the trials that another living command is about to run; a dead one's are free again."""
+        found = [(task, claimant(store, task.trial_id)) for task in tasks]
+        alive = {each: is_local_and_alive(store, each) for each in {claim for _, claim in found if claim}}
+        flights = [
+            Flight(task=task, submission=claim, job=None) for task, claim in found if claim and alive[claim]
+        ]
+        return Collected(records={}, flights=flights)
+
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+        """Claim `tasks` and return their run; it then waits for what another command runs."""
+        if not tasks and not flights:
+            return iter(())
+        submission = new_submission("local", now())
+        write_submission(sweep.store, submission)
+        held = ExitStack()
+        held.enter_context(holding(sweep.store, submission.id))
+        claim(sweep.store, (task.trial_id for task in tasks), submission.id)
+        return self._run(sweep, submission.id, tasks, flights, held)
+
+    def _run(
+        self, sweep: Sweep, submission: str, tasks: Sequence[Task], flights: Sequence[Flight], held: ExitStack
+    ) -> Iterator[Record]:
+        with held:
+            run = self._one_by_one if self.max_parallel == 1 else self._packed
+            yield from run(sweep, submission, tasks)
+            yield from self._await_others(sweep, submission, flights)
+
+    def _await_others(self, sweep: Sweep, submission: str, flights: Sequence[Flight]) -> Iterator[Record]:
+        """Wait for what other commands run, and run what they leave."""
+        while flights:
+            left: list[Task] = []
+            for flight in flights:
+                sweep.progress.point_waits(flight.task.label)
+            yield from self._follow_others(sweep, flights, left)
+            if sweep.interrupts.is_asked:
+                return
+            with sweep.store.planning():  # others wait for the same trials
+                flights = self.collect(sweep.store, sweep.name, left).flights
+                taken = {flight.task.trial_id for flight in flights}
+                left = [task for task in left if task.trial_id not in taken]
+                claim(sweep.store, (task.trial_id for task in left), submission)
+            yield from self._one_by_one(sweep, submission, left)
+
+    def _follow_others(self, sweep: Sweep, flights: Sequence[Flight], left: list[Task]) -> Iterator[Record]:
+        """Yield the records of other commands; `left` gets the trials of those that died without one."""
+
+        def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
+            dead = [flight for flight in open_ if not is_local_and_alive(sweep.store, flight.submission)]
+            left.extend(flight.task for flight in dead if landed(sweep.store, flight) is None)
+            return dict.fromkeys(flight.task.trial_id for flight in dead)
+
+        for record in arrivals(sweep, flights, ends):
+            if record is not None:
+                yield record
+            elif sweep.interrupts.is_asked:
+                return
+            else:
+                time.sleep(_LOCK_POLL_S)
+
+    def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
+        seat = Seat(core_count=len(_cores()))
+        job = {"launcher": "local", "submission": submission}
+        with Agent(PRELOAD, isolation=self.isolation) as agent:
+            for task in tasks:
+                record = _hold_and_run(sweep, task, agent, seat, job)
+                if record is None:
+                    return
+                yield record
+
+    def _packed(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
+        flights = [Flight(task=task, submission=submission, job=None) for task in tasks]
+        with self._packer(sweep, submission, tasks) as packer:
+            yield from follow_packer(sweep, packer, flights)
+
+    def _packer(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Packer:
+        shapes = by_shape((task.shape, task) for task in tasks)
+        packing = Packing(
+            launcher="local",
+            submission=submission,
+            store=Store(sweep.store.root.absolute()),
+            sweep=sweep.name,
+            needs={shape: self._need(group[0].experiment.mesh) for shape, group in shapes.items()},
+            most=self.max_parallel,
+            start=_start,
+            seat=self._seat,
+            isolation=self.isolation,
+            driver_pid=os.getpid(),
+        )
+        return Packer(packing=packing, tasks=shapes, pool=Pool([_HERE], gpus=_devices(), cores=_cores()))
+
+    def _need(self, mesh: Mesh) -> Need:
+        gpus = mesh.ranks_per_node if device_type(mesh) == "cuda" else 0
+        return Need(nodes=1, gpus=gpus, cores=0 if self.share_cores else self._core_count(mesh))
+
+    def _seat(self, slice_: Slice) -> Seat:
+        cores = slice_.cores[_HERE]
+        if self.share_cores:
+            return Seat(core_count=self._share())
+        return Seat(core_count=len(cores), cores=cores)
+
+    def _core_count(self, mesh: Mesh) -> int:
+        """Return how many cores a trial has."""
+        cores = len(_cores())
+        if self.max_parallel == 1:
+            return cores
+        if self.share_cores:
+            return self._share()
+        if device_type(mesh) == "cuda":
+            return max(1, cores * mesh.ranks_per_node // len(_devices()))
+        return min(cores, max(self._share(), mesh.ranks_per_node))
+
+    def _share(self) -> int:
+        return max(1, len(_cores()) // self.max_parallel)
+
+
+def is_local_and_alive(store: Store, submission: str) -> bool:
+    """Return whether a submission is that of a command that runs on this machine now."""
+    known = read_submission(store, submission)
+    return known is not None and known.launcher == "local" and is_held(store, submission)
+
+
+def _hold_and_run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]) -> Record | None:
+    """Run a trial as soon as nobody else does; `None` when the sweep was interrupted before."""
+    is_waiting = False
+    while not sweep.interrupts.is_asked:
+        with sweep.store.locked(task.trial_id) as is_free:
+            if is_free:
+                return _run(sweep, task, agent, seat, job)
+        if not is_waiting:
+            sweep.progress.point_waits(task.label)
+            is_waiting = True
+        time.sleep(_LOCK_POLL_S)
+    return None
+
+
+def _run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]) -> Record:
+    sweep.progress.point_started(task.label)
+
+    def watch(reports: Mapping[int, RankReport]) -> None:
+        if 0 in reports and reports[0].total:
+            sweep.progress.steps(reports[0].done, reports[0].total)
+
+    record = run_task(
+        task,
+        lambda ranks: agent.run(ranks, watch=watch if sweep.progress.is_live else None),
+        store=sweep.store,
+        name=sweep.name,
+        seat=seat,
+        job=job,
+    )
+    release(sweep.store, task.trial_id, job["submission"])
+    sweep.progress.point_finished(task.label, record.status, record.verdict)
+    return record
+
+
+def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
+    """Start the process of a lane on this machine, which sees the devices of its slice only."""
+    environment = dict(os.environ)
+    gpus = slice_.gpus[_HERE]
+    if gpus:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = [visible[gpu] if len(visible) > gpu and visible[gpu] else str(gpu) for gpu in gpus]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    with (spec.folder / f"lane-{spec.name}.log").open("wb") as log:
+        return subprocess.Popen(  # noqa: S603 (our own program)
+            [*COMMAND, str(spec.write())],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C on the terminal reaches the driver only
+        )
+
+
+def _check_devices(mesh: Mesh) -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")
+    devices = torch.cuda.device_count()
+    if mesh.ranks_per_node > devices:
+        raise ConfigError(
+            "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
+        )
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
