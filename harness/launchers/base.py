@@ -102,7 +102,10 @@ class Launcher(Protocol):
         """
 
     def environment(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the environment that a trial will run in, as far as it is known before."""
+        """Return the environment that a trial will run in, as far as it is known before.
+
+        It depends on the experiment's mesh and files only: a sweep asks once for all that share them.
+        """
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
         """Return what earlier submissions of these trials came to; the caller holds the sweep's lock."""
