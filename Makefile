@@ -4,15 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-BENCHES := exactness toy parity_matrix detection point_overhead instrumentation
+BENCHES := exactness toy parity_matrix detection point_overhead instrumentation isolation planning
+SLURM_BENCHES := packing survival scale faults
 
-.PHONY: demo test check lint bench gpu clean
+.PHONY: demo test check lint bench bench-slurm gpu clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PYTEST)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile
 
 check: lint test
 
@@ -24,6 +25,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+
+# Needs Debian's slurm-wlm and munge: each starts and stops a private Slurm of its own (slurm/cluster.sh).
+bench-slurm: $(STAMP)
+	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 
 # One command for a machine with a GPU: the gpu tests and every benchmark, JSON under $$OUT (default outputs/gpu).
 gpu:
