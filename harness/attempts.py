@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harness.agent import RankJob
+from harness.claims import read_attempt
 from harness.culprit import Outcome, TrialError
-from harness.environment import describe
+from harness.environment import describe, environment_id
 from harness.experiment import Experiment
 from harness.preflight import device_type
 from harness.rank_report import PHASES, read_reports
@@ -59,9 +60,10 @@ def run_task(
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
     started_at = now()
+    environment = _environment(task, job)
     outcome, mode = _attempts(task, supervise, trial_dir, seat)
     record = build(
-        _identity(task, name),
+        _identity(task, name, environment),
         Ending(
             status=outcome.status,
             error=None if outcome.error is None else asdict(outcome.error),
@@ -69,9 +71,11 @@ def run_task(
             finished_at=now(),
         ),
         outcome.results,
-        environment=_environment(task, job),
+        environment=environment,
         note=note_of(task.experiment, mode),
     )
+    # a rank counts the cores of the machine
+    record = replace(record, environment=record.environment | {"cpus": seat.core_count})
     store.write(record)
     return record
 
@@ -82,23 +86,40 @@ def lost_task(
     """Write and return the record of a trial that ended while nobody watched it.
 
     Args:
-        error: why it ended; a phase of `None` becomes the one that its slowest rank had reached.
-        status: `lost`, or `timeout` where its time was over.
+        error: why it ended; a phase of `None` becomes what the slowest rank of a begun trial had reached.
+        status: `lost`; `timeout` where its time was over, `oom` where its memory was.
     """
-    known = error.phase or phase_reached(store.trial_dir(task.trial_id))
+    submission = None if job is None else job.get("submission")
+    attempt = None if submission is None else read_attempt(store, task.trial_id, submission)
+    phase = error.phase if attempt is None else error.phase or phase_reached(store.trial_dir(task.trial_id))
     at = now()
-    ending = Ending(status=status, error=asdict(error) | {"phase": known}, started_at=at, finished_at=at)
-    record = build(_identity(task, name), ending, environment=_environment(task, job))
-    store.write(record)
+    ending = Ending(
+        status=status,
+        error=asdict(error) | {"phase": phase},
+        started_at=at if attempt is None else attempt.started_at,
+        finished_at=at,
+    )
+    environment = _environment(task, job)
+    record = build(_identity(task, name, environment), ending, environment=environment)
+    _write(task, record, store)
     return record
 
 
 def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
     """Write and return the record of a trial that the scheduler refuses."""
     store.prepare(task.trial_id)
-    record = refused(_identity(task, name), message, at=now(), environment=_environment(task, None))
-    store.write(record)
+    environment = _environment(task, None)
+    record = refused(_identity(task, name, environment), message, at=now(), environment=environment)
+    _write(task, record, store)
     return record
+
+
+def _write(task: Task, record: Record, store: Store) -> None:
+    """Write the record of a trial that no agent has written, with the experiment beside it."""
+    folder = store.trial_dir(task.trial_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "experiment.yaml", task.yaml)
+    store.write(record)
 
 
 def phase_reached(trial_dir: Path) -> str | None:
@@ -151,10 +172,11 @@ def _twin_did_not_fit(outcome: Outcome) -> bool:
     )
 
 
-def _identity(task: Task, name: str) -> Identity:
+def _identity(task: Task, name: str, environment: Mapping[str, Any]) -> Identity:
+    """Return what the trial is; its address says with which sources it ran, wherever the driver was."""
     return Identity(
         trial_id=task.trial_id,
-        environment_id=task.environment_id,
+        environment_id=environment_id({**environment, **task.place}),
         name=name,
         experiment=task.resolved,
     )

@@ -56,7 +56,7 @@ class Submission:
 
     Fields:
         id: 12 hexadecimal digits.
-        launcher: `local`, `slurm` or `slurm_packed`.
+        launcher: `slurm`, `slurm_packed`, or `driven`: its driver runs the trials itself.
         submitted_at: ISO 8601.
         jobs: trial_id to job id, once the scheduler has told them; empty before and without a scheduler.
         is_submitted: whether everything was handed over.
@@ -72,6 +72,10 @@ class Submission:
     def job_name(self) -> str:
         """The name of its jobs, by which they are found if their ids were never written down."""
         return f"acbench-{self.id}"
+
+
+_ABOUT_TO_S = 5.0
+"""More than a lane takes from a trial's lock to the attempt that says so."""
 
 
 def new_submission(launcher: str, at: str) -> Submission:
@@ -123,22 +127,25 @@ def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:
     for trial_id in trial_ids:
         folder = store.trial_dir(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ATTEMPT).unlink(missing_ok=True)
         write_atomically(folder / CLAIM, json.dumps({"submission": submission}))
+        (folder / ATTEMPT).unlink(missing_ok=True)
 
 
 def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> Attempt | None:
     """Claim a trial, unless a job that the same launcher submitted earlier has begun it: return that attempt.
 
     Jobs of a driver that died while it submitted start at any moment. Under the trial's lock none of them is
-    about to run it; where one is, this waits until it has said so.
+    about to run it; where one is, this waits until it has said so. A lock that stays is that of a driver that
+    runs the trial itself, for another launcher.
     """
+    end_s = time.monotonic() + _ABOUT_TO_S
     while True:
         with store.locked(trial_id) as is_free:
             begun = _begun(store, trial_id, submission.launcher)
-            if begun is None and is_free:
+            is_over = is_free or time.monotonic() > end_s
+            if begun is None and is_over:
                 claim(store, [trial_id], submission.id)
-            if begun is not None or is_free:
+            if begun is not None or is_over:
                 return begun
         time.sleep(_POLL_S)
 

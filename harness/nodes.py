@@ -11,29 +11,34 @@ import base64
 import dataclasses
 import json
 import pickle
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
+from torch.distributed import DistError
 
 from harness.agent import Agent, RankJob, hosted
+from harness.crew import HaltCheck
 from harness.culprit import Outcome, decide_nodes
 from harness.node_report import Halt, NodeReport
-from harness.rank_report import read_reports, report_path
+from harness.rank_report import RankReport, read_reports, report_path
 from harness.store import write_atomically
 
-HaltCheck = Callable[[], Halt | None]
-
 _POLL_S = 0.05
-_SILENT_S = 15.0
-"""Longest time without a beat: ending ranks that survive SIGTERM keeps an agent from beating for seconds."""
+_BEAT_S = 0.5
+_SILENT_S = 5.0
+"""Longest time without a beat."""
 
 _LATE_S = 10.0
-"""Longest wait for the report of a node whose ranks should be over."""
+"""Longest wait for the report of a node that beats and whose ranks should be over: some survive SIGTERM."""
+
+_SETTLE_S = 5.0
+"""Longest wait for the reports of ranks that ended well: other nodes' files arrive late."""
 
 _DONE = "done"
 _PEER = Halt(kind="peer", message="another node has ended its ranks", error_kind="peer")
@@ -81,7 +86,7 @@ class Director:
         return decide_nodes(
             job.total,
             node_reports=reports,
-            rank_reports=read_reports(job.trial_dir),
+            rank_reports=_settled(job, reports),
             hosts=self._hosts,
         )
 
@@ -100,17 +105,18 @@ def follow(agent: Agent, node_rank: int, store: TCPStore, halt: HaltCheck) -> No
     Raises:
         torch.distributed.DistError: node 0 is gone.
     """
-    for turn in count():
-        announced = _await(store, f"turn{turn}", halt)
-        if announced is None or announced == _DONE:
-            store.set(f"left/{node_rank}", "")
-            return
-        job = dataclasses.replace(pickle.loads(base64.b64decode(announced)), node_rank=node_rank)  # noqa: S301 (from node 0)
-        report = agent.supervise(job, halt=_halt_of_follower(store, turn, node_rank, halt))
-        report.write(job.trial_dir)
-        if not _is_complete(job):
-            store.set(f"halt{turn}", "")
-        store.set(f"report{turn}/{node_rank}", json.dumps(dataclasses.asdict(report)))
+    with _beating(store, node_rank):
+        for turn in count():
+            announced = _await(store, f"turn{turn}", halt)
+            if announced is None or announced == _DONE:
+                store.set(f"left/{node_rank}", "")
+                return
+            job = dataclasses.replace(pickle.loads(base64.b64decode(announced)), node_rank=node_rank)  # noqa: S301 (from node 0)
+            report = agent.supervise(job, halt=_halt_of_follower(store, turn, halt))
+            report.write(job.trial_dir)
+            if not _is_complete(job):
+                store.set(f"halt{turn}", "")
+            store.set(f"report{turn}/{node_rank}", json.dumps(dataclasses.asdict(report)))
 
 
 @contextmanager
@@ -154,13 +160,20 @@ class _Watch:
         found: dict[int, NodeReport] = {}
         patience_s = job.deadline_s + _LATE_S if _is_complete(job) else _LATE_S
         end_s = time.monotonic() + patience_s
-        while len(found) < len(self._beats) and time.monotonic() < end_s:
-            for node in self._beats.keys() - found.keys():
+        missing = set(self._beats)
+        while missing and time.monotonic() < end_s and not self._must_go():
+            for node in list(missing):
                 key = f"report{self._turn}/{node}"
                 if self._store.check([key]):
                     found[node] = NodeReport.parse(self._store.get(key))
+                if node in found or self._is_silent(node):
+                    missing.remove(node)
             time.sleep(_POLL_S)
         return found
+
+    def _must_go(self) -> bool:
+        halt = self._halt()
+        return halt is not None and halt.kind == "terminated"
 
     def _is_silent(self, node: int) -> bool:
         """Whether a node has begun to beat and stopped, or has left the lane before, without a report."""
@@ -168,7 +181,7 @@ class _Watch:
             return False
         if self._store.check([f"left/{node}"]):
             return True
-        beat, key = self._beats[node], f"beat{self._turn}/{node}"
+        beat, key = self._beats[node], f"beat/{node}"
         if not self._store.check([key]):
             return False
         value = self._store.get(key)
@@ -177,11 +190,29 @@ class _Watch:
         return time.monotonic() - beat.seen_s > _SILENT_S
 
 
-def _halt_of_follower(store: TCPStore, turn: int, node_rank: int, halt: HaltCheck) -> HaltCheck:
-    beats = count()
+@contextmanager
+def _beating(store: TCPStore, node_rank: int) -> Iterator[None]:
+    """Beat while the block lasts, whatever the agent is busy with."""
+    is_over = threading.Event()
 
+    def beat() -> None:
+        with suppress(DistError):  # node 0 is gone: the agent hears it by itself
+            for number in count():
+                store.set(f"beat/{node_rank}", str(number))
+                if is_over.wait(_BEAT_S):
+                    return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(_SILENT_S)
+
+
+def _halt_of_follower(store: TCPStore, turn: int, halt: HaltCheck) -> HaltCheck:
     def check() -> Halt | None:
-        store.set(f"beat{turn}/{node_rank}", str(next(beats)))
         own = halt()
         if own is not None:
             return own
@@ -196,6 +227,16 @@ def _await(store: TCPStore, key: str, halt: HaltCheck) -> str | None:
             return None
         time.sleep(_POLL_S)
     return store.get(key).decode()
+
+
+def _settled(job: RankJob, nodes: Mapping[int, NodeReport]) -> Mapping[int, RankReport]:
+    """Return the reports of the ranks, those of all if all ended well."""
+    deaths = [death for node in nodes.values() for death in node.deaths]
+    are_good = len(deaths) == job.total and all(death.code == 0 for death in deaths)
+    end_s = time.monotonic() + _SETTLE_S
+    while len(reports := read_reports(job.trial_dir)) < job.total and are_good and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
+    return reports
 
 
 def _is_complete(job: RankJob) -> bool:

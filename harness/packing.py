@@ -9,18 +9,25 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from harness.attempts import lost_task
-from harness.claims import folder_of, read_attempt, record_for
+from harness.claims import claimant, folder_of, read_attempt, record_for
 from harness.culprit import TrialError
 from harness.lane import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.shapes import Seat, Shape
 from harness.store import Store
 from harness.task import Task
+
+_FRUITLESS = 3
+"""Lanes that may end one after the other without having begun a trial, before the trials count as lost."""
+
+_TOLD_S = 15.0
+"""How long lanes that were told to end are not replaced: by then the allocation is gone, or stays."""
 
 _SIGNAL_BASE = 128  # of a shell's exit status, and srun's
 
@@ -96,6 +103,7 @@ class Packing:
         most: lanes at once.
         start: starts the process of a lane on a slice.
         seat: what a trial may use of every node of a slice.
+        restarts: how often the scheduler has started this allocation before.
         driver_pid: whose death ends the lanes; `None` where a scheduler does.
     """
 
@@ -108,6 +116,7 @@ class Packing:
     start: Start
     seat: Callable[[Slice], Seat]
     isolation: str
+    restarts: int = 0
     driver_pid: int | None = None
 
 
@@ -136,6 +145,8 @@ class Packer:
     _running: list[_Running] = field(default_factory=list)
     _taken: set[str] = field(default_factory=set)
     _started: int = 0
+    _fruitless: dict[Shape, int] = field(default_factory=dict)
+    _resume_s: float = 0.0
 
     def __post_init__(self) -> None:
         # the largest first: small lanes fill what they leave
@@ -158,21 +169,20 @@ class Packer:
             self._bury(running)
         if self._stop_file.exists():
             self._waiting.clear()
-        for shape in list(self._waiting):
+        is_told = time.monotonic() < self._resume_s
+        for shape in list(self._waiting) if not is_told else ():
             self._start(shape)
-        return not self._running
+        return not self._running and not (is_told and self._waiting)
 
-    def bury_earlier(self, restarts: int) -> None:
-        """Give the trials their record under which an earlier run of this allocation has died.
-
-        Args:
-            restarts: how often the scheduler has started the allocation before.
-        """
+    def bury_earlier(self) -> None:
+        """Give the trials their record under which an earlier run of this allocation has died."""
         store, submission = self.packing.store, self.packing.submission
         for task in (task for tasks in self.tasks.values() for task in tasks):
             attempt = read_attempt(store, task.trial_id, submission)
-            has_died = attempt is not None and not attempt.yielded and attempt.restarts < restarts
-            if attempt is not None and has_died and record_for(store, task.trial_id, submission) is None:
+            has_died = (
+                attempt is not None and not attempt.yielded and attempt.restarts < self.packing.restarts
+            )
+            if attempt is not None and has_died and not self._has_record(task):
                 where = ", ".join(attempt.hosts)
                 message = f"a node of job {attempt.job} failed ({where})"
                 self._lose(task, attempt.lane, "NODE_FAIL", message)
@@ -188,16 +198,17 @@ class Packer:
     def _start(self, shape: Shape) -> None:
         packing, tasks = self.packing, self.tasks[shape]
         while len(self._running) < packing.most:
-            lanes = sum(running.shape == shape for running in self._running)
-            if lanes >= len(self._untaken(shape)):
-                if lanes == 0:
-                    self._waiting.remove(shape)
-                return
             slice_ = self.pool.take(packing.needs[shape])
             if slice_ is None:
                 return
+            lanes = sum(running.shape == shape for running in self._running)
+            if lanes >= len(self._untaken(shape)):
+                self.pool.give(slice_)
+                if lanes == 0:
+                    self._waiting.remove(shape)
+                return
             spec = LaneSpec(
-                name=str(self._started),
+                name=f"{packing.restarts}-{self._started}",
                 launcher=packing.launcher,
                 submission=packing.submission,
                 root=packing.store.root,
@@ -213,48 +224,71 @@ class Packer:
             self._running.append(_Running(spec=spec, slice_=slice_, shape=shape, process=process))
 
     def _untaken(self, shape: Shape) -> list[Task]:
-        """Return the tasks that no lane has begun, or whose lane was told to leave them to a later one."""
+        """Return the tasks that are still ours and not begun, or left to a later lane by the one that did."""
         store, submission = self.packing.store, self.packing.submission
         left = [task for task in self.tasks[shape] if task.trial_id not in self._taken]
         attempts = {task.trial_id: read_attempt(store, task.trial_id, submission) for task in left}
         self._taken |= {
             trial_id for trial_id, attempt in attempts.items() if attempt is not None and not attempt.yielded
-        }
+        } | {trial_id for trial_id in attempts if claimant(store, trial_id) != submission}
         return [task for task in left if task.trial_id not in self._taken]
 
     def _bury(self, running: _Running) -> None:
         """Give every trial that a lane has left behind its record."""
         code = running.process.returncode
-        if code == 0:
-            return
-        if code in {TIME_LIMIT_STATUS, TERMINATED_STATUS, -signal.SIGTERM}:
-            self._waiting.clear()
-            return
-        left = self._attempted_by(running)
-        when = "while the trial ran" if left else "before the trial began"
-        where = f"on {', '.join(running.slice_.hosts)}; see lane-{running.spec.name}.log"
-        for task in left or self._untaken(running.shape):
-            message = f"the lane {_in_words(code)} {when}, {where}"
-            self._lose(task, running.spec.name, _kind(code), message)
-        if running.shape not in self._waiting:
+        begun = self._attempted_by(running)
+        left = [task for task in begun if not self._has_record(task)]
+        row = 0 if begun or code == 0 else self._fruitless.get(running.shape, 0) + 1
+        if code == TIME_LIMIT_STATUS:
+            self._end_of_time()
+        elif code in {TERMINATED_STATUS, -signal.SIGTERM}:
+            self._resume_s = time.monotonic() + _TOLD_S
+        elif code != 0:
+            where = f"on {', '.join(running.slice_.hosts)}; see lane-{running.spec.name}.log"
+            for task in left:
+                message = f"the lane {_in_words(code)} while the trial ran, {where}"
+                self._lose(task, running.spec.name, _kind(code), message)
+            if row >= _FRUITLESS and not any(each.shape == running.shape for each in self._running):
+                for task in self._untaken(running.shape):
+                    message = f"the lane {_in_words(code)} before the trial began, {where}"
+                    self._lose(task, running.spec.name, _kind(code), message)
+        self._fruitless[running.shape] = row
+        if running.shape not in self._waiting and code != TIME_LIMIT_STATUS:
             self._waiting.append(running.shape)
 
-    def _attempted_by(self, running: _Running) -> list[Task]:
-        store, submission = self.packing.store, self.packing.submission
-        found = []
-        for task in self.tasks[running.shape]:
-            attempt = read_attempt(store, task.trial_id, submission)
-            is_its = attempt is not None and attempt.lane == running.spec.name
-            if is_its and record_for(store, task.trial_id, submission) is None:
-                found.append(task)
-        return found
+    def _end_of_time(self) -> None:
+        """Give the trials their record that will not begin any more."""
+        for shape in self._waiting:
+            for task in self._untaken(shape):
+                message = "the time limit of the allocation was reached before the trial began"
+                self._lose(task, "", "TIMEOUT", message, status="timeout")
+        self._waiting.clear()
 
-    def _lose(self, task: Task, lane: str, kind: str, message: str) -> None:
-        packing = self.packing
+    def _attempted_by(self, running: _Running) -> list[Task]:
+        """Return the trials that a lane has begun and has not left to a later one."""
+        store, submission = self.packing.store, self.packing.submission
+        attempts = {
+            task.trial_id: read_attempt(store, task.trial_id, submission)
+            for task in self.tasks[running.shape]
+        }
+        own = {
+            trial_id
+            for trial_id, attempt in attempts.items()
+            if attempt is not None and attempt.lane == running.spec.name and not attempt.yielded
+        }
+        return [task for task in self.tasks[running.shape] if task.trial_id in own]
+
+    def _has_record(self, task: Task) -> bool:
+        return record_for(self.packing.store, task.trial_id, self.packing.submission) is not None
+
+    def _lose(self, task: Task, lane: str, kind: str, message: str, status: str = "lost") -> None:
+        packing, store = self.packing, self.packing.store
         job = {"launcher": packing.launcher, "submission": packing.submission, "lane": lane}
         error = TrialError(kind=kind, message=message, rank=None, phase=None, log=None)
-        self._taken.add(task.trial_id)
-        lost_task(task, error, store=packing.store, name=packing.sweep, job=job)
+        with store.locked(task.trial_id) as is_free:
+            if is_free and claimant(store, task.trial_id) == packing.submission:
+                self._taken.add(task.trial_id)
+                lost_task(task, error, store=store, name=packing.sweep, job=job, status=status)
 
 
 def _kind(code: int) -> str:

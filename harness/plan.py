@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.environment import environment_id
+from harness.environment import describe, environment_id
 from harness.launchers.base import Flight, Launcher
+from harness.preflight import device_type
 from harness.record import Record
 from harness.report.labels import point_labels
 from harness.shapes import by_shape, shapes_in_words
@@ -68,7 +69,10 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
     labels = point_labels([point.resolved for point in distinct.values()])
     experiments = [point.experiment for point in distinct.values() if point.experiment is not None]
     places = {(experiment.mesh, experiment.files): experiment for experiment in experiments}
-    addresses = {place: environment_id(launcher.environment(each)) for place, each in places.items()}
+    addresses = {
+        place: environment_id(describe(device_type(each.mesh), each.files) | launcher.place(each.mesh))
+        for place, each in places.items()
+    }
     tasks, refused = [], []
     for point, label in zip(distinct.values(), labels, strict=True):
         if point.experiment is None:
@@ -81,6 +85,7 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
                 yaml=point.yaml,
                 experiment=point.experiment,
                 environment_id=addresses[point.experiment.mesh, point.experiment.files],
+                place=launcher.place(point.experiment.mesh),
                 label=label,
             )
         )

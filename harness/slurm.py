@@ -32,6 +32,7 @@ OVER = frozenset({
 })  # fmt: skip
 """States that a job does not leave, unless somebody requeues it. All others, also unknown ones, may go on."""
 
+_HELD_REASONS = {"launch failed requeued held", "JobHoldMaxRequeue"}
 _SACCT_DEADLINE_S = 20.0
 _COLUMNS = ("ArrayJobID", "ArrayTaskID", "State", "exit_code", "restartcnt", "NodeList", "Reason")
 _GONE = re.compile("Invalid job id specified|Job/step already completing or completed")
@@ -71,8 +72,9 @@ class JobState:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether Slurm failed to start the job and holds it until an administrator releases it."""
-        return self.state == "PENDING" and self.reason.replace("_", " ") == "launch failed requeued held"
+        """Whether Slurm holds the job, which could not be started again, until somebody releases it."""
+        is_held = self.state == "PENDING" and self.reason.replace("_", " ") in _HELD_REASONS
+        return is_held or self.state in {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
 def require_slurm() -> None:
@@ -143,7 +145,7 @@ def max_array_size() -> int:
     """
     settings = _ask("scontrol", "show", "config")
     limits = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", settings, flags=re.MULTILINE)
-    return max(1, min(int(size or tasks) for size, tasks in limits))
+    return max(1, min((int(size or tasks) for size, tasks in limits), default=1))
 
 
 def cluster_gpus(partition: str | None) -> int:

@@ -68,7 +68,6 @@ class Request:
         nodes: of each job, >= 1.
         gpus_per_node: 0 asks for none.
         cpus_per_task: CPUs on each node.
-        mem: memory on each node as sbatch writes it (`64G`); `None`: the partition's default.
         partition, account, qos, constraint: of sbatch; `None`: the user's or the cluster's default.
         setup: lines of shell that run before the Python program (`module load cuda`).
         python: command that starts Python on the nodes; `None`: this interpreter.
@@ -76,7 +75,6 @@ class Request:
         array_parallelism: jobs of one array that run at a time; `None`: as many as fit.
         requeue: start again after a preemption or the failure of a node.
         use_srun: start one process on each node; otherwise one on the first node, outside of any step.
-        srun_args: options of the srun that starts the processes.
         additional_parameters: any other option of sbatch, by its name with dashes or underscores; `True` for
             one that takes no value. They win over the fields above.
     """
@@ -86,7 +84,6 @@ class Request:
     nodes: int = 1
     gpus_per_node: int = 0
     cpus_per_task: int = 1
-    mem: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -97,7 +94,6 @@ class Request:
     array_parallelism: int | None = None
     requeue: bool = True
     use_srun: bool = True
-    srun_args: tuple[str, ...] = ("--kill-on-bad-exit=0",)
     additional_parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -152,7 +148,7 @@ def _parameters(request: Request, count: int) -> dict[str, Any]:
         # since Slurm 22.05 srun does not take the CPUs of a task from the job
         "setup": [*request.setup, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"],
         "signal_delay_s": request.signal_delay_s,
-        "srun_args": list(request.srun_args),
+        "srun_args": ["--kill-on-bad-exit=0"],  # node 0 shall say what became of another
         "time": request.time_min,
         "use_srun": request.use_srun,
         "wckey": None,  # submitit's own default is refused where these keys are tracked
@@ -168,7 +164,6 @@ def _options(request: Request) -> dict[str, Any]:
         "ntasks_per_node": 1,
         "cpus_per_task": request.cpus_per_task,
         "gpus_per_node": request.gpus_per_node or None,
-        "mem": request.mem,
         "partition": request.partition,
         "account": request.account,
         "qos": request.qos,

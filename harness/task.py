@@ -34,7 +34,8 @@ class Task:
 
     Fields:
         trial_id, resolved, yaml, experiment: of its point.
-        environment_id: where its record will be valid, as far as the driver knows that place.
+        environment_id: of the environment in which it is to run, as the driver knows it.
+        place: what stands for parts of that environment in its address, see `Launcher.place`.
         label: what progress calls it.
     """
 
@@ -43,14 +44,10 @@ class Task:
     yaml: str
     experiment: Experiment
     environment_id: str
+    place: dict[str, Any]
     label: str
 
     @property
     def shape(self) -> Shape:
         """The resources it needs."""
         return shape_of(self.experiment.mesh)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether step times are measured, which other load would falsify."""
-        return self.experiment.protocol.timed_pairs > 0

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.attempts import lost_task
-from harness.claims import record_for, release
+from harness.claims import claimant, record_for, release
 from harness.culprit import TrialError
-from harness.experiment import Experiment
 from harness.interrupts import Interrupts
 from harness.mesh import Mesh
 from harness.packing import Packer
@@ -19,7 +18,7 @@ from harness.report.progress import SweepProgress
 from harness.store import Store
 from harness.task import Task
 
-_LOOK_S = 0.1
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +60,7 @@ class End:
     """How the carrier of a trial ended, where the trial left no record.
 
     Fields:
-        status: `lost` or `timeout`.
+        status: `lost`, `timeout` or `oom`.
         kind: of the error.
         message: of the error.
     """
@@ -101,10 +100,11 @@ class Launcher(Protocol):
             ConfigError: naming the mesh and what would fit.
         """
 
-    def environment(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the environment that a trial will run in, as far as it is known before.
+    def place(self, mesh: Mesh) -> dict[str, Any]:
+        """Return what is known before of the place where a trial on `mesh` will run.
 
-        It depends on the experiment's mesh and files only: a sweep asks once for all that share them.
+        These entries stand for those of the environment in its address: for the device where that is not
+        known yet, what was asked for.
         """
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
@@ -132,11 +132,10 @@ def arrivals(sweep: Sweep, flights: Iterable[Flight], ends: Ends) -> Iterator[Re
     while open_:
         ended = ends(list(open_.values()))  # asked first: a record written just before the end is not missed
         for trial_id, flight in list(open_.items()):
-            record = landed(sweep.store, flight)
-            end = ended.get(trial_id)
-            if record is None and end is not None:
-                record = lose(flight, end, store=sweep.store, name=sweep.name)
-            if record is not None or trial_id in ended:
+            record, is_closed = landed(sweep.store, flight), trial_id in ended
+            if record is None and is_closed:
+                record, is_closed = _close(sweep, flight, ended[trial_id])
+            if record is not None or is_closed:
                 del open_[trial_id]
                 release(sweep.store, trial_id, flight.submission)
             if record is not None:
@@ -163,6 +162,23 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
             is_stopping = True
         is_over = packer.is_over()
         time.sleep(_LOOK_S)
+    while not packer.is_over():  # lanes that have heard of no more trials end by themselves
+        time.sleep(_LOOK_S)
+
+
+def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None, bool]:
+    """Return the last word about a flight whose carrier has ended, and whether it is the last.
+
+    Somebody else may run the trial by now, who then has the last word.
+    """
+    with sweep.store.locked(flight.task.trial_id) as is_free:
+        if not is_free:
+            return None, False
+        record = landed(sweep.store, flight)
+        is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
+        if record is None and end is not None and is_ours:
+            record = lose(flight, end, store=sweep.store, name=sweep.name)
+        return record, True
 
 
 def landed(store: Store, flight: Flight) -> Record | None:

@@ -6,29 +6,18 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from harness.agent import Agent
-from harness.attempts import PRELOAD, now, run_task
-from harness.claims import (
-    claim,
-    claimant,
-    holding,
-    is_held,
-    new_submission,
-    read_submission,
-    release,
-    write_submission,
-)
-from harness.environment import describe
+from harness.attempts import PRELOAD, run_task
+from harness.claims import Submission, claimant, release
 from harness.errors import ConfigError, require_at_least, require_one_of
-from harness.experiment import Experiment
 from harness.lane import COMMAND, LaneSpec
-from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, follow_packer, landed
+from harness.launchers.base import Flight, Sweep, follow_packer
+from harness.launchers.driven import Driven
 from harness.mesh import Mesh
 from harness.packing import Need, Packer, Packing, Pool, Slice
 from harness.preflight import device_type
@@ -45,7 +34,7 @@ _LOCK_POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Local:
+class Local(Driven):
     """Runs trials on this machine.
 
     Fields:
@@ -81,70 +70,15 @@ class Local:
                 f"({RANKS_PER_CORE} a core); use a smaller mesh",
             )
 
-    def environment(self, experiment: Experiment) -> dict[str, Any]:
-        """Return this machine, with the cores that the trial will have."""
-        device = device_type(experiment.mesh)
-        return describe(device, experiment.files) | {"cpus": self._core_count(experiment.mesh)}
+    def place(self, mesh: Mesh) -> dict[str, Any]:
+        """Return the cores that a trial will have."""
+        count = self._core_count(mesh)
+        return {"cpus": f"{count}, shared" if self.share_cores else count}
 
-    def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
-        """Return the trials that another living command is about to run; a dead one's are free again."""
-        found = [(task, claimant(store, task.trial_id)) for task in tasks]
-        alive = {each: is_local_and_alive(store, each) for each in {claim for _, claim in found if claim}}
-        flights = [
-            Flight(task=task, submission=claim, job=None) for task, claim in found if claim and alive[claim]
-        ]
-        return Collected(records={}, flights=flights)
-
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
-        """Claim `tasks` and return their run; it then waits for what another command runs."""
-        if not tasks and not flights:
-            return iter(())
-        submission = new_submission("local", now())
-        write_submission(sweep.store, submission)
-        held = ExitStack()
-        held.enter_context(holding(sweep.store, submission.id))
-        claim(sweep.store, (task.trial_id for task in tasks), submission.id)
-        return self._run(sweep, submission.id, tasks, flights, held)
-
-    def _run(
-        self, sweep: Sweep, submission: str, tasks: Sequence[Task], flights: Sequence[Flight], held: ExitStack
-    ) -> Iterator[Record]:
-        with held:
-            run = self._one_by_one if self.max_parallel == 1 else self._packed
-            yield from run(sweep, submission, tasks)
-            yield from self._await_others(sweep, submission, flights)
-
-    def _await_others(self, sweep: Sweep, submission: str, flights: Sequence[Flight]) -> Iterator[Record]:
-        """Wait for what other commands run, and run what they leave."""
-        while flights:
-            left: list[Task] = []
-            for flight in flights:
-                sweep.progress.point_waits(flight.task.label)
-            yield from self._follow_others(sweep, flights, left)
-            if sweep.interrupts.is_asked:
-                return
-            with sweep.store.planning():  # others wait for the same trials
-                flights = self.collect(sweep.store, sweep.name, left).flights
-                taken = {flight.task.trial_id for flight in flights}
-                left = [task for task in left if task.trial_id not in taken]
-                claim(sweep.store, (task.trial_id for task in left), submission)
-            yield from self._one_by_one(sweep, submission, left)
-
-    def _follow_others(self, sweep: Sweep, flights: Sequence[Flight], left: list[Task]) -> Iterator[Record]:
-        """Yield the records of other commands; `left` gets the trials of those that died without one."""
-
-        def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
-            dead = [flight for flight in open_ if not is_local_and_alive(sweep.store, flight.submission)]
-            left.extend(flight.task for flight in dead if landed(sweep.store, flight) is None)
-            return dict.fromkeys(flight.task.trial_id for flight in dead)
-
-        for record in arrivals(sweep, flights, ends):
-            if record is not None:
-                yield record
-            elif sweep.interrupts.is_asked:
-                return
-            else:
-                time.sleep(_LOCK_POLL_S)
+    def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
+        """Run trials one after the other in this process, or in lanes."""
+        run = self._one_by_one if self.max_parallel == 1 else self._packed
+        return run(sweep, submission.id, tasks)
 
     def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
         seat = Seat(core_count=len(_cores()))
@@ -152,9 +86,10 @@ class Local:
         with Agent(PRELOAD, isolation=self.isolation) as agent:
             for task in tasks:
                 record = _hold_and_run(sweep, task, agent, seat, job)
-                if record is None:
+                if sweep.interrupts.is_asked and record is None:
                     return
-                yield record
+                if record is not None:
+                    yield record
 
     def _packed(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
         flights = [Flight(task=task, submission=submission, job=None) for task in tasks]
@@ -202,19 +137,17 @@ class Local:
         return max(1, len(_cores()) // self.max_parallel)
 
 
-def is_local_and_alive(store: Store, submission: str) -> bool:
-    """Return whether a submission is that of a command that runs on this machine now."""
-    known = read_submission(store, submission)
-    return known is not None and known.launcher == "local" and is_held(store, submission)
-
-
 def _hold_and_run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]) -> Record | None:
-    """Run a trial as soon as nobody else does; `None` when the sweep was interrupted before."""
+    """Run a trial as soon as nobody else does.
+
+    `None`: the sweep was interrupted before, or a later command has taken the trial over.
+    """
     is_waiting = False
     while not sweep.interrupts.is_asked:
         with sweep.store.locked(task.trial_id) as is_free:
             if is_free:
-                return _run(sweep, task, agent, seat, job)
+                is_ours = claimant(sweep.store, task.trial_id) == job["submission"]
+                return _run(sweep, task, agent, seat, job) if is_ours else None
         if not is_waiting:
             sweep.progress.point_waits(task.label)
             is_waiting = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,16 +16,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from harness import slurm
-from harness.attempts import now
-from harness.claims import Submission, folder_of, new_submission
+from harness.claims import Submission, folder_of
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.lane import COMMAND, LaneSpec
-from harness.launchers.base import Flight, Run, Sweep, follow_packer
+from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
+from harness.launchers.driven import Driven
 from harness.launchers.local import ISOLATIONS
-from harness.launchers.slurm import OnSlurm, absolute_sys_path, claim_free
+from harness.launchers.slurm import OnSlurm, absolute_sys_path
+from harness.mesh import Mesh
 from harness.packing import Need, Packer, Packing, Pool, Slice
 from harness.record import Record
-from harness.shapes import Seat, Shape, by_shape
+from harness.shapes import Seat, Shape, by_shape, shape_of
 from harness.store import Store
 from harness.submission import Call, submit
 from harness.task import Task
@@ -32,10 +35,14 @@ _LOAD = "load.pickle"
 _TICK_S = 0.1
 _OF_THE_BATCH_STEP = (
     "SLURM_CPU_BIND",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_EXCLUSIVE",
+    "SLURM_GPUS",
+    "SLURM_GPU_",
+    "SLURM_GRES",
     "SLURM_MEM_",
     "SLURM_NTASKS",
-    "SLURM_GPUS_",
-    "SLURM_CPUS_PER_TASK",
     "SLURM_TRES_PER_TASK",
 )
 """Beginnings of variables that srun would read as options of the step."""
@@ -43,7 +50,10 @@ _OF_THE_BATCH_STEP = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmPacked(OnSlurm):
-    """One job for the whole sweep; inside an allocation, the allocation that is there.
+    """One job for the whole sweep.
+
+    Inside an allocation (salloc, sbatch) its trials are steps of that one, and the driver stays with them:
+    what says how a job is submitted (`wait`, `time_min`, `setup`, `requeue`, ...) then has no effect.
 
     Fields:
         nodes: of the allocation; `None` is what the largest shape needs.
@@ -65,59 +75,100 @@ class SlurmPacked(OnSlurm):
     def __post_init__(self) -> None:
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         OnSlurm.__post_init__(self)
-        if self.max_parallel is not None:
-            require_at_least("hydra.launcher.max_parallel", self.max_parallel, 1)
+        lowest = {"nodes": 1, "gpus_per_node": 0, "cpus_per_node": 1, "max_parallel": 1}
+        for name, low in lowest.items():
+            value = getattr(self, name)
+            if value is not None:
+                require_at_least(f"hydra.launcher.{name}", value, low)
         require_one_of("hydra.launcher.isolation", self.isolation, ISOLATIONS)
 
+    def check(self, mesh: Mesh) -> None:
+        """Refuse more than was asked for; what the cluster itself does not have is refused at submission."""
+        shape = shape_of(mesh)
+        if _is_inside():
+            self._need(shape, _Allocation.here())
+            return
+        asked = _Allocation(
+            hosts=(),
+            nodes=self.nodes or shape.nodes,
+            gpus=shape.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node,
+            cores=self.cpus_per_node or self.cpus_per_rank * shape.ranks_per_node,
+        )
+        self._need(shape, asked)
+
+    def devices(self) -> dict[str, int | None]:
+        """Return the option, where it was given."""
+        return {"gpus_per_node": self.gpus_per_node}
+
+    def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
+        """Return what earlier jobs came to; inside an allocation, what other drivers run."""
+        if _is_inside():
+            return _Inside(settings=self).collect(store, name, tasks)
+        return OnSlurm.collect(self, store, name, tasks)
+
     def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
-        """Submit `tasks` as one job, or, inside an allocation, claim them for steps of it."""
-        if "SLURM_JOB_ID" not in os.environ:
-            return OnSlurm.dispatch(self, sweep, tasks, flights)
-        submission = new_submission(self.launcher, now())
-        free, begun = claim_free(sweep.store, submission, tasks)
-        load = self._load(sweep, submission, _Allocation.here(), free)
-        return self._run_here(sweep, load, [*begun, *flights])
+        """Submit `tasks` as one job, or, inside an allocation, run them as steps of it."""
+        if _is_inside():
+            return _Inside(settings=self).dispatch(sweep, tasks, flights)
+        return OnSlurm.dispatch(self, sweep, tasks, flights)
 
     def batches(self, tasks: Sequence[Task]) -> Sequence[Sequence[Task]]:
-        """Return all trials as one batch."""
-        return [tasks]
+        """Return all trials that fit the allocation, and by shape those that do not."""
+        allocation = self._allocation(tasks)
+        fitting, others = [], []
+        for group in by_shape((task.shape, task) for task in tasks).values():
+            try:
+                self._need(group[0].shape, allocation)
+            except ConfigError:
+                others.append(group)
+            else:
+                fitting += group
+        return [fitting, *others] if fitting else others
 
     def submit(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> list[str]:
         """Submit the job that packs all trials."""
-        allocation = _Allocation(
-            hosts=(),
-            nodes=self.nodes or max(task.shape.nodes for task in tasks),
-            gpus=slurm.cluster_gpus(self.partition) if self.gpus_per_node is None else self.gpus_per_node,
-            cores=self.cpus_per_node or slurm.cores_a_node(self.partition),
-        )
-        load = self._load(sweep, submission, allocation, tasks)
+        load = self.load(sweep, submission, self._allocation(tasks), tasks)
         folder = folder_of(sweep.store, submission.id).absolute()
         (folder / _LOAD).write_bytes(pickle.dumps(load))
         request = self.request(
             submission,
-            nodes=allocation.nodes,
-            cpus_per_task=allocation.cores,
-            gpus_per_node=allocation.gpus,
+            nodes=load.allocation.nodes,
+            cpus_per_task=load.allocation.cores,
+            gpus_per_node=load.allocation.gpus,
             use_srun=False,  # the packer runs on the first node, and starts the steps itself
         )
         (job,) = submit([Call(function=run_packer, args=(str(folder),))], request, folder / "jobs")
         return [job] * len(tasks)
 
-    def _load(
+    def load(
         self, sweep: Sweep, submission: Submission, allocation: _Allocation, tasks: Sequence[Task]
     ) -> _Load:
+        """Return what a packer needs to know.
+
+        Raises:
+            ConfigError: a shape does not fit the allocation.
+        """
         shapes = by_shape((task.shape, task) for task in tasks)
-        needs = {shape: self._need(shape, allocation) for shape in shapes}
         return _Load(
             store=Store(sweep.store.root.absolute()),
             sweep=sweep.name,
-            submission=submission,
+            submission=submission.id,
             tasks=shapes,
-            needs=needs,
+            needs={shape: self._need(shape, allocation) for shape in shapes},
             allocation=allocation,
             most=self.max_parallel or allocation.nodes * allocation.cores,
             isolation=self.isolation,
+            python=self.python,
             sys_path=absolute_sys_path(),
+        )
+
+    def _allocation(self, tasks: Sequence[Task]) -> _Allocation:
+        """Return what the job will ask for."""
+        return _Allocation(
+            hosts=(),
+            nodes=self.nodes or max(task.shape.nodes for task in tasks),
+            gpus=slurm.cluster_gpus(self.partition) if self.gpus_per_node is None else self.gpus_per_node,
+            cores=self.cpus_per_node or slurm.cores_a_node(self.partition),
         )
 
     def _need(self, shape: Shape, allocation: _Allocation) -> Need:
@@ -144,15 +195,21 @@ class SlurmPacked(OnSlurm):
                 )
         return need
 
-    def _run_here(self, sweep: Sweep, load: _Load, flights: Sequence[Flight]) -> Iterator[Record]:
-        new = [
-            Flight(task=task, submission=load.submission.id, job=os.environ["SLURM_JOB_ID"])
-            for tasks in load.tasks.values()
-            for task in tasks
-        ]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inside(Driven):
+    """Runs trials as steps of the allocation that the driver is in."""
+
+    settings: SlurmPacked
+
+    def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
+        """Pack `tasks` into the allocation."""
+        if not tasks:
+            return
+        load = self.settings.load(sweep, submission, _Allocation.here(), tasks)
+        flights = [Flight(task=task, submission=submission.id, job=None) for task in tasks]
         with load.packer() as packer:
-            yield from follow_packer(sweep, packer, new)
-        yield from self.follow(sweep, flights)
+            yield from follow_packer(sweep, packer, flights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,12 +245,13 @@ class _Load:
 
     store: Store
     sweep: str
-    submission: Submission
+    submission: str
     tasks: Mapping[Shape, Sequence[Task]]
     needs: Mapping[Shape, Need]
     allocation: _Allocation
     most: int
     isolation: str
+    python: str | None
     sys_path: tuple[str, ...]
 
     def packer(self) -> Packer:
@@ -201,14 +259,15 @@ class _Load:
         allocation = self.allocation
         packing = Packing(
             launcher=SlurmPacked.launcher,
-            submission=self.submission.id,
+            submission=self.submission,
             store=self.store,
             sweep=self.sweep,
             needs=self.needs,
             most=self.most,
-            start=_start,
+            start=functools.partial(_start, self.python),
             seat=lambda slice_: Seat(core_count=len(next(iter(slice_.cores.values())))),
             isolation=self.isolation,
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         )
         names = allocation.hosts or slurm.hosts(os.environ["SLURM_JOB_NODELIST"])
         pool = Pool(names, gpus=range(allocation.gpus), cores=range(allocation.cores))
@@ -226,12 +285,17 @@ def run_packer(folder: str) -> None:
     sys.path[:] = load.sys_path
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the lanes are told too, and end; then so does this
     with load.packer() as packer:
-        packer.bury_earlier(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+        packer.bury_earlier()
         while not packer.is_over():
             time.sleep(_TICK_S)
 
 
-def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
+def _is_inside() -> bool:
+    """Whether this process runs in an allocation."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def _start(python: str | None, spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
     """Start a step of one process a node, on resources that no other step of the job has."""
     count, first = len(slice_.hosts), slice_.hosts[0]
     gpus = len(slice_.gpus[first])
@@ -249,7 +313,8 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
         "--kill-on-bad-exit=0",
         "--unbuffered",
         f"--output={log}",
-        *COMMAND,
+        *(COMMAND[:1] if python is None else shlex.split(python)),
+        *COMMAND[1:],
         str(spec.write()),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_OF_THE_BATCH_STEP)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ from harness.claims import (
     claim_unless_begun,
     claimant,
     folder_of,
+    holding,
+    is_held,
     new_submission,
     read_attempt,
     read_submission,
@@ -25,20 +28,22 @@ from harness.claims import (
     release,
     write_submission,
 )
-from harness.environment import describe
 from harness.errors import ConfigError, require_at_least
-from harness.experiment import Experiment
 from harness.lane import STOP, LaneSpec, run_element
-from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals
+from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
+from harness.launchers.ends import Look
 from harness.mesh import Mesh
 from harness.record import Record
 from harness.shapes import Seat, Shape, by_shape
 from harness.store import Store
-from harness.submission import Call, Request, SubmissionError, submit
+from harness.submission import Call, Request, submit
 from harness.task import Task
 
-_SETTLE_S = 3.0
-"""How long a job must have been over before its trial counts as lost: other nodes' files arrive late."""
+_EARLY_S = 60
+"""How much too early Slurm may announce a time limit."""
+
+_HARDWARE = ("partition", "constraint", "nodelist", "gres", "gpus", "gpus_per_node", "gpus_per_task")
+_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,21 +81,42 @@ class OnSlurm(ABC):
     additional_parameters: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        require_at_least("hydra.launcher.time_min", self.time_min, 1)
+        require_at_least("hydra.launcher.time_min", self.time_min, 2)  # Slurm announces it up to 1 min early
         require_at_least("hydra.launcher.cpus_per_rank", self.cpus_per_rank, 1)
         require_at_least("hydra.launcher.signal_delay_s", self.signal_delay_s, 0)
         require_at_least("hydra.launcher.poll_s", self.poll_s, 0.05)
+        if self.signal_delay_s + _EARLY_S >= self.time_min * 60:
+            raise ConfigError(
+                "hydra.launcher.signal_delay_s",
+                f"must leave trials some of {self.time_min} min, of which Slurm may take {_EARLY_S} s more, "
+                f"got {self.signal_delay_s}",
+            )
 
-    def check(self, mesh: Mesh) -> None:  # noqa: B027 (deliberately nothing)
-        """Refuse nothing: what does not fit the cluster is refused by it, at submission."""
+    @abstractmethod
+    def check(self, mesh: Mesh) -> None:
+        """Refuse what can be told before submission.
 
-    def environment(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the software of this machine, and in place of the device what is asked of the cluster."""
-        asked = [self.partition, self.constraint, experiment.mesh.device]
-        return describe("cpu", experiment.files) | {
-            "device": f"slurm {'/'.join(each or '*' for each in asked)}",
-            "cpus": self.cpus_per_rank * experiment.mesh.ranks_per_node,
+        Raises:
+            ConfigError: naming the option and what it would have to be.
+        """
+
+    def place(self, mesh: Mesh) -> dict[str, Any]:
+        """Return what is asked of the cluster: which node it will be, nobody knows yet."""
+        others = {key.replace("-", "_"): value for key, value in (self.additional_parameters or {}).items()}
+        own = {"partition": self.partition, "constraint": self.constraint, **self.devices()}
+        users = {name: os.environ.get(f"SBATCH_{name.upper()}") for name in ("partition", "constraint")}
+        asked = {name: value for name, value in own.items() if value is not None}
+        known = users | asked | others
+        words = {name: str(known[name]) for name in (*_HARDWARE, *_MEMORY) if known.get(name) is not None}
+        return {
+            "device": {"slurm": words, "device": mesh.device},
+            "cpus": self.cpus_per_rank * mesh.ranks_per_node,
+            "driver": None,
         }
+
+    @abstractmethod
+    def devices(self) -> dict[str, int | None]:
+        """Return the options that say how many devices a node must have."""
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
         """Return the records of earlier submissions that nobody has collected, and what is on its way."""
@@ -110,7 +136,8 @@ class OnSlurm(ABC):
             record = record_for(store, task.trial_id, submission)
             if record is not None:
                 release(store, task.trial_id, submission)
-                records[task.trial_id] = record
+                if record.environment_id == task.environment_id:  # else the sources have changed since
+                    records[task.trial_id] = record
                 continue
             job = _job_of(store, task, earlier)
             if job is not None:
@@ -123,7 +150,7 @@ class OnSlurm(ABC):
 
     def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
         """Submit `tasks` and return the run that follows them, and `flights`, to their records."""
-        refusals: list[Record] = []
+        refusals: list[tuple[Task, ConfigError]] = []
         new: list[Flight] = []
         if tasks and not sweep.interrupts.is_asked:
             with _reachable():
@@ -131,7 +158,12 @@ class OnSlurm(ABC):
                 free, new = claim_free(sweep.store, submission, tasks)
                 if free:
                     new += self._hand_over(sweep, submission, free, refusals)
-        return self._run(sweep, refusals, [*new, *flights])
+            if refusals and not new and not flights:
+                raise refusals[0][1]
+        found = [
+            refuse_task(task, str(error), store=sweep.store, name=sweep.name) for task, error in refusals
+        ]
+        return self._run(sweep, found, [*new, *flights], mine={flight.submission for flight in new})
 
     @abstractmethod
     def batches(self, tasks: Sequence[Task]) -> Sequence[Sequence[Task]]:
@@ -142,7 +174,7 @@ class OnSlurm(ABC):
         """Submit one batch; return the job id of each trial.
 
         Raises:
-            SubmissionError: sbatch refuses it.
+            ConfigError: it does not fit, or sbatch refuses it.
         """
 
     def request(self, submission: Submission, **resources: Any) -> Request:
@@ -163,56 +195,58 @@ class OnSlurm(ABC):
         )
 
     def _hand_over(
-        self, sweep: Sweep, submission: Submission, tasks: Sequence[Task], refusals: list[Record]
+        self,
+        sweep: Sweep,
+        submission: Submission,
+        tasks: Sequence[Task],
+        refusals: list[tuple[Task, ConfigError]],
     ) -> list[Flight]:
+        """Submit; `refusals` gets what is refused. Jobs that are in the queue are written down at once."""
         store = sweep.store
         jobs: dict[str, str] = {}
-        refused: list[tuple[Task, SubmissionError]] = []
         for group in self.batches(tasks):
             try:
                 found = self.submit(sweep, submission, group)
-            except SubmissionError as error:
-                refused += [(task, error) for task in group]
+            except ConfigError as error:
+                refusals += [(task, error) for task in group]
                 continue
             jobs |= dict(zip((task.trial_id for task in group), found, strict=True))
             write_submission(store, replace(submission, jobs=jobs))
         write_submission(store, replace(submission, jobs=jobs, is_submitted=True))
-        for task, _ in refused:
+        for task, _ in refusals:
             release(store, task.trial_id, submission.id)
-        if not jobs:
-            raise refused[0][1]
-        for task, refusal in refused:
-            refusals.append(refuse_task(task, str(refusal), store=store, name=sweep.name))
-        ids = sorted({job.partition("_")[0] for job in jobs.values()}, key=int)
-        sys.stderr.write(f"submitted {len(jobs)} points as Slurm jobs {', '.join(ids)}\n")
+        if jobs:
+            ids = sorted({job.partition("_")[0] for job in jobs.values()}, key=int)
+            sys.stderr.write(f"submitted {len(jobs)} points as Slurm jobs {', '.join(ids)}\n")
         return [
             Flight(task=task, submission=submission.id, job=jobs[task.trial_id])
             for task in tasks
             if task.trial_id in jobs
         ]
 
-    def _run(self, sweep: Sweep, refusals: Sequence[Record], flights: Sequence[Flight]) -> Iterator[Record]:
+    def _run(
+        self, sweep: Sweep, refusals: Sequence[Record], flights: Sequence[Flight], mine: Collection[str]
+    ) -> Iterator[Record]:
         yield from refusals
-        if self.wait:
-            yield from self.follow(sweep, flights)
+        if not self.wait:
+            return
+        with ExitStack() as held:
+            for submission in mine:
+                held.enter_context(holding(sweep.store, submission))
+            yield from self._follow(sweep, flights, mine)
 
-    def follow(self, sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
+    def _follow(self, sweep: Sweep, flights: Sequence[Flight], mine: Collection[str]) -> Iterator[Record]:
         """Yield the records of trials that jobs carry, as they arrive."""
-        look = _Look(sweep=sweep, time_min=self.time_min)
+        look = Look(sweep=sweep, time_min=self.time_min)
+        is_stopping = False
         for record in arrivals(sweep, flights, look.ends):
             if record is not None:
                 yield record
                 continue
-            if sweep.interrupts.is_asked and not look.is_stopping:
-                look.is_stopping = True
-                self.stop(sweep, flights)
+            if sweep.interrupts.is_asked and not is_stopping:
+                is_stopping = True
+                stop(sweep.store, flights, mine)
             time.sleep(self.poll_s)
-
-    def stop(self, sweep: Sweep, flights: Sequence[Flight]) -> None:
-        """Let jobs that wait never begin, and running lanes end after their trials."""
-        slurm.cancel({flight.job for flight in flights if flight.job}, pending_only=True)
-        for submission in {flight.submission for flight in flights}:
-            (folder_of(sweep.store, submission) / STOP).touch()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +263,26 @@ class Slurm(OnSlurm):
 
     gpus_per_node: int | None = None
     array_parallelism: int = 256
+
+    def __post_init__(self) -> None:
+        # slots=True makes a new class, so a bare super() would look at the one it replaced
+        OnSlurm.__post_init__(self)
+        require_at_least("hydra.launcher.array_parallelism", self.array_parallelism, 1)
+        if self.gpus_per_node is not None:
+            require_at_least("hydra.launcher.gpus_per_node", self.gpus_per_node, 0)
+
+    def check(self, mesh: Mesh) -> None:
+        """Refuse more ranks than the GPUs that were asked for; the rest the cluster refuses at submission."""
+        asked = self.gpus_per_node
+        if asked is not None and 0 < asked < mesh.ranks_per_node and mesh.device != "cpu":
+            raise ConfigError(
+                "hydra.launcher.gpus_per_node",
+                f"{mesh.label} has {mesh.ranks_per_node} ranks on a node, got {asked}",
+            )
+
+    def devices(self) -> dict[str, int | None]:
+        """Return the option, where it was given."""
+        return {"gpus_per_node": self.gpus_per_node}
 
     def batches(self, tasks: Sequence[Task]) -> Sequence[Sequence[Task]]:
         """Return the trials by shape."""
@@ -270,91 +324,6 @@ class Slurm(OnSlurm):
         return shape.ranks_per_node
 
 
-@dataclass(kw_only=True, slots=True)
-class _Look:
-    """Looks for jobs that have ended without a record.
-
-    Fields:
-        sweep: whose trials they carry.
-        time_min: the time limit, for messages.
-        is_stopping: the sweep was interrupted; what is cancelled now is no failure.
-    """
-
-    sweep: Sweep
-    time_min: int
-    is_stopping: bool = False
-    _over_since_s: dict[str, float] = field(default_factory=dict)
-    _is_unreachable: bool = False
-
-    def ends(self, flights: Sequence[Flight]) -> dict[str, End | None]:
-        """Return the flights that will never have a record."""
-        try:
-            found = self._ends(flights)
-        except slurm.SlurmUnreachableError as error:
-            if not self._is_unreachable:
-                sys.stderr.write(f"acbench: {error}; waiting for it\n")
-            self._is_unreachable = True
-            return {}
-        self._is_unreachable = False
-        return found
-
-    def _ends(self, flights: Sequence[Flight]) -> dict[str, End | None]:
-        states = slurm.states({flight.job for flight in flights if flight.job is not None})
-        found: dict[str, End | None] = {}
-        for flight in flights:
-            end = self._end(flight, states)
-            if end is None:
-                self._over_since_s.pop(flight.task.trial_id, None)
-            elif self._is_settled(flight):
-                found[flight.task.trial_id] = None if self._was_stopped(flight, end) else end
-        slurm.cancel(
-            {
-                flight.job
-                for flight in flights
-                if flight.task.trial_id in found
-                and flight.job is not None
-                and _is_idle(states.get(flight.job))
-            }
-        )
-        return found
-
-    def _end(self, flight: Flight, states: Mapping[str, slurm.JobState]) -> End | None:
-        state = states.get(flight.job or "")
-        if state is None:
-            return End(status="lost", kind="unknown", message=_unknown(flight))
-        if state.is_stuck:
-            return End(
-                status="lost", kind="LAUNCH_FAILED", message=f"Slurm could not start job {state.job} again"
-            )
-        if not state.is_over:
-            return self._end_of_node(flight, state)
-        return end_of(state, self.time_min)
-
-    def _end_of_node(self, flight: Flight, state: slurm.JobState) -> End | None:
-        """Return the end of a job that Slurm has put back into its queue because a node failed under it.
-
-        Until nothing of its last start is left, its lane may still say that it was preempted.
-        """
-        attempt = read_attempt(self.sweep.store, flight.task.trial_id, flight.submission)
-        if attempt is None or attempt.yielded or state.restarts <= attempt.restarts:
-            return None
-        if state.state == "COMPLETING":
-            return None
-        where = ", ".join(attempt.hosts)
-        return End(status="lost", kind="NODE_FAIL", message=f"a node of job {flight.job} failed ({where})")
-
-    def _is_settled(self, flight: Flight) -> bool:
-        """Whether the end was first seen long enough ago; listing the folder makes NFS look again."""
-        list(self.sweep.store.trial_dir(flight.task.trial_id).iterdir())
-        first_s = self._over_since_s.setdefault(flight.task.trial_id, time.monotonic())
-        return time.monotonic() - first_s >= _SETTLE_S
-
-    def _was_stopped(self, flight: Flight, end: End) -> bool:
-        """Whether the trial never began because the user stopped the sweep."""
-        has_begun = read_attempt(self.sweep.store, flight.task.trial_id, flight.submission) is not None
-        return self.is_stopping and not has_begun and end.kind in {"CANCELLED", "COMPLETED"}
-
-
 @contextmanager
 def _reachable() -> Iterator[None]:
     """Refuse to plan without Slurm; later on, it is waited for.
@@ -368,32 +337,14 @@ def _reachable() -> Iterator[None]:
         raise ConfigError("hydra/launcher", f"Slurm does not answer: {error}") from error
 
 
-def _unknown(flight: Flight) -> str:
-    """Slurm forgets an element at once that is cancelled before it starts, and any job after minutes."""
-    return f"Slurm no longer knows job {flight.job}: it was cancelled before it started, or ended long ago"
-
-
-def end_of(state: slurm.JobState, time_min: int) -> End:
-    """Return what a job's end means for a trial that it left without a record."""
-    job = f"job {state.job}"
-    match state.state:
-        case "TIMEOUT" | "DEADLINE":
-            message = f"{job} was ended at its time limit of {time_min} min"
-            return End(status="timeout", kind=state.state, message=message)
-        case "OUT_OF_MEMORY":
-            return End(
-                status="oom", kind=state.state, message=f"{job} was ended by the kernel's memory limit"
-            )
-        case "CANCELLED":
-            return End(status="lost", kind=state.state, message=f"{job} was cancelled")
-        case "NODE_FAIL" | "BOOT_FAIL":
-            return End(status="lost", kind=state.state, message=f"a node of {job} failed")
-        case "PREEMPTED":
-            return End(status="lost", kind=state.state, message=f"{job} was preempted and not requeued")
-    how = f"signal {state.signal}" if state.signal else f"status {state.exit_code}"
-    return End(
-        status="lost", kind=state.state, message=f"{job} ended with {how} before the trial left a record"
-    )
+def stop(store: Store, flights: Sequence[Flight], mine: Collection[str]) -> None:
+    """Let waiting jobs never begin and lanes end after their trials, but not those of a living driver."""
+    for submission in {flight.submission for flight in flights}:
+        if submission in mine or not is_held(store, submission):
+            jobs = {flight.job for flight in flights if flight.job and flight.submission == submission}
+            (folder_of(store, submission) / STOP).touch()
+            with suppress(slurm.SlurmUnreachableError):  # its lanes read the file
+                slurm.cancel(jobs, pending_only=True)
 
 
 def claim_free(
@@ -409,11 +360,6 @@ def claim_free(
         else:
             begun.append(Flight(task=task, submission=attempt.submission, job=attempt.job))
     return free, begun
-
-
-def _is_idle(state: slurm.JobState | None) -> bool:
-    """Whether Slurm keeps a job whose trial is over: an array's element carries that trial alone."""
-    return state is not None and (state.is_stuck or ("_" in state.job and not state.is_over))
 
 
 def absolute_sys_path() -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def task(number: int = 0, mesh: str = "mesh=single") -> Task:
         yaml=point.yaml,
         experiment=point.experiment,
         environment_id=ENVIRONMENT,
+        place={},
         label=f"trial {number}",
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import claims
 from harness.claims import (
     Submission,
     claim,
@@ -136,7 +137,8 @@ def test_a_trial_that_nobody_has_claimed_is_claimed(store: Store) -> None:
     assert claimant(store, TRIAL) == submission.id
 
 
-def test_a_lane_that_is_about_to_begin_is_waited_for(store: Store) -> None:
+def test_a_lane_that_is_about_to_begin_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_ABOUT_TO_S", 3600.0)
     earlier, now = _submitted(store), _submitted(store)
     claim(store, [TRIAL], earlier.id)
     begun = attempt(earlier.id)
@@ -148,7 +150,17 @@ def test_a_lane_that_is_about_to_begin_is_waited_for(store: Store) -> None:
     assert claimant(store, TRIAL) == earlier.id
 
 
-def test_a_lane_that_leaves_the_trial_is_waited_for(store: Store) -> None:
+def test_a_lock_that_stays_is_no_lane_about_to_begin(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_ABOUT_TO_S", 0.0)
+    earlier, now = _submitted(store, "driven"), _submitted(store)
+    claim(store, [TRIAL], earlier.id)
+    with store.locked(TRIAL):
+        assert claim_unless_begun(store, TRIAL, now) is None
+    assert claimant(store, TRIAL) == now.id
+
+
+def test_a_lane_that_leaves_the_trial_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_ABOUT_TO_S", 3600.0)
     submission = _submitted(store)
     with ThreadPoolExecutor(1) as pool:
         with store.locked(TRIAL):

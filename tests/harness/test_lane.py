@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from harness.agent import RankJob
+from harness.attempts import lost_task
 from harness.claims import claim, new_submission, read_attempt, write_attempt, write_submission
 from harness.culprit import Outcome, TrialError
+from harness.environment import describe, environment_id
 from harness.lane import (
     STOP,
     TERMINATED_STATUS,
@@ -25,6 +27,7 @@ from harness.lane import (
     _Lane,
     _status,
 )
+from harness.rank_report import RankReport
 from harness.shapes import Seat
 from harness.store import Store
 from harness.task import Task
@@ -171,6 +174,44 @@ def test_a_trial_that_died_with_its_agent_is_reported_and_not_repeated(
     assert bench.ran == _ids(0, 2)
     message = "the agent on alpha, beta ended while the trial ran, and left no report"
     assert error_of(bench.store.read(_ids(1)[0])) == ("lost", kind, message)
+
+
+def test_a_trial_that_died_began_when_it_was_attempted_and_says_how_far_it_came(bench: _Bench) -> None:
+    _report(bench, "timing")
+    write_attempt(bench.store, _ids(1)[0], attempt(bench.submission))
+    bench.run()
+    record = bench.store.read(_ids(1)[0])
+    assert record.error is not None
+    assert (record.started_at, record.error.phase) == (AT, "timing")
+    assert record.finished_at > AT
+    folder = bench.store.trial_dir(_ids(1)[0])
+    assert (folder / "experiment.yaml").read_text("utf-8") == task(1).yaml
+
+
+def test_how_far_an_earlier_attempt_came_says_nothing_of_a_trial_that_never_began(bench: _Bench) -> None:
+    _report(bench, "timing")
+    error = TrialError(kind="lost", message="no", rank=None, phase=None, log=None)
+    job = {"submission": bench.submission}
+    write_attempt(bench.store, _ids(1)[0], attempt("earlier"))
+    record = lost_task(task(1), error, store=bench.store, name="demo", job=job)
+    assert record.error is not None
+    assert record.error.phase is None
+    assert record.started_at == record.finished_at
+
+
+def _report(bench: _Bench, phase: str) -> None:
+    RankReport(rank=0, state="running", phase=phase, time=1.0).write(bench.store.trial_dir(_ids(1)[0]))
+
+
+def test_the_address_of_a_record_says_where_it_was_to_run(tmp_path: Path) -> None:
+    place = {"device": {"slurm": {"partition": "a"}, "device": "auto"}, "cpus": 2}
+    bench = _Bench(tmp_path, [replace(task(), place=place)])
+    bench.spec = replace(bench.spec, seat=Seat(core_count=2))
+    bench.run()
+    record = bench.store.read(_ids(0)[0])
+    assert record.environment_id == environment_id(describe("cpu") | place)
+    assert record.environment["cpus"] == 2
+    assert record.environment["device"] == describe("cpu")["device"]
 
 
 def test_a_lane_that_is_told_to_go_leaves_its_trial_to_be_run_again(bench: _Bench) -> None:

@@ -13,13 +13,15 @@ from torch.distributed import DistError
 
 from harness import nodes
 from harness.agent import Agent, RankJob
+from harness.crew import HaltCheck
 from harness.culprit import Outcome
 from harness.node_report import Halt, NodeReport
-from harness.nodes import Director, HaltCheck, follow, hosting, join
+from harness.nodes import Director, follow, hosting, join
 from harness.rank_report import RankReport, report_path
 
 HOSTS = ("localhost", "beta")
 LIMIT = Halt(kind="time_limit", message="the time limit of the job was reached", error_kind="timeout")
+FOR_EVER_S = 3600.0
 OVER = Halt(kind="terminated", message="the test is over")
 
 
@@ -29,7 +31,7 @@ class _Agent:
     Args:
         node: of this agent.
         kind: of the error of its rank; `None`: it ends well; `halted`: it runs until it is halted; `gone`: it
-            beats once and never comes back to report.
+            never comes back to report.
     """
 
     def __init__(self, node: int, kind: str | None = None) -> None:
@@ -78,12 +80,12 @@ class _Pair:
     """Two nodes, of which the second is a thread."""
 
     def __init__(self, folder: Path, store: TCPStore, pool: ThreadPoolExecutor) -> None:
-        self._folder, self._store, self._pool = folder, store, pool
+        self._folder, self.store, self._pool = folder, store, pool
         self.is_over = False
 
     def start(self, *kinds: str | None, halts: tuple[HaltCheck, HaltCheck] = (_never, _never)) -> _Running:
         first, second = (_Agent(node, kind) for node, kind in enumerate(kinds))
-        director = Director(cast("Agent", first), HOSTS, halts[0], self._store)
+        director = Director(cast("Agent", first), HOSTS, halts[0], self.store)
 
         def halt() -> Halt | None:
             return OVER if self.is_over else halts[1]()
@@ -172,14 +174,39 @@ def test_the_time_limit_of_either_node_is_that_of_the_trial(lane: _Pair, node: i
     assert outcome.error.message.startswith(LIMIT.message)
 
 
-def test_a_node_that_vanishes_is_named(lane: _Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["halted", None], ids=["while node 0 runs", "when node 0 has ended well"])
+def test_a_node_that_vanishes_is_named_as_soon_as_it_is_silent(
+    lane: _Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str | None
+) -> None:
     monkeypatch.setattr(nodes, "_SILENT_S", 0.5)
-    monkeypatch.setattr(nodes, "_LATE_S", 0.5)
-    outcome = lane.start("halted", "gone").run()
+    monkeypatch.setattr(nodes, "_LATE_S", FOR_EVER_S)
+    outcome = lane.start(kind, "gone").run()
     assert outcome.status == "lost"
     assert outcome.error is not None
     assert "beta" in outcome.error.message
     assert not report_path(tmp_path / "trial", 1).exists()
+
+
+def test_node_0_that_must_go_does_not_wait_for_reports(lane: _Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_LATE_S", FOR_EVER_S)
+    running = lane.start(None, "halted", halts=(lambda: OVER, _never))
+    assert running.run().status != "ok"
+
+
+def test_a_node_beats_whatever_its_agent_is_busy_with(lane: _Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_BEAT_S", 0.01)
+    running = lane.start(None, None)
+    beats: set[bytes] = set()
+
+    def supervise(job: RankJob, watch: Any = None, halt: HaltCheck | None = None) -> NodeReport:
+        while len(beats) < 3:
+            beats.add(lane.store.get("beat/1"))
+        return _Agent.supervise(running.agents[1], job, watch, halt)
+
+    monkeypatch.setattr(running.agents[1], "supervise", supervise)
+    assert running.run().status == "ok"
+    running.director.close()
+    running.follower.result()
 
 
 def test_a_follower_without_node_0_ends(tmp_path: Path) -> None:
@@ -205,6 +232,6 @@ def test_a_follower_that_is_halted_between_trials_leaves(
 
     running = lane.start("halted", None, halts=(_never, halt))
     running.follower.result()
-    monkeypatch.setattr(nodes, "_LATE_S", 0.5)
+    monkeypatch.setattr(nodes, "_LATE_S", FOR_EVER_S)
     assert running.run().status == "lost"  # rather than to wait for a node that has left
     running.director.close()

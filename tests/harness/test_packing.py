@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from harness import packing
 from harness.claims import claim, folder_of, new_submission, write_attempt, write_submission
 from harness.lane import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
+from harness.launchers.driven import DRIVEN
 from harness.packing import Need, Packer, Packing, Pool, Slice
 from harness.shapes import Seat, by_shape
 from harness.store import Store
@@ -103,7 +106,7 @@ class _Lanes:
 
     def __init__(self, root: Path) -> None:
         self.store = Store(root)
-        submission = new_submission("local", AT)
+        submission = new_submission(DRIVEN, AT)
         self.submission = submission.id
         write_submission(self.store, submission)
         self.started: list[tuple[LaneSpec, Slice, _Process]] = []
@@ -113,10 +116,12 @@ class _Lanes:
         self.started.append((spec, slice_, process))
         return cast("subprocess.Popen[bytes]", process)
 
-    def packer(self, work: Sequence[Task], *, pool: Pool | None = None, most: int = 8) -> Packer:
+    def packer(
+        self, work: Sequence[Task], *, pool: Pool | None = None, most: int = 8, restarts: int = 0
+    ) -> Packer:
         claim(self.store, (each.trial_id for each in work), self.submission)
         shapes = by_shape((each.shape, each) for each in work)
-        packing = Packing(
+        shared = Packing(
             launcher="local",
             submission=self.submission,
             store=self.store,
@@ -126,8 +131,9 @@ class _Lanes:
             start=self.start,
             seat=lambda slice_: Seat(core_count=sum(map(len, slice_.cores.values()))),
             isolation="forkserver",
+            restarts=restarts,
         )
-        return Packer(packing=packing, tasks=shapes, pool=pool or _pool())
+        return Packer(packing=shared, tasks=shapes, pool=pool or _pool())
 
     def begin(self, number: int, lane: str) -> None:
         write_attempt(self.store, task(number).trial_id, attempt(self.submission, lane=lane))
@@ -164,7 +170,7 @@ def test_lanes_at_once(lanes: _Lanes, count: int, cores: int, most: int, started
     assert len(lanes.started) == started
     assert packer.is_over() is (started == 0)
     assert len(lanes.started) == started
-    assert [spec.name for spec, _, _ in lanes.started] == [str(number) for number in range(started)]
+    assert [spec.name for spec, _, _ in lanes.started] == [f"0-{number}" for number in range(started)]
 
 
 def test_every_lane_may_take_every_trial_of_its_shape(lanes: _Lanes) -> None:
@@ -180,12 +186,12 @@ def test_a_lane_that_ends_gives_its_slice_to_another_shape(lanes: _Lanes) -> Non
     packer = lanes.packer(work, pool=Pool(["alpha"], gpus=(), cores=range(2)))
     assert not packer.is_over()
     assert len(lanes.started) == 1
-    lanes.begin(1, "0")
+    lanes.begin(1, "0-0")
     lanes.finish(1)
     lanes.end(0)
     assert not packer.is_over()
     assert [spec.tasks for spec, _, _ in lanes.started[1:]] == [(work[0],)]
-    lanes.begin(0, "1")
+    lanes.begin(0, "0-1")
     lanes.finish(0)
     lanes.end(1)
     assert packer.is_over()
@@ -207,10 +213,10 @@ def test_a_lane_that_dies_loses_its_trial_and_another_takes_the_rest(
     work = tasks(2)
     packer = lanes.packer(work, most=1)
     packer.is_over()
-    lanes.begin(0, "0")
+    lanes.begin(0, "0-0")
     lanes.end(0, code)
     assert not packer.is_over()
-    message = f"the lane {words} while the trial ran, on alpha; see lane-0.log"
+    message = f"the lane {words} while the trial ran, on alpha; see lane-0-0.log"
     assert lanes.errors(work) == {work[0].trial_id: ("lost", kind, message)}
     assert len(lanes.started) == 2
 
@@ -219,9 +225,9 @@ def test_a_lane_that_dies_after_its_record_loses_nothing(lanes: _Lanes) -> None:
     work = tasks(2)
     packer = lanes.packer(work, most=1)
     packer.is_over()
-    lanes.begin(0, "0")
+    lanes.begin(0, "0-0")
     lanes.finish(0)
-    lanes.begin(1, "0")
+    lanes.begin(1, "0-0")
     lanes.end(0, -signal.SIGKILL)
     assert packer.is_over()
     assert list(lanes.errors(work)) == [work[1].trial_id]
@@ -230,39 +236,147 @@ def test_a_lane_that_dies_after_its_record_loses_nothing(lanes: _Lanes) -> None:
 def test_lanes_that_cannot_begin_are_not_started_for_ever(lanes: _Lanes) -> None:
     work = tasks(3)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
-    lanes.end(0, 1)
+    for lane in range(3):  # one that dies is replaced, also twice
+        assert not packer.is_over()
+        assert (len(lanes.started), lanes.errors(work)) == (lane + 1, {})
+        lanes.end(lane, 1)
     assert packer.is_over()
-    message = "the lane ended with status 1 before the trial began, on alpha; see lane-0.log"
+    message = "the lane ended with status 1 before the trial began, on alpha; see lane-0-2.log"
     assert lanes.errors(work) == {each.trial_id: ("lost", "exit 1", message) for each in work}
-    assert len(lanes.started) == 1
+    assert len(lanes.started) == 3
 
 
-def _stop(lanes: _Lanes) -> None:
-    (folder_of(lanes.store, lanes.submission) / STOP).touch()
-    lanes.end(0)
+def test_a_lane_that_began_a_trial_ends_a_row_of_those_that_could_not(lanes: _Lanes) -> None:
+    work = tasks(2)
+    packer = lanes.packer(work, most=1)
+    packer.is_over()
+    for lane in range(2):
+        lanes.end(lane, 1)
+        packer.is_over()
+    lanes.begin(0, "0-2")
+    lanes.end(2, 1)
+    packer.is_over()
+    lanes.end(3, 1)
+    assert not packer.is_over()
+    assert list(lanes.errors(work)) == [work[0].trial_id]
+    assert len(lanes.started) == 5
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(lambda lanes: lanes.end(0, TIME_LIMIT_STATUS), id="time is over"),
-        pytest.param(lambda lanes: lanes.end(0, TERMINATED_STATUS), id="it was told to go"),
-        pytest.param(lambda lanes: lanes.end(0, -signal.SIGTERM), id="SIGTERM came before it could be heard"),
-        pytest.param(
-            _stop,
-            id="the sweep was stopped",
-        ),
-    ],
-)
-def test_no_lane_starts_when_all_are_to_end(lanes: _Lanes, end: Callable[[_Lanes], object]) -> None:
+def test_trials_that_a_later_command_has_taken_over_are_left_to_it(lanes: _Lanes) -> None:
     work = tasks(3)
     packer = lanes.packer(work, most=1)
     packer.is_over()
-    end(lanes)
+    claim(lanes.store, (each.trial_id for each in work), "another")
+    lanes.end(0)
     assert packer.is_over()
     assert len(lanes.started) == 1
     assert lanes.errors(work) == {}
+
+
+@pytest.mark.parametrize("code", [1, TIME_LIMIT_STATUS], ids=["lanes that cannot begin", "time is over"])
+def test_what_was_taken_over_is_not_lost(lanes: _Lanes, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(packing, "_FRUITLESS", 1)
+    work = tasks(3)
+    packer = lanes.packer(work, most=1)
+    packer.is_over()
+    claim(lanes.store, [work[1].trial_id], "another")
+    lanes.end(0, code)
+    assert packer.is_over()
+    assert list(lanes.errors(work)) == [work[0].trial_id, work[2].trial_id]
+
+
+def test_a_trial_that_somebody_holds_is_not_lost(lanes: _Lanes) -> None:
+    work = tasks(1)
+    packer = lanes.packer(work)
+    packer.is_over()
+    lanes.begin(0, "0-0")
+    with lanes.store.locked(work[0].trial_id):
+        lanes.end(0, 1)
+        packer.is_over()
+    assert lanes.errors(work) == {}
+
+
+def test_no_lane_starts_when_the_sweep_was_stopped(lanes: _Lanes) -> None:
+    work = tasks(3)
+    packer = lanes.packer(work, most=1)
+    packer.is_over()
+    (folder_of(lanes.store, lanes.submission) / STOP).touch()
+    lanes.end(0)
+    assert packer.is_over()
+    assert len(lanes.started) == 1
+    assert lanes.errors(work) == {}
+
+
+def test_at_the_time_limit_what_has_not_begun_is_recorded(lanes: _Lanes) -> None:
+    work = [*tasks(3), task(3, "mesh=ddp2")]
+    packer = lanes.packer(work, most=1)
+    packer.is_over()
+    lanes.begin(3, "0-0")
+    lanes.finish(3)
+    lanes.end(0, TIME_LIMIT_STATUS)
+    assert packer.is_over()
+    assert len(lanes.started) == 1
+    message = "the time limit of the allocation was reached before the trial began"
+    assert lanes.errors(work) == {each.trial_id: ("timeout", "TIMEOUT", message) for each in work[:3]}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(TERMINATED_STATUS, id="it was told to go"),
+        pytest.param(-signal.SIGTERM, id="SIGTERM came before it could be heard"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("later_s", "is_replaced"),
+    [
+        pytest.param(packing._TOLD_S - 0.1, False, id="the allocation may end at any moment"),
+        pytest.param(packing._TOLD_S, True, id="the allocation has stayed"),
+    ],
+)
+def test_a_lane_that_was_told_to_end_is_replaced_after_a_while(
+    lanes: _Lanes, monkeypatch: pytest.MonkeyPatch, code: int, later_s: float, is_replaced: bool
+) -> None:
+    clock_s = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s[0])
+    work = tasks(2)
+    packer = lanes.packer(work, most=1)
+    packer.is_over()
+    lanes.begin(0, "0-0")
+    write_attempt(lanes.store, work[0].trial_id, attempt(lanes.submission, lane="0-0", yielded=True))
+    lanes.end(0, code)
+    assert not packer.is_over()
+    assert len(lanes.started) == 1
+    clock_s[0] += later_s
+    assert not packer.is_over()
+    assert [spec.name for spec, _, _ in lanes.started] == (["0-0", "0-1"] if is_replaced else ["0-0"])
+    assert lanes.errors(work) == {}
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_lost"),
+    [
+        pytest.param({}, True, id="its node failed"),
+        pytest.param({"yielded": True}, False, id="it was ended from outside"),
+        pytest.param({"restarts": 1}, False, id="it has begun since"),
+        pytest.param(None, False, id="it had not begun"),
+    ],
+)
+def test_what_an_earlier_run_of_the_allocation_left(
+    lanes: _Lanes, begun: dict[str, Any] | None, is_lost: bool
+) -> None:
+    work = tasks(2)
+    packer = lanes.packer(work, restarts=1)
+    if begun is not None:
+        write_attempt(lanes.store, work[0].trial_id, attempt(lanes.submission, lane="0-0", **begun))
+    lanes.begin(1, "0-1")
+    lanes.finish(1)
+    packer.bury_earlier()
+    error = ("lost", "NODE_FAIL", "a node of job 7 failed (alpha)")
+    assert lanes.errors(work) == ({work[0].trial_id: error} if is_lost else {})
+    packer.is_over()
+    is_left = begun is None or begun.get("yielded", False)
+    assert [spec.name for spec, _, _ in lanes.started] == (["1-0"] if is_left else [])
 
 
 def test_stopping_leaves_the_running_lanes_alone(lanes: _Lanes) -> None:

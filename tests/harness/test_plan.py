@@ -11,16 +11,17 @@ import pytest
 
 from harness.environment import describe, environment_id
 from harness.errors import ConfigError
-from harness.experiment import Experiment
 from harness.launchers.base import Collected, Flight
 from harness.launchers.local import Local
+from harness.mesh import Mesh
 from harness.plan import plan_sweep
 from harness.store import Store
 from harness.task import Point, Task
 from tests.harness.composing import point_of
 from tests.harness.sweeping import write_record
 
-HERE = describe("cpu")
+PLACE = {"device": {"slurm": {"partition": "a"}, "device": "auto"}, "cpus": 2}
+ADDRESS = environment_id(describe("cpu") | PLACE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +31,8 @@ class _Launcher(Local):
     flying: frozenset[str] = frozenset()
     landed: dict[str, Any] = field(default_factory=dict)
 
-    def environment(self, experiment: Experiment) -> dict[str, Any]:  # noqa: ARG002
-        return HERE
+    def place(self, mesh: Mesh) -> dict[str, Any]:  # noqa: ARG002
+        return PLACE
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002
         flights = [
@@ -57,7 +58,7 @@ def _line(
 
 
 def _done(store: Store, point: Point, **changes: Any) -> Any:
-    return write_record(store, point.trial_id, **{"environment_id": environment_id(HERE)} | changes)
+    return write_record(store, point.trial_id, **{"environment_id": ADDRESS} | changes)
 
 
 def test_everything_is_to_run_in_a_new_folder(points: list[Point], tmp_path: Path) -> None:
@@ -128,4 +129,10 @@ def test_what_was_collected_is_done_whatever_it_came_to(points: list[Point], tmp
 def test_tasks_are_told_apart_by_what_differs(points: list[Point], tmp_path: Path) -> None:
     plan = plan_sweep(points[:2], _Launcher(), Store(tmp_path), name="demo", rerun=False)
     assert [task.label for task in plan.to_run] == ["none on single, mlp", "none on shard2, mlp"]
-    assert {task.environment_id for task in plan.to_run} == {environment_id(HERE)}
+
+
+def test_a_task_knows_its_place_and_the_address_of_its_environment_there(
+    points: list[Point], tmp_path: Path
+) -> None:
+    plan = plan_sweep(points[:2], _Launcher(), Store(tmp_path), name="demo", rerun=False)
+    assert [(task.place, task.environment_id) for task in plan.to_run] == [(PLACE, ADDRESS)] * 2

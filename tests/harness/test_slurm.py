@@ -192,13 +192,15 @@ def test_an_unknown_state_may_go_on(state: str, is_over: bool) -> None:
     [
         ("PENDING", "launch failed requeued held", True),
         ("PENDING", "launch_failed_requeued_held", True),
+        ("PENDING", "JobHoldMaxRequeue", True),
+        ("REQUEUE_HOLD", "", True),
+        ("SPECIAL_EXIT", "", True),
+        ("PENDING", "JobHeldUser", False),
         ("PENDING", "BeginTime", False),
         ("RUNNING", "", False),
     ],
 )
-def test_a_job_that_only_an_administrator_can_release_is_stuck(
-    state: str, reason: str, is_stuck: bool
-) -> None:
+def test_a_job_that_slurm_holds_is_stuck(state: str, reason: str, is_stuck: bool) -> None:
     assert JobState(job="1", state=state, reason=reason).is_stuck is is_stuck
 
 
@@ -226,8 +228,9 @@ def test_arrays_are_cancelled_with_one_word(
         ("MaxArraySize            = 1001\nSchedulerParameters     = bf_interval=1\n", 1001),
         ("MaxArraySize            = 1001\nSchedulerParameters     = bf_interval=1,max_array_tasks=50\n", 50),
         ("MaxArraySize            = 0\n", 1),
+        ("SchedulerParameters     = bf_interval=1\n", 1),
     ],
-    ids=["usual", "fewer elements than indices", "no arrays"],
+    ids=["usual", "fewer elements than indices", "no arrays", "it does not say"],
 )
 def test_the_size_of_arrays_is_read(answer: Answer, config: str, size: int) -> None:
     answer("scontrol", config)

@@ -67,7 +67,11 @@ def test_a_folder_that_means_something_else_to_slurm_is_refused(tmp_path: Path, 
             {}, {"requeue": True, "nodes": 1, "cpus_per_task": 1, "ntasks_per_node": 1}, id="defaults"
         ),
         pytest.param({"gpus_per_node": 0}, {"gpus_per_node": None}, id="no GPU is no option"),
-        pytest.param({"gpus_per_node": 2, "mem": "4G"}, {"gpus_per_node": 2, "mem": "4G"}, id="resources"),
+        pytest.param(
+            {"gpus_per_node": 2, "additional_parameters": {"mem": "4G"}},
+            {"gpus_per_node": 2, "mem": "4G"},
+            id="resources",
+        ),
         pytest.param({"requeue": False}, {"requeue": None, "no_requeue": True}, id="no second attempt"),
         pytest.param(
             {

@@ -90,6 +90,25 @@ def test_a_flight_that_was_called_off_is_dropped(sweep: Sweep) -> None:
     assert claimant(sweep.store, flight.task.trial_id) is None
 
 
+def test_a_trial_that_was_taken_over_is_not_lost_for_the_one_who_lost_it(sweep: Sweep) -> None:
+    (flight,) = _flights(sweep, 1)
+    claim(sweep.store, [flight.task.trial_id], "another")
+    record = _land(sweep, flight, "another")
+    assert list(arrivals(sweep, [flight], lambda _open: {flight.task.trial_id: END})) == [None]
+    assert sweep.store.read(flight.task.trial_id) == record
+    assert claimant(sweep.store, flight.task.trial_id) == "another"
+
+
+@pytest.mark.parametrize("end", [END, None], ids=["lost", "called off"])
+def test_what_somebody_runs_is_waited_for(sweep: Sweep, end: End | None) -> None:
+    (flight,) = _flights(sweep, 1)
+    found = arrivals(sweep, [flight], lambda _open: {flight.task.trial_id: end})
+    with sweep.store.locked(flight.task.trial_id):
+        assert [next(found), next(found)] == [None, None]
+        record = _land(sweep, flight)
+    assert list(found) == [record, None]
+
+
 class _Packer:
     """Goes through the looks of a test; `True` says that no lane runs any more."""
 

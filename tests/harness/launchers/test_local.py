@@ -6,20 +6,22 @@ import os
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from harness.claims import claim, holding, new_submission, write_submission
+from harness.agent import Agent
+from harness.claims import claim, claimant, holding, new_submission, write_submission
 from harness.errors import ConfigError
 from harness.lane import LaneSpec
 from harness.launchers import local
-from harness.launchers.local import Local, is_local_and_alive
+from harness.launchers.driven import DRIVEN
+from harness.launchers.local import Local
 from harness.packing import Need, Slice
 from harness.shapes import Seat
 from harness.store import Store
 from tests.harness.composing import experiment_of
-from tests.harness.sweeping import AT, task, tasks
+from tests.harness.sweeping import AT, sweep_in, task, tasks
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +37,19 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"max_parallel": 4}, "hsdp2x2", 4, 4, id="at least one a rank"),
         pytest.param({"max_parallel": 16}, "single", 1, 1, id="at least one"),
         pytest.param(
-            {"max_parallel": 4, "share_cores": True}, "hsdp2x2", 0, 2, id="shared cores are not taken"
+            {"max_parallel": 4, "share_cores": True},
+            "hsdp2x2",
+            0,
+            "2, shared",
+            id="shared cores are not taken, and told apart from own ones",
         ),
     ],
 )
-def test_cores_of_a_trial(options: dict[str, Any], mesh: str, need: int, cores: int) -> None:
+def test_cores_of_a_trial(options: dict[str, Any], mesh: str, need: int, cores: int | str) -> None:
     experiment = experiment_of(f"model=mlp mesh={mesh}")
     launcher = Local(**options)
     assert launcher._need(experiment.mesh) == Need(nodes=1, gpus=0, cores=need)
-    assert launcher.environment(experiment)["cpus"] == cores
+    assert launcher.place(experiment.mesh) == {"cpus": cores}
 
 
 def test_seats() -> None:
@@ -74,8 +80,8 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("launcher", "is_alive", "flying"),
     [
-        pytest.param("local", True, {0, 1}, id="of a driver that lives"),
-        pytest.param("local", False, set(), id="of one that died"),
+        pytest.param(DRIVEN, True, {0, 1}, id="of a driver that lives"),
+        pytest.param(DRIVEN, False, set(), id="of one that died"),
         pytest.param("slurm", True, set(), id="of another launcher"),
     ],
 )
@@ -90,7 +96,15 @@ def test_claims(tmp_path: Path, launcher: str, is_alive: bool, flying: Collectio
     if not is_alive:
         found = Local().collect(store, "demo", tasks(3)).flights
     assert {flight.task.trial_id for flight in found} == {task(number).trial_id for number in flying}
-    assert not is_local_and_alive(store, submission.id)
+
+
+def test_a_trial_that_a_later_command_has_taken_over_is_left_to_it(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path)
+    claim(sweep.store, [task().trial_id], "another")
+    agent = cast("Agent", None)  # nobody asks it
+    job = {"launcher": "local", "submission": "ours"}
+    assert local._hold_and_run(sweep, task(), agent, Seat(core_count=1), job) is None
+    assert claimant(sweep.store, task().trial_id) == "another"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +127,7 @@ def test_a_lane_sees_the_devices_of_its_slice(
     if variable is not None:
         monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", variable)
     store = Store(tmp_path)
-    submission = new_submission("local", AT)
+    submission = new_submission(DRIVEN, AT)
     write_submission(store, submission)
     spec = LaneSpec(
         name="0",

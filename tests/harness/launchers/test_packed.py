@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from harness import slurm
 from harness.claims import new_submission, write_submission
 from harness.errors import ConfigError
 from harness.lane import COMMAND, LaneSpec
 from harness.launchers.packed import SlurmPacked, _Allocation, _start
+from harness.mesh import Mesh
 from harness.packing import Need, Slice
 from harness.shapes import Seat, Shape
 from harness.store import Store
-from tests.harness.sweeping import AT, tasks
+from tests.harness.sweeping import AT, task, tasks
 
 ALLOCATION = _Allocation(hosts=(), nodes=2, gpus=4, cores=8)
+INSIDE = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"}
 
 
 def _shape(nodes: int = 1, ranks: int = 1, device: str = "auto") -> Shape:
@@ -59,6 +62,79 @@ def test_refuses_a_shape_that_never_fits(shape: Shape, message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("options", "mesh", "message"),
+    [
+        pytest.param({}, Mesh(dp_shard=4, device="cpu"), None, id="nothing was said"),
+        pytest.param({"cpus_per_node": 4}, Mesh(dp_shard=4, device="cpu"), None, id="it fits"),
+        pytest.param({"gpus_per_node": 0}, Mesh(dp_shard=4), None, id="no GPU is asked for"),
+        pytest.param(
+            {"gpus_per_node": 2},
+            Mesh(dp_shard=4),
+            "hydra.launcher.gpus_per_node: a trial of shape 1x4 needs 4, got 2",
+            id="fewer GPUs",
+        ),
+        pytest.param(
+            {"cpus_per_node": 7, "cpus_per_rank": 2},
+            Mesh(dp_shard=4, device="cpu"),
+            "hydra.launcher.cpus_per_node: a trial of shape 1x4 needs 8, got 7",
+            id="fewer cores",
+        ),
+        pytest.param(
+            {"nodes": 1},
+            Mesh(dp_shard=4, nodes=2),
+            "hydra.launcher.nodes: a trial of shape 2x2 needs 2, got 1",
+            id="fewer nodes",
+        ),
+    ],
+)
+def test_refuses_a_mesh_that_is_larger_than_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], mesh: Mesh, message: str | None
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert _refusal(SlurmPacked(**options), mesh) == message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        pytest.param(Mesh(dp_shard=4), None, id="it fits"),
+        pytest.param(
+            Mesh(dp_shard=4, nodes=4),
+            "hydra.launcher.nodes: a trial of shape 4x1 needs 4, got 2",
+            id="more nodes than the allocation has",
+        ),
+    ],
+)
+def test_inside_an_allocation_its_size_counts(
+    monkeypatch: pytest.MonkeyPatch, mesh: Mesh, message: str | None
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for name, value in INSIDE.items():
+        monkeypatch.setenv(name, value)
+    assert _refusal(SlurmPacked(nodes=4), mesh) == message
+
+
+def _refusal(launcher: SlurmPacked, mesh: Mesh) -> str | None:
+    try:
+        launcher.check(mesh)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_what_the_cluster_cannot_hold_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "cluster_gpus", lambda _partition: 0)
+    monkeypatch.setattr(slurm, "cores_a_node", lambda _partition: 2)
+    work = [task(0, "mesh=hsdp2x2"), task(1, "mesh=shard2"), task(2), task(3, "mesh=shard4"), task(4)]
+    first, *others = SlurmPacked().batches(work)
+    assert [each.trial_id for each in first] == [task(number).trial_id for number in (2, 4, 1)]
+    assert [[each.trial_id for each in group] for group in others] == [
+        [task(number).trial_id for number in (0, 3)]
+    ]
+    assert SlurmPacked().batches(work[:1]) == [work[:1]]
+
+
 def test_refuses_an_unknown_isolation() -> None:
     with pytest.raises(ConfigError) as caught:
         SlurmPacked(isolation="none")
@@ -67,11 +143,23 @@ def test_refuses_an_unknown_isolation() -> None:
 
 
 @pytest.mark.parametrize(
+    ("python", "program"),
+    [
+        pytest.param(None, list(COMMAND), id="this interpreter"),
+        pytest.param("env -u X python3", ["env", "-u", "X", "python3", *COMMAND[1:]], id="another one"),
+    ],
+)
+@pytest.mark.parametrize(
     ("gpus", "option"),
     [pytest.param((1, 3), "--gpus-per-node=2", id="GPUs"), pytest.param((), "--gres=none", id="no GPUs")],
 )
 def test_a_lane_is_a_step_on_its_slice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, ...], option: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[int, ...],
+    option: str,
+    python: str | None,
+    program: list[str],
 ) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
 
@@ -96,18 +184,17 @@ def test_a_lane_is_a_step_on_its_slice(
         sys_path=(),
     )
     hosts = ("alpha", "beta")
-    _start(spec, Slice(gpus=dict.fromkeys(hosts, gpus), cores=dict.fromkeys(hosts, (0, 1))))
+    _start(python, spec, Slice(gpus=dict.fromkeys(hosts, gpus), cores=dict.fromkeys(hosts, (0, 1))))
     ((command, environment),) = started
     assert command[0] == "srun"
     steps = {"--exact", "--nodes=2", "--ntasks=2", "--nodelist=alpha,beta", "--cpus-per-task=2", option}
     assert steps <= set(command)
-    assert command[-len(COMMAND) - 1 :] == [*COMMAND, str(spec.folder / "lane-3.pickle")]
+    assert command[-len(program) - 1 :] == [*program, str(spec.folder / "lane-3.pickle")]
     assert ("SLURM_CPUS_PER_TASK" in environment, environment["SLURM_JOB_ID"]) == (False, "7")
 
 
 def test_an_allocation_is_read_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"}
-    for name, value in variables.items():
+    for name, value in INSIDE.items():
         monkeypatch.setenv(name, value)
     assert _Allocation.here() == _Allocation(hosts=("n1", "n2"), nodes=2, gpus=4, cores=8)
     monkeypatch.delenv("SLURM_GPUS_ON_NODE")

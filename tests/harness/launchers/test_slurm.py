@@ -15,15 +15,20 @@ from harness.claims import (
     Submission,
     claim,
     claimant,
+    folder_of,
     new_submission,
     read_submission,
     write_attempt,
     write_submission,
 )
 from harness.errors import ConfigError
+from harness.lane import STOP
+from harness.launchers import ends
 from harness.launchers import slurm as arrays
 from harness.launchers.base import End, Flight, Sweep
-from harness.launchers.slurm import Slurm, _Look, end_of
+from harness.launchers.ends import Look, end_of
+from harness.launchers.slurm import Slurm
+from harness.mesh import Mesh
 from harness.slurm import JobState, SlurmUnreachableError
 from harness.submission import SubmissionError
 from harness.task import Task
@@ -118,7 +123,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     monkeypatch.setattr(slurm, "find", lambda _name: fake.named)
     monkeypatch.setattr(slurm, "cluster_gpus", lambda _partition: 4)
     monkeypatch.setattr(arrays, "submit", fake.submit)
-    monkeypatch.setattr(arrays, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(ends, "_SETTLE_S", 0.0)
     return fake
 
 
@@ -132,8 +137,8 @@ def _flight(sweep: Sweep, job: str | None = "7_0") -> Flight:
     return Flight(task=task(), submission="ours", job=job)
 
 
-def _ends(sweep: Sweep, flight: Flight, *, is_stopping: bool = False) -> dict[str, End | None]:
-    return _Look(sweep=sweep, time_min=5, is_stopping=is_stopping).ends([flight])
+def _ends(sweep: Sweep, flight: Flight) -> dict[str, End | None]:
+    return Look(sweep=sweep, time_min=5).ends([flight])
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"])
@@ -153,17 +158,17 @@ def test_a_controller_that_does_not_answer_says_nothing(
     cluster: _Cluster, sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.is_reachable = False
-    look = _Look(sweep=sweep, time_min=5)
+    look = Look(sweep=sweep, time_min=5)
     assert [look.ends([_flight(sweep)]) for _ in range(2)] == [{}, {}]
     assert capsys.readouterr().err == "acbench: squeue: no answer within 60 s; waiting for it\n"
 
 
 def test_an_end_must_settle(cluster: _Cluster, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.0, 12.9, 12.9, 13.0, 13.0])
-    monkeypatch.setattr(arrays, "_SETTLE_S", 3.0)
+    monkeypatch.setattr(ends, "_SETTLE_S", 3.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     cluster.jobs["7_0"] = JobState(job="7_0", state="CANCELLED")
-    look, flight = _Look(sweep=sweep, time_min=5), _flight(sweep)
+    look, flight = Look(sweep=sweep, time_min=5), _flight(sweep)
     assert [bool(look.ends([flight])) for _ in range(2)] == [False, False]
     assert bool(look.ends([flight]))
 
@@ -195,18 +200,23 @@ def test_a_job_that_was_requeued(
     [
         pytest.param("CANCELLED", False, True, id="it never began"),
         pytest.param("COMPLETED", False, True, id="its lane found the sweep stopped"),
+        pytest.param(None, False, True, id="Slurm has forgotten it"),
         pytest.param("CANCELLED", True, False, id="it ran"),
+        pytest.param(None, True, False, id="it ran, and Slurm has forgotten it"),
         pytest.param("FAILED", False, False, id="it failed for another reason"),
     ],
 )
 def test_what_ends_because_the_user_stopped_the_sweep_is_no_failure(
-    cluster: _Cluster, sweep: Sweep, state: str, has_begun: bool, is_dropped: bool
+    cluster: _Cluster, sweep: Sweep, state: str | None, has_begun: bool, is_dropped: bool
 ) -> None:
-    cluster.jobs["7_0"] = JobState(job="7_0", state=state)
+    if state is not None:
+        cluster.jobs["7_0"] = JobState(job="7_0", state=state)
     flight = _flight(sweep)
     if has_begun:
         write_attempt(sweep.store, task().trial_id, attempt("ours"))
-    (end,) = _ends(sweep, flight, is_stopping=True).values()
+    folder_of(sweep.store, "ours").mkdir(parents=True)
+    (folder_of(sweep.store, "ours") / STOP).touch()
+    (end,) = _ends(sweep, flight).values()
     assert (end is None) is is_dropped
 
 
@@ -284,12 +294,18 @@ def test_submissions_of_other_launchers_are_left_alone(cluster: _Cluster, sweep:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"time_min": 0}, "hydra.launcher.time_min: must be at least 1, got 0", id="no time"),
+        pytest.param({"time_min": 0}, "hydra.launcher.time_min: must be at least 2, got 0", id="no time"),
         pytest.param(
             {"cpus_per_rank": 0}, "hydra.launcher.cpus_per_rank: must be at least 1, got 0", id="no cores"
         ),
         pytest.param(
             {"signal_delay_s": -1}, "hydra.launcher.signal_delay_s: must be at least 0, got -1", id="the past"
+        ),
+        pytest.param(
+            {"time_min": 5, "signal_delay_s": 240},
+            "hydra.launcher.signal_delay_s: must leave trials some of 5 min, of which Slurm may take 60 s "
+            "more, got 240",
+            id="no time is left",
         ),
         pytest.param({"poll_s": 0}, "hydra.launcher.poll_s: must be at least 0.05, got 0", id="no pause"),
     ],
@@ -311,3 +327,70 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
 def test_gpus_of_an_element(cluster: _Cluster, asked: int | None, mesh: str, gpus: int) -> None:
     assert cluster.is_reachable
     assert Slurm(gpus_per_node=asked)._gpus(task(0, mesh).shape) == gpus
+
+
+@pytest.mark.parametrize(
+    ("asked", "mesh", "message"),
+    [
+        pytest.param(None, Mesh(dp_shard=4), None, id="nothing was said"),
+        pytest.param(4, Mesh(dp_shard=4), None, id="it fits"),
+        pytest.param(2, Mesh(dp_shard=4, nodes=2), None, id="it fits two nodes"),
+        pytest.param(2, Mesh(dp_shard=4, device="cpu"), None, id="no rank needs a GPU"),
+        pytest.param(0, Mesh(dp_shard=4), None, id="no GPU is asked for"),
+        pytest.param(
+            2,
+            Mesh(dp_replicate=2, dp_shard=2),
+            "hydra.launcher.gpus_per_node: hsdp2x2 has 4 ranks on a node, got 2",
+            id="fewer GPUs than ranks",
+        ),
+    ],
+)
+def test_refuses_a_mesh_that_is_larger_than_what_was_asked_for(
+    asked: int | None, mesh: Mesh, message: str | None
+) -> None:
+    found = None
+    try:
+        Slurm(gpus_per_node=asked).check(mesh)
+    except ConfigError as error:
+        found = str(error)
+    assert found == message
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
+    [
+        pytest.param({}, {}, {}, id="the cluster decides"),
+        pytest.param({"partition": "a"}, {}, {"partition": "a"}, id="an option"),
+        pytest.param({}, {"SBATCH_PARTITION": "b"}, {"partition": "b"}, id="the user's variable"),
+        pytest.param(
+            {"partition": "a"}, {"SBATCH_PARTITION": "b"}, {"partition": "a"}, id="an option before it"
+        ),
+        pytest.param(
+            {"partition": "a", "additional_parameters": {"partition": "c"}},
+            {"SBATCH_PARTITION": "b"},
+            {"partition": "c"},
+            id="an additional parameter before both",
+        ),
+        pytest.param(
+            {"gpus_per_node": 4, "additional_parameters": {"mem-per-cpu": 2, "reservation": "r"}},
+            {},
+            {"gpus_per_node": "4", "mem_per_cpu": "2"},
+            id="GPUs and memory count, a reservation does not",
+        ),
+    ],
+)
+def test_what_was_asked_for_stands_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    variables: dict[str, str],
+    words: dict[str, str],
+) -> None:
+    for name in ("SBATCH_PARTITION", "SBATCH_CONSTRAINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Slurm(cpus_per_rank=2, **options).place(Mesh(dp_shard=4)) == {
+        "device": {"slurm": words, "device": "auto"},
+        "cpus": 8,
+        "driver": None,
+    }

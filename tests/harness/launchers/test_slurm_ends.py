@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import slurm
-from harness.claims import write_attempt
-from harness.launchers import slurm as launcher
+from harness.claims import claim, write_attempt
+from harness.launchers import ends
 from harness.launchers.base import Flight, arrivals
 from harness.slurm import JobState
 from tests.harness.sweeping import attempt, error_of, sweep_in, task
@@ -21,7 +21,7 @@ LAUNCH_FAILED = ("lost", "LAUNCH_FAILED", "Slurm could not start job 7_0 again")
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(ends, "_SETTLE_S", 0.0)
 
 
 def _look(
@@ -36,10 +36,10 @@ def _look(
     monkeypatch.setattr(slurm, "states", lambda _jobs: {state.job: state})
     monkeypatch.setattr(slurm, "cancel", cancel)
     sweep, trial = sweep_in(folder), task()
-    sweep.store.trial_dir(trial.trial_id).mkdir(parents=True)
+    claim(sweep.store, [trial.trial_id], "mine")
     if yielded is not None:
         write_attempt(sweep.store, trial.trial_id, attempt("mine", job=state.job, yielded=yielded))
-    look = launcher._Look(sweep=sweep, time_min=60)
+    look = ends.Look(sweep=sweep, time_min=60)
     flight = Flight(task=trial, submission="mine", job=state.job)
     record = next(arrivals(sweep, [flight], look.ends))
     return None if record is None else error_of(record), cancelled

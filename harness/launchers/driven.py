@@ -1,0 +1,122 @@
+"""Launchers whose driver runs the trials itself: its end is theirs, and others can see that it lives."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from harness.attempts import now
+from harness.claims import (
+    Submission,
+    claim,
+    claimant,
+    holding,
+    is_held,
+    new_submission,
+    read_submission,
+    write_submission,
+)
+from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, landed
+from harness.record import Record
+from harness.store import Store
+from harness.task import Task
+
+DRIVEN = "driven"
+"""The launcher of such submissions, in their files."""
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Driven(ABC):
+    """Claims trials, runs them, then waits for those that other drivers had claimed."""
+
+    @abstractmethod
+    def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
+        """Run trials that are claimed for `submission`; stop early when the sweep is interrupted."""
+
+    def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
+        """Return the trials that another living driver is about to run; a dead one's are free again."""
+        found = [(task, claimant(store, task.trial_id)) for task in tasks]
+        alive = {each: _is_alive(store, each) for each in {claim for _, claim in found if claim}}
+        flights = [
+            Flight(task=task, submission=claim, job=None) for task, claim in found if claim and alive[claim]
+        ]
+        return Collected(records={}, flights=flights)
+
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+        """Claim `tasks` and return their run; it then waits for what another driver runs."""
+        if not tasks and not flights:
+            return iter(())
+        submission = new_submission(DRIVEN, now())
+        write_submission(sweep.store, submission)
+        held = ExitStack()
+        held.enter_context(holding(sweep.store, submission.id))
+        claim(sweep.store, (task.trial_id for task in tasks), submission.id)
+        return self._run(sweep, submission, tasks, flights, held)
+
+    def _run(
+        self,
+        sweep: Sweep,
+        submission: Submission,
+        tasks: Sequence[Task],
+        flights: Sequence[Flight],
+        held: ExitStack,
+    ) -> Iterator[Record]:
+        with held:
+            yield from self.run_tasks(sweep, submission, tasks)
+            yield from self._await_others(sweep, submission, flights)
+
+    def _await_others(
+        self, sweep: Sweep, submission: Submission, flights: Sequence[Flight]
+    ) -> Iterator[Record]:
+        """Wait for what other drivers run, and run what they leave."""
+        while flights:
+            for flight in flights:
+                sweep.progress.point_waits(flight.task.label)
+            yield from _follow(sweep, flights)
+            if sweep.interrupts.is_asked:
+                return
+            left = [flight.task for flight in flights if landed(sweep.store, flight) is None]
+            with sweep.store.planning():  # others wait for the same trials
+                flights = self.collect(sweep.store, sweep.name, left).flights
+                taken = {flight.task.trial_id for flight in flights}
+                left = [task for task in left if task.trial_id not in taken]
+                found = {task.trial_id: _finished(sweep, task) for task in left}
+                left = [task for task in left if found[task.trial_id] is None]
+                claim(sweep.store, (task.trial_id for task in left), submission.id)
+            yield from (record for record in found.values() if record is not None)
+            yield from self.run_tasks(sweep, submission, left)
+
+
+def _finished(sweep: Sweep, task: Task) -> Record | None:
+    """Return what another driver, which waited too, has made of a trial since."""
+    record = sweep.store.finished(task.trial_id, task.environment_id)
+    if record is not None:
+        sweep.progress.point_finished(task.label, record.status, record.verdict)
+    return record
+
+
+def _follow(sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
+    """Yield the records of other drivers, until they are there or their drivers are gone."""
+
+    def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
+        dead = [flight for flight in open_ if not _is_alive(sweep.store, flight.submission)]
+        return dict.fromkeys(flight.task.trial_id for flight in dead)
+
+    for record in arrivals(sweep, flights, ends):
+        if record is not None:
+            yield record
+        elif sweep.interrupts.is_asked:
+            return
+        else:
+            time.sleep(_POLL_S)
+
+
+def _is_alive(store: Store, submission: str) -> bool:
+    """Return whether a submission is that of a driver that lives and runs it itself."""
+    known = read_submission(store, submission)
+    return known is not None and known.launcher == DRIVEN and is_held(store, submission)
