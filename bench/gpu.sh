@@ -5,7 +5,7 @@
 #   OUT=/somewhere make gpu        # results there
 #
 # It uses the machine's own python3 and torch, and no network. What that python lacks (hydra-core, omegaconf,
-# antlr4-python3-runtime, rich, nvidia-ml-py, wandb, pytest, pytest-timeout, hypothesis, ...) may lie as wheels in
+# antlr4-python3-runtime, rich, nvidia-ml-py, wandb, submitit, cloudpickle, pytest, pytest-timeout, hypothesis) may lie as wheels in
 # .whl/; make them elsewhere with `pip wheel --no-deps --wheel-dir .whl <name>==<pin of constraints.txt> ...`, for
 # that python. They win over what the machine has, so leave torch and what it needs out.
 #
