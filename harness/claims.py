@@ -25,6 +25,8 @@ from harness.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store, write_atomic
 T = TypeVar("T")
 
 _POLL_S = 0.05
+_ABOUT_TO_S = 5.0
+"""More than a lane takes from a trial's lock to the attempt that says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +74,6 @@ class Submission:
     def job_name(self) -> str:
         """The name of its jobs, by which they are found if their ids were never written down."""
         return f"acbench-{self.id}"
-
-
-_ABOUT_TO_S = 5.0
-"""More than a lane takes from a trial's lock to the attempt that says so."""
 
 
 def new_submission(launcher: str, at: str) -> Submission:
