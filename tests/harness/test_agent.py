@@ -232,7 +232,7 @@ import sys
 from pathlib import Path
 from harness.agent import Agent, RankJob, sigterm_exits
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
 folder = sys.argv[1]
 job = RankJob(
     trial_dir=Path(folder), entry="{ENTRIES}:linger", payload=folder, ranks=2, deadline_s=280
