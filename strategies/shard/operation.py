@@ -1,0 +1,136 @@
+"""Description of an operator: which dimensions its operands share, and what is summed over.
+
+Dimensions carry labels, as in an einsum. A label may be sharded over a mesh axis; `None` marks a
+dimension that may not, because the operator needs it whole. `linear` with two batch dimensions:
+
+    input (b0, b1, k) x weight (n, k) -> output (b0, b1, n)      + bias (n)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, prod
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.shard.layout import Placements, Shape
+
+OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]
+Choice: TypeAlias = str | None
+"""What one mesh axis does: shard the dimensions with this label, or replicate everything."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dimensions:
+    """An operand as the operator sees it.
+
+    Fields:
+        name: role of the operand, `input`, `weight`, `bias`, `output`.
+        type: `arg`, `param`, `buffer` or `output`.
+        shape: physical shape.
+        labels: one a physical dimension; `None` where it is never sharded.
+        logical: the operand as the operator's mathematics has it: each entry is one logical
+            dimension and lists the physical ones it is made of.
+        is_differentiable: whether it gets a gradient.
+    """
+
+    name: str
+    type: OperandType
+    shape: Shape
+    labels: tuple[Choice, ...]
+    logical: tuple[tuple[int, ...], ...]
+    is_differentiable: bool = True
+
+    @property
+    def logical_shape(self) -> Shape:
+        """Shape of the operand in the operator's mathematics."""
+        return tuple(prod(self.shape[dim] for dim in group) for group in self.logical)
+
+    def placements(self, choices: tuple[Choice, ...]) -> Placements:
+        """Return `Shard` on the axes whose choice is a dimension of this operand, else `Replicate`."""
+        return tuple(
+            Shard(self.labels.index(choice)) if choice is not None and choice in self.labels else Replicate()
+            for choice in choices
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalOperands:
+    """What the operator computes from on one rank.
+
+    Fields:
+        tensors: local parts of the operands, by name.
+        finish: brings the first term from the layout in which it was computed to the output's;
+            `None` where they are the same. Other terms are added after it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    finish: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """An operator with its shapes: a sum of terms.
+
+    Over a label that is summed over, a term is linear in each of its operands; along other labels the
+    operator works on every entry by itself.
+
+    Fields:
+        name: `linear`.
+        inputs: operands it reads.
+        output: the operand it makes.
+        terms: names of the operands that are multiplied with each other, a tuple a term. What the
+            first term has and the output has not is summed over.
+        dtype: of all operands.
+        forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
+        backward_flops: of all gradients.
+        compute: the operator on local parts; on whole operands it is the dense operator.
+    """
+
+    name: str
+    inputs: tuple[Dimensions, ...]
+    output: Dimensions
+    terms: tuple[tuple[str, ...], ...]
+    dtype: torch.dtype
+    forward_flops: int
+    backward_flops: int
+    compute: Callable[[LocalOperands], Tensor]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every label, in the order in which operands have them.
+
+        Where it differs between operands, as in a view, the size that divides all.
+        """
+        found: dict[str, int] = {}
+        for operand in (*self.inputs, self.output):
+            for label, size in zip(operand.labels, operand.shape, strict=True):
+                if label is not None:
+                    found[label] = gcd(size, found.get(label, 0))
+        return found
+
+    def choices(self, mesh_shape: Shape) -> Iterator[tuple[Choice, ...]]:
+        """Yield every choice vector, an entry a mesh axis, that cuts all dimensions evenly.
+
+        The first replicates everything; an axis of size 1 always does.
+        """
+        sizes = self.sizes
+        options = [(None, *sizes) if ranks > 1 else (None,) for ranks in mesh_shape]
+        for choices in product(*options):
+            shards = {
+                label: prod(n for n, choice in zip(mesh_shape, choices, strict=True) if choice == label)
+                for label in sizes
+            }
+            if not any(sizes[label] % count for label, count in shards.items()):
+                yield choices
+
+    def term_of(self, name: str) -> frozenset[str]:
+        """Return the labels that meet in the gradient of an operand: of its term and of the output."""
+        names = next(term for term in self.terms if name in term)
+        operands = (*(operand for operand in self.inputs if operand.name in names), self.output)
+        return frozenset(label for operand in operands for label in operand.labels if label is not None)

@@ -1,0 +1,191 @@
+"""What ranks of the sharding tests run: candidates and redistributions, and what they communicate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.measure.collectives import collective_name, payload_bytes
+from strategies.shard import linear
+from strategies.shard.candidate import Candidate
+from strategies.shard.execution import apply, distribute, place, redistribute
+from strategies.shard.layout import Placements, Shape, local_part
+from strategies.shard.operation import LocalOperands
+from strategies.shard.redistribution import Collective, Phase, plan, reversed_plan
+from strategies.shard.verification import Difference, verify
+
+Counts = Counter[tuple[str, str, int]]
+"""How often `(phase, kind, payload bytes)` was seen."""
+SHARDED_ROWS = 2
+"""Rows of a shard by which the planted errors know that they are not the dense operator."""
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by the names and payloads of the harness, in the phase that is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counts = Counter()
+        self.phase: Phase = "forward"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = collective_name(func)
+        if name is not None:
+            self.counts[self.phase, name, payload_bytes(args, result)] += 1
+        return result
+
+
+def promised(collectives: Sequence[Collective]) -> Counts:
+    return Counter((each.phase, each.kind, each.payload_bytes) for each in collectives)
+
+
+def differences_of_linear(
+    _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
+) -> dict[str, tuple[Difference, ...]]:
+    """Return for every complete candidate what is wrong with it."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    return {
+        candidate.name: verify(candidate, mesh)
+        for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
+    }
+
+
+def collectives_of_linear(
+    _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
+) -> dict[str, tuple[Counts, Counts]]:
+    """Return for every complete candidate what it promises, and what it did."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    return {
+        candidate.name: (promised(candidate.communication), _measured(candidate, mesh))
+        for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
+    }
+
+
+def verify_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[tuple[Difference, ...]]:
+    mesh = init_device_mesh("cpu", mesh_shape)
+    return [verify(candidate, mesh) for candidate in candidates]
+
+
+def measure_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Counts]:
+    mesh = init_device_mesh("cpu", mesh_shape)
+    return [_measured(candidate, mesh) for candidate in candidates]
+
+
+def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: str) -> str:
+    """Return the message with which unsuitable arguments are refused."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    whole = {operand.name: torch.zeros(operand.shape) for operand in candidate.inputs}
+    try:
+        if kind == "shape":
+            distribute(candidate, mesh, {**whole, "bias": torch.zeros(1)})
+        if kind == "names":
+            distribute(candidate, mesh, {"input": whole["input"]})
+        placed = distribute(candidate, mesh, whole)
+        operand = replace(candidate.operand("weight"), placements=(Replicate(), Replicate()))
+        apply(candidate, mesh, {**placed, "weight": place(whole["weight"], operand, mesh)})
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def moves(
+    _rank: int, cases: Sequence[tuple[Placements, Placements]], shape: Shape, mesh_shape: Shape
+) -> list[tuple[bool, bool, Counts, Counts]]:
+    """Return for each case whether tensor and gradient arrive, what was promised and what was done."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    return [_move(source, target, shape, mesh) for source, target in cases]
+
+
+def _move(
+    source: Placements, target: Placements, shape: Shape, mesh: DeviceMesh
+) -> tuple[bool, bool, Counts, Counts]:
+    mesh_shape = tuple(mesh.shape)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    whole = torch.arange(1.0, 1 + torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    back = whole.flip(0)
+    steps = plan(source, target, shape=shape, mesh_shape=mesh_shape, itemsize=8)
+    returning = reversed_plan(steps)
+    start = _summand(local_part(whole, source, mesh_shape, coordinate), source, coordinate, mesh_shape)
+    start.requires_grad_()
+    with Collectives() as counter:
+        moved = redistribute(start, forward=steps, backward=returning, mesh=mesh)
+        counter.phase = "backward"
+        moved.backward(local_part(back, target, mesh_shape, coordinate).clone())
+    gradient_placements = tuple(Replicate() if each.is_partial() else each for each in source)
+    assert start.grad is not None
+    return (
+        torch.equal(moved, local_part(whole, target, mesh_shape, coordinate)),
+        torch.equal(start.grad, local_part(back, gradient_placements, mesh_shape, coordinate)),
+        Counter(
+            (phase, step.kind, step.payload_bytes)
+            for phase, each in (("forward", steps), ("backward", returning))
+            for step in each
+            if step.kind is not None
+        ),
+        counter.counts,
+    )
+
+
+def _summand(part: Tensor, source: Placements, coordinate: Sequence[int], mesh_shape: Shape) -> Tensor:
+    """Return unequal summands on partial axes: the first rank has the value and one for each other rank."""
+    for placement, index, ranks in zip(source, coordinate, mesh_shape, strict=True):
+        if placement.is_partial():
+            part = part * ranks if index == 0 else -part
+    return part.clone()
+
+
+def _measured(candidate: Candidate, mesh: DeviceMesh) -> Counts:
+    whole = {
+        operand.name: torch.ones(operand.shape, dtype=candidate.operation.dtype, requires_grad=True)
+        for operand in candidate.inputs
+    }
+    placed = distribute(candidate, mesh, whole)
+    gradient = torch.ones(candidate.output.shape, dtype=candidate.operation.dtype)
+    upstream = place(gradient, candidate.output, mesh)
+    with Collectives() as counter:
+        output = apply(candidate, mesh, placed)
+        counter.phase = "backward"
+        output.backward(upstream)  # type: ignore[no-untyped-call]
+    counts: Counts = counter.counts
+    return counts
+
+
+def _linear(input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool) -> tuple[Candidate, ...]:
+    return linear.candidates(
+        input_shape, out_features, mesh_shape, "complete", bias=bias, dtype=torch.float64
+    )
+
+
+def bias_added_by_every_rank(local: LocalOperands) -> Tensor:
+    """Compute a linear that adds the bias before the reduction."""
+    tensors = local.tensors
+    product = nn.functional.linear(tensors["input"], tensors["weight"], tensors["bias"])
+    return product if local.finish is None else local.finish(product)
+
+
+def weight_gradient_slightly_off(local: LocalOperands) -> Tensor:
+    """Compute a linear with a weight gradient that is off by one in 10^10 where the input is a shard."""
+    tensors = local.tensors
+    weight = tensors["weight"]
+    if len(tensors["input"]) == SHARDED_ROWS:
+        weight = weight * (1 + 1e-10) - weight.detach() * 1e-10
+    return nn.functional.linear(tensors["input"], weight, tensors["bias"])
+
+
+def no_weight_gradient(local: LocalOperands) -> Tensor:
+    """Compute a linear that detaches the weight where the input is a shard."""
+    tensors = local.tensors
+    weight = tensors["weight"].detach() if len(tensors["input"]) == SHARDED_ROWS else tensors["weight"]
+    return nn.functional.linear(tensors["input"], weight, tensors["bias"])

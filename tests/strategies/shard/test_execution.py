@@ -1,0 +1,93 @@
+"""Execution: every candidate on four ranks computes what the dense operator does, with what it promised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.shard import linear
+from strategies.shard.derivation import derive
+from tests.rank_pool import RankPool
+from tests.strategies.shard.shard_ranks import (
+    apply_elsewhere,
+    collectives_of_linear,
+    differences_of_linear,
+    measure_on,
+    promised,
+    verify_on,
+)
+
+CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
+    "the seed's, all 36": ((4, 4, 4, 16), 32, (2, 2), True, 36),
+    "without a bias": ((4, 4, 4, 16), 32, (2, 2), False, 36),
+    "one batch dimension": ((8, 16), 32, (2, 2), True, 16),
+    "no batch dimension": ((16,), 32, (2, 2), True, 9),
+    "one axis": ((4, 4, 16), 32, (4,), True, 5),
+    "three axes, one of one rank": ((4, 4, 16), 32, (2, 1, 2), True, 25),
+    "indivisible": ((3, 5, 16), 7, (2, 2), True, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "out_features", "mesh_shape", "bias", "count"), CASES.values(), ids=CASES
+)
+def test_every_candidate_equals_the_dense_operator(
+    pool4: RankPool,
+    input_shape: tuple[int, ...],
+    out_features: int,
+    mesh_shape: tuple[int, ...],
+    bias: bool,
+    count: int,
+) -> None:
+    for found in pool4.run(differences_of_linear, input_shape, out_features, mesh_shape, bias=bias):
+        assert len(found) == count
+        assert {name: differences for name, differences in found.items() if differences} == {}
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "out_features", "mesh_shape", "bias", "count"), CASES.values(), ids=CASES
+)
+def test_every_candidate_communicates_what_it_promises(
+    pool4: RankPool,
+    input_shape: tuple[int, ...],
+    out_features: int,
+    mesh_shape: tuple[int, ...],
+    bias: bool,
+    count: int,
+) -> None:
+    for found in pool4.run(collectives_of_linear, input_shape, out_features, mesh_shape, bias=bias):
+        assert len(found) == count
+        for name, (expected, measured) in found.items():
+            assert measured == expected, name
+
+
+def test_an_output_wanted_elsewhere_is_scattered(pool4: RankPool) -> None:
+    found = linear.candidates((4, 4, 16), 32, (2, 2), "complete", dtype=torch.float64)
+    row_parallel = next(each for each in found if each.name == "RR = RS0 x S0R")
+    scattered = [
+        derive(row_parallel.operation, row_parallel.choices, (2, 2), name="scattered", output=output)
+        for output in ((Shard(0), Replicate()), (Shard(2), Shard(1)), (Shard(1), Shard(1)))
+    ]
+    for differences in pool4.run(verify_on, scattered, (2, 2)):
+        assert differences == [(), (), ()]
+    for measured in pool4.run(measure_on, scattered, (2, 2)):
+        assert measured == [promised(candidate.communication) for candidate in scattered]
+
+
+REFUSED: dict[str, tuple[tuple[int, ...], str, str]] = {
+    "another mesh": ((4,), "mesh", "mesh: must have shape (2, 2), got (4,)"),
+    "an operand of another shape": ((2, 2), "shape", "operands.bias: must have shape (32,), got (1,)"),
+    "missing operands": ((2, 2), "names", "operands: must be ['bias', 'input', 'weight'], got ['input']"),
+    "an operand placed otherwise": (
+        (2, 2),
+        "placement",
+        "operands.weight: must be placed as (Replicate(), Shard(dim=0)), got (Replicate(), Replicate())",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mesh_shape", "kind", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(pool4: RankPool, mesh_shape: tuple[int, ...], kind: str, message: str) -> None:
+    candidate = next(each for each in linear.candidates((4, 16), 32, (2, 2)) if each.name == "RS1 = RR x RS1")
+    assert pool4.run(apply_elsewhere, candidate, mesh_shape, kind) == [message] * 4
