@@ -26,7 +26,7 @@ from harness.fields import encode
 from harness.launch import Result, Run, exit_code, run_sweep
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
-from harness.preflight import Preflight
+from harness.preflight import Preflight, show
 from harness.record import Record
 from harness.report.table import print_table
 from harness.schema import (
@@ -143,6 +143,9 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
         raise unknown[0]  # a typo rather than an option that some choices have
+    if chosen.show is not None:
+        _show(points, chosen.show)
+        return []
     _run(points, chosen, launcher)
     assert command.result is not None
     found = {record.trial_id: record for record in command.result.records}
@@ -160,6 +163,9 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     only = point(config, here, Preflight())
     if only.refusal is not None:
         raise only.refusal
+    if chosen.show is not None:
+        _show([only], chosen.show)
+        return
     _run([only], chosen, here)
 
 
@@ -171,6 +177,22 @@ def _common_settings(configs: Sequence[DictConfig]) -> Settings:
         name = next((name for name in values[0] if len({each[name] for each in values}) > 1), "tracker")
         raise ConfigError(name, "belongs to the whole sweep and cannot be swept; give it one value")
     return distinct[0]
+
+
+def _show(points: Sequence[Point], what: str) -> None:
+    """Print what the strategies of each point have to show, and run nothing.
+
+    Raises:
+        ConfigError: a point is refused, or none of its strategies has that to show.
+        StrategyError: the same, found by a strategy.
+    """
+    for each in points:
+        if each.experiment is None:
+            assert each.refusal is not None
+            raise each.refusal
+        if len(points) > 1:
+            sys.stdout.write(f"# {each.trial_id}\n")
+        sys.stdout.write(f"{show(each.experiment, what)}\n")
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher) -> None:

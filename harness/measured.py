@@ -114,12 +114,14 @@ class Observed:
         never_fired: those of `named` that no operator has matched.
         offloaded_bytes: bytes moved to host memory.
         chunks: chunk bodies executed.
+        plan: what the strategy decided; `None` where it decides nothing.
     """
 
     named: tuple[str, ...] = ()
     never_fired: tuple[str, ...] = ()
     offloaded_bytes: int = 0
     chunks: int = 0
+    plan: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from harness.data import DataSpec, Text
 from harness.errors import ConfigError
-from harness.experiment import Experiment, Recipe
+from harness.experiment import Experiment, Recipe, name_of
 from harness.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.models.parts.containers import require_container
@@ -45,7 +46,8 @@ class Preflight:
         self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
         self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
         is_call_site = experiment.wrap_order == "call_site"
-        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site)
+        batch = experiment.batch_size // mesh.dp, tokens
+        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, batch)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -78,15 +80,49 @@ def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_
         _check_fixed_batch(data, sequence_length, batch_size, dp)
 
 
-def _check_variant(model: ModelSpec, ac: Strategy, is_call_site: bool) -> None:
+def _check_variant(model: ModelSpec, ac: Strategy, is_call_site: bool, batch: tuple[int, int]) -> None:
     model.files()  # runs the user's factory once more, and never again in this process
-    with torch.device("meta"):
-        built = model.build()
+    built, sample = _without_memory(model, batch)
     require_container(built, model.layers_fqn)
     if is_call_site:
         ac.call_site(built)
     else:
-        ac.apply(built)
+        ac.apply(built, sample)
+
+
+def show(experiment: Experiment, what: str) -> str:
+    """Return what a strategy of `experiment` has to show.
+
+    Args:
+        experiment: of one trial; nothing of it runs.
+        what: a view of one of its strategies.
+
+    Raises:
+        ConfigError: none of them has such a view.
+        StrategyError: the strategy does not suit the model.
+    """
+    strategies = {"ac": experiment.ac, "chunk": experiment.chunk, "shard": experiment.shard}
+    found = next((strategy for strategy in strategies.values() if what in strategy.views), None)
+    if found is None:
+        chosen = ", ".join(f"{group}={name_of(strategy)}" for group, strategy in strategies.items())
+        views = sorted({view for strategy in strategies.values() for view in strategy.views})
+        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    return found.view(what, *_without_memory(experiment.model, batch))
+
+
+def _views(views: list[str]) -> str:
+    return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
+
+
+def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the model, in training mode, and a rank's inputs, without memory."""
+    with torch.device("meta"):
+        built = model.build().train()
+    fixed = model.fixed_batch()
+    if fixed is not None:
+        return built, fixed.inputs
+    return built, (torch.zeros(batch, dtype=torch.int64, device="meta"),)
 
 
 def device_type(mesh: Mesh) -> str:

@@ -48,7 +48,7 @@ class Record:
         name: the sweep.
         started_at, finished_at: ISO 8601 with time zone.
         experiment: resolved; as the user wrote it where it was refused.
-        plan: what the strategy decided; `None` for strategies that decide nothing.
+        plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
         note: what a reader should know beside the numbers.
     """
 
@@ -142,6 +142,7 @@ def build(
         memory=memory,
         work=work,
         time=None if work is None else merge_time(ranks, work),
+        plan=ranks[0].observation.plan if ranks else None,
         environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
         note=note,
     )
@@ -206,6 +207,5 @@ def _record(identity: Identity, ending: Ending, **measured: Any) -> Record:
         experiment=identity.experiment,
         status=ending.status,
         error=error,
-        plan=None,
         **measured,
     )

@@ -49,10 +49,17 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """A `Run` with its tracker."""
+    """What belongs to the command.
+
+    Fields:
+        run: of its trials.
+        tracker: told of the records.
+        show: what to print of the strategies instead of running anything; `None` runs.
+    """
 
     run: Run
     tracker: Tracker
+    show: str | None = None
 
 
 class UnknownOptionError(ConfigError):
@@ -104,9 +111,12 @@ def settings(config: DictConfig) -> Settings:
     """
     values = _plain(config, _setting_names())
     tracker = _construct("tracker", Tracker, values.pop("tracker"))
+    show = values.pop("show")
+    if not isinstance(show, str | None):
+        raise ConfigError("show", f"must be the name of a view or null, got {show!r}")
     run = _construct("", Run, values)
     check_name(run.name)
-    return Settings(run=run, tracker=tracker)
+    return Settings(run=run, tracker=tracker, show=show)
 
 
 def launcher_of(node: Mapping[str, Any]) -> Launcher:
@@ -166,7 +176,7 @@ def unknown_option(where: str, options: list[str], chosen: str | None = None) ->
 
 
 def _setting_names() -> list[str]:
-    return [*(field.name for field in dataclasses.fields(Run)), "tracker"]
+    return [*(field.name for field in dataclasses.fields(Run)), "tracker", "show"]
 
 
 def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:

@@ -36,12 +36,14 @@ class Observation:
         never_fired: those of `named` that no operator inside a region has matched.
         offloaded_bytes: bytes moved to host memory, every storage once.
         chunks: chunk bodies executed.
+        plan: what the strategy decided, as JSON values; `None` where it decides nothing.
     """
 
     named: tuple[str, ...] = ()
     never_fired: tuple[str, ...] = ()
     offloaded_bytes: int = 0
     chunks: int = 0
+    plan: dict[str, Any] | None = None
 
 
 class CallSite(Protocol):
@@ -64,9 +66,13 @@ class Strategy:
 
     Attributes:
         tolerance: `None` where results are bitwise equal to the plain model's.
+        reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
+        views: what `view` can show of the strategy.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
+    reads_parameters: ClassVar[bool] = False
+    views: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.
@@ -87,6 +93,19 @@ class Strategy:
             StrategyError: the strategy does not stand around calls, or not around this model.
         """
         raise StrategyError("wrap_order", f"call_site does not suit {type(self).__name__}; use inside_fsdp")
+
+    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+        """Return what a person should see of the strategy on a plain `model`, which it is applied to.
+
+        Args:
+            name: one of `views`.
+            model: meta-device modules are enough.
+            sample: example positional inputs.
+
+        Raises:
+            StrategyError: the model is unsuitable.
+        """
+        raise NotImplementedError
 
     def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
         """Return what the latest training step of `model` showed."""

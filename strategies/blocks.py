@@ -45,6 +45,25 @@ def children_of(model: nn.Module, layers_fqn: str) -> dict[str, nn.Module]:
     Raises:
         StrategyError: the FQN is empty, missing, no container, or a container of nothing.
     """
+    children = container_at(model, layers_fqn).named_children()
+    return {f"{layers_fqn}.{name}": block for name, block in children}
+
+
+def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
+    """Return the plain FQNs of the children of `layers_fqn`, a module used twice under both.
+
+    Raises:
+        StrategyError: as of `children_of`.
+    """
+    return [f"{layers_fqn}.{name}" for name in container_at(model, layers_fqn)._modules]  # noqa: SLF001 (named_children leaves repetitions out)
+
+
+def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
+    """Return the container of blocks `layers_fqn`, below its wrappers.
+
+    Raises:
+        StrategyError: the FQN is empty, missing, no container, or a container of nothing.
+    """
     if not layers_fqn:
         raise StrategyError(
             "ac.layers_fqn", f"is empty; name the module that holds the blocks, {_containers(model)}"
@@ -64,10 +83,9 @@ def children_of(model: nn.Module, layers_fqn: str) -> dict[str, nn.Module]:
             f"{layers_fqn!r} is a {plain_class(container).__name__}, "
             f"not a ModuleList, ModuleDict or Sequential; {_containers(model)}",
         )
-    blocks = {f"{layers_fqn}.{name}": block for name, block in container.named_children()}
-    if not blocks:
+    if not any(True for _ in container.children()):
         raise StrategyError("ac.layers_fqn", f"{layers_fqn!r} holds no blocks; {_containers(model)}")
-    return blocks
+    return container
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

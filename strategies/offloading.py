@@ -1,227 +1,150 @@
 """The region that offloads: activations wait in host memory between forward and backward.
 
-Every storage that autograd saves is copied once, however many tensors view it; weights and buffers
-stay. On CUDA the copies run on a stream of their own into pinned memory, and backward fetches ahead.
-On CPU the same code copies to ordinary memory, marked by `strategies.host`.
+Autograd calls only the innermost pair of `saved_tensors_hooks`, so what a region does not move, it
+gives to the pair around it: that of an enclosing checkpoint, of another region, or a user's own.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation
-from strategies.host import host_allocation
+from strategies.errors import StrategyError
+from strategies.host_copies import HostLedger
+from strategies.saved_tensors import Kept, Moved, Packed, Passed, local_of
 
-FETCH_AHEAD = 2
-"""Storages that backward fetches before they are asked for."""
+__all__ = ["OFFLOAD_KINDS", "HostLedger", "OffloadKind", "Offloading"]
+
+OffloadKind: TypeAlias = Literal["all", "inputs", "internals"]
+"""What of a region's saved tensors is moved: all, those of its inputs, or all but those."""
+
+OFFLOAD_KINDS: tuple[str, ...] = get_args(OffloadKind)
+"""Every `OffloadKind`."""
+
+_Hooks: TypeAlias = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Offloading:
-    """A region whose saved activations go to host memory.
+    """A region whose saved tensors, or a kind of them, go to host memory.
+
+    Saved: on the device, of what `kind` chooses, weights and buffers; what it does not choose is
+        saved as if the region were not there: by the hooks around it, if there are any.
+    Recomputed: nothing by this region. Inside a region that recomputes, what is chosen waits in host
+        memory *instead of* being recomputed. The enclosing region recomputes for the others, as before,
+        and not at all where backward needs none of them.
+    Moved: the other storages of what is chosen, once to the host, and back when backward reads them.
+
+    In a forward that runs inside a backward, such as the recomputation of an enclosing region, the same
+    tensors are chosen but stay where they are: the enclosing checkpoint sees what it saw in forward,
+    and nothing is copied that is read at once or never.
+
+    A tensor that is written in place after it was saved is refused in backward, as it is without hooks.
 
     Fields:
         ledger: the copies of all regions of one model, so that a storage saved in two is moved once.
+        kind: `all` chooses every saved tensor; `inputs` those whose storage is that of a tensor among
+            the arguments, be it a view; `internals` all but these.
+
+    Raises:
+        StrategyError: `kind` is none of these.
     """
 
     ledger: HostLedger
+    kind: OffloadKind = "all"
+
+    def __post_init__(self) -> None:
+        if self.kind not in OFFLOAD_KINDS:
+            raise StrategyError("offload", f"must be one of {', '.join(OFFLOAD_KINDS)}, got {self.kind!r}")
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return `body(*args, **kwargs)`, with what autograd saves of it packed into host copies."""
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not torch.is_grad_enabled() or not inputs:
-            return body(*args, **kwargs)
-        self.ledger.begin_forward()
-        kept = _KeptStorages(module, inputs)
-        device_type = inputs[0].device.type
+        pack = _Pack(self, module, inputs)
+        if not pack.is_in_backward:
+            self.ledger.begin_forward()
+        with saved_tensors_hooks(pack, _unpack):
+            try:
+                return body(*args, **kwargs)
+            finally:
+                pack.enclosing = None  # the graph keeps `pack`, which must not keep what stands around
 
-        def pack(saved: Tensor) -> _Packed | Tensor:
-            local = _local(saved)
-            if local is None or local.device.type != device_type or local in kept:
-                return saved
-            return _pack(saved, local, self.ledger)
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the storages that this region was the first to move in the latest step.
 
-        def unpack(packed: _Packed | Tensor) -> Tensor:
-            return _unpack(packed, self.ledger) if isinstance(packed, _Packed) else packed
+        The sum over the regions of a ledger is its `offloaded_bytes`.
+        """
+        return self.ledger.traffic_of(self).moved_bytes
 
-        with saved_tensors_hooks(pack, unpack):
-            return body(*args, **kwargs)
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of these storages brought back in the latest step, each time anew."""
+        return self.ledger.traffic_of(self).fetched_bytes
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""
         return Observation(offloaded_bytes=self.ledger.offloaded_bytes)
 
 
-class HostLedger:
-    """The host copies of one model, in the order in which forward made them.
+class _Pack:
+    """What autograd calls with every tensor that it saves in one call of a region.
 
-    Copies belong to the autograd graph, which frees them as backward passes; the ledger only finds
-    them. A deep copy of a ledger is an empty one.
-
-    Attributes:
-        offloaded_bytes: bytes copied to the host since the first forward after a backward.
-    """
-
-    def __init__(self) -> None:
-        self.offloaded_bytes = 0
-        self._copies: weakref.WeakValueDictionary[int, _HostCopy] = weakref.WeakValueDictionary()
-        self._latest: weakref.ref[_HostCopy] | None = None
-        self._in_use: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
-        self._node: int | None = None
-        self._backward_ran = False
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-
-    def __reduce__(self) -> tuple[type[HostLedger], tuple[()]]:
-        return HostLedger, ()
-
-    def begin_forward(self) -> None:
-        """Start counting anew where a backward has run since the last forward."""
-        if self._backward_ran:
-            self.offloaded_bytes = 0
-            self._backward_ran = False
-
-    def copy_of(self, local: Tensor) -> _HostCopy:
-        """Return the host copy of the storage of `local`, made now unless it exists."""
-        storage = local.untyped_storage()
-        copy = self._copies.get(storage._cdata)  # noqa: SLF001 (the identity that storages have)
-        if copy is not None and copy.version == local._version:  # noqa: SLF001 (as autograd checks it)
-            return copy
-        copy = _HostCopy(local, previous=self._latest, stream=self._stream(local.device))
-        self._copies[storage._cdata] = copy  # noqa: SLF001
-        self._latest = weakref.ref(copy)
-        self.offloaded_bytes += copy.nbytes
-        return copy
-
-    def restored(self, copy: _HostCopy) -> Tensor:
-        """Return the storage of `copy` on its device, flat, shared by all that one backward node unpacks."""
-        self._backward_ran = True
-        node = id(torch._C._current_autograd_node())  # noqa: SLF001 (no public way to know the running node)
-        if node != self._node:
-            for other in self._in_use:
-                other.drop()
-            self._in_use.clear()
-            self._node = node
-        self._in_use.add(copy)
-        flat = copy.fetched(self._stream(copy.device))
-        self._fetch_ahead(copy)
-        return flat
-
-    def _fetch_ahead(self, copy: _HostCopy) -> None:
-        following = copy.earlier()
-        for _ in range(FETCH_AHEAD):
-            if following is None:
-                return
-            following.fetch(self._stream(following.device))
-            following = following.earlier()
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        if device.type != "cuda":
-            return None
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
-
-
-class _HostCopy:
-    """One storage in host memory.
+    A recomputation must choose as forward did, and it sees other objects in the same places. So a
+    tensor is chosen by its storage and by nothing else: what the module owns, which a first forward
+    may add to, tells only where a chosen tensor waits.
 
     Attributes:
-        nbytes: size of the storage.
-        version: autograd's version of the storage when it was copied.
-        device: where it came from.
+        is_in_backward: this call of the region is part of a backward.
+        enclosing: the hooks around the region, which autograd does not call inside.
     """
 
-    def __init__(
-        self, local: Tensor, *, previous: weakref.ref[_HostCopy] | None, stream: torch.cuda.Stream | None
-    ) -> None:
-        storage = local.untyped_storage()
-        self.nbytes = storage.nbytes()
-        self.version = local._version  # noqa: SLF001 (as autograd checks it)
-        self.device = local.device
-        # holds the identity of the storage, not its memory: the address is not reused while this lives
-        self._source = StorageWeakRef(storage)
-        self._previous = previous
-        self._flat: Tensor | None = None
-        self._ready: torch.cuda.Event | None = None
-        elements = self.nbytes // local.element_size()
-        with host_allocation():
-            self._host = torch.empty(elements, dtype=local.dtype, device="cpu", pin_memory=stream is not None)
-        source = local.as_strided((elements,), (1,), 0)
-        if stream is None:
-            self._host.copy_(source)
-            return
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._host.copy_(source, non_blocking=True)
-        source.record_stream(stream)
+    def __init__(self, region: Offloading, module: nn.Module, inputs: list[Tensor]) -> None:
+        # torch's checkpoint asks the first in the same way; nothing public tells either
+        self.is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
+        self.enclosing: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        self._region = region
+        self._kept = _KeptStorages(module, inputs)
+        self._inputs = {_identity(tensor) for tensor in inputs} if region.kind != "all" else set()
+        owned = chain(inputs, module.parameters(), module.buffers())
+        # where there is an accelerator, tensors of the CPU are on the host already
+        self._device_type = next((t.device.type for t in owned if t.device.type != "cpu"), "cpu")
 
-    def earlier(self) -> _HostCopy | None:
-        """Return the copy that forward made before this one, which backward wants after it."""
-        return self._previous() if self._previous is not None else None
+    def __call__(self, saved: Tensor) -> Packed:
+        local = local_of(saved)
+        if local is None or not self._is_chosen(local):
+            return self._packed_around(saved)
+        if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
+            return Kept.make(saved)
+        return Moved.make(saved, local, ledger=self._region.ledger, region=self._region)
 
-    def fetch(self, stream: torch.cuda.Stream | None) -> None:
-        """Start bringing the storage back, unless it is on the device."""
-        if self._flat is not None:
-            return
-        if stream is None:
-            self._flat = torch.empty_like(self._host, device=self.device).copy_(self._host)
-            return
-        with torch.cuda.stream(stream):
-            self._flat = torch.empty_like(self._host, device=self.device, pin_memory=False)
-            self._flat.copy_(self._host, non_blocking=True)
-            self._ready = stream.record_event()
+    def _is_chosen(self, local: Tensor) -> bool:
+        if self._region.kind == "all":
+            return True
+        return (_storage_identity(local) in self._inputs) == (self._region.kind == "inputs")
 
-    def fetched(self, stream: torch.cuda.Stream | None) -> Tensor:
-        """Return the storage on its device, flat; the current stream waits for it."""
-        self.fetch(stream)
-        assert self._flat is not None
-        if self._ready is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(self._ready)
-            self._flat.record_stream(current)
-            self._ready = None
-        return self._flat
-
-    def drop(self) -> None:
-        """Let go of the device's copy; tensors that view it keep it."""
-        self._flat = None
+    def _packed_around(self, saved: Tensor) -> Packed:
+        if self.enclosing is None:
+            return Kept.make(saved)
+        pack, unpack = self.enclosing
+        return Passed(handle=pack(saved), unpack_handle=unpack)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Packed:
-    """A saved tensor as a view of a host copy; `like` is the DTensor's placement, if it was one."""
-
-    copy: _HostCopy
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int | torch.SymInt
-    distributed: _Distribution | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Distribution:
-    """What makes a DTensor of a local tensor again."""
-
-    mesh: Any
-    placements: tuple[Any, ...]
-    shape: torch.Size
-    stride: tuple[int, ...]
+def _unpack(packed: Packed) -> Tensor:
+    return packed.unpack()
 
 
 class _KeptStorages:
@@ -238,10 +161,9 @@ class _KeptStorages:
         self._identities = self._given | self._owned()
 
     def __contains__(self, local: Tensor) -> bool:
-        identity = local.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
         if self._gathers:
             self._identities = self._given | self._owned()
-        return identity in self._identities
+        return _storage_identity(local) in self._identities
 
     def _owned(self) -> set[int | None]:
         return {
@@ -255,54 +177,10 @@ class _KeptStorages:
 
 
 def _identity(tensor: Tensor) -> int | None:
-    local = _local(tensor)
-    return local.untyped_storage()._cdata if local is not None else None  # noqa: SLF001
+    local = local_of(tensor)
+    return _storage_identity(local) if local is not None else None
 
 
-def _local(tensor: Tensor) -> Tensor | None:
-    """Return the dense tensor of this rank behind `tensor`, `None` where there is none to move."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 (to_local makes a view)
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
-    if (
-        local.layout is not torch.strided
-        or is_traceable_wrapper_subclass(local)
-        or local.device.type == "meta"
-    ):
-        return None
-    return local
-
-
-@torch.no_grad()
-def _pack(saved: Tensor, local: Tensor, ledger: HostLedger) -> _Packed:
-    # a lazy conjugate or negative is a flag on a view that the host copy would not carry
-    local = local.resolve_conj().resolve_neg()
-    distributed = None
-    if isinstance(saved, DTensor):
-        distributed = _Distribution(
-            mesh=saved.device_mesh, placements=saved.placements, shape=saved.shape, stride=saved.stride()
-        )
-    return _Packed(
-        copy=ledger.copy_of(local),
-        dtype=local.dtype,
-        size=local.size(),
-        stride=local.stride(),
-        offset=local.storage_offset(),
-        distributed=distributed,
-    )
-
-
-@torch.no_grad()
-def _unpack(packed: _Packed, ledger: HostLedger) -> Tensor:
-    flat = ledger.restored(packed.copy)
-    local = flat.view(packed.dtype).as_strided(packed.size, packed.stride, packed.offset)
-    if packed.distributed is None:
-        return local
-    return DTensor.from_local(
-        local,
-        packed.distributed.mesh,
-        packed.distributed.placements,
-        run_check=False,
-        shape=packed.distributed.shape,
-        stride=packed.distributed.stride,
-    )
+def _storage_identity(local: Tensor) -> int:
+    identity: int = local.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+    return identity

@@ -82,15 +82,19 @@ class RegionCallSite:
         return self.region.observe() if self.region is not None else Observation()
 
 
-def enclose(module: nn.Module, region: Region) -> None:
+def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> None:
     """Put `region` around `module`, in place.
 
     On a module that FSDP2 shards the region holds the whole call, so that gathering the parameters
     is repeated in recomputation; everywhere else it holds `forward`, and hooks stay outside.
+
+    Args:
+        module: plain or sharded.
+        region: what runs in its place.
+        holds_call: false for a region that holds `forward` on a sharded module too.
     """
     module.__dict__[_ATTRIBUTE] = region
-    original: Any = type(module)
-    module.__class__ = _enclosed_class(original)
+    module.__class__ = _enclosed_class(type(module), holds_call and isinstance(module, FSDPModule))
 
 
 def regions(model: nn.Module) -> dict[str, Region]:
@@ -147,11 +151,11 @@ class _EnclosedCall(Enclosed):
 
 
 @cache  # one class per class, so that identical blocks stay identical to compilers and pickles
-def _enclosed_class(original: type[Any]) -> type[nn.Module]:
-    mixin = _EnclosedCall if issubclass(original, FSDPModule) else _EnclosedForward
+def _enclosed_class(original: type[Any], holds_call: bool) -> type[nn.Module]:
+    mixin = _EnclosedCall if holds_call else _EnclosedForward
     return type(f"Enclosed{original.__name__}", (mixin, original), {"__module__": original.__module__})
 
 
 def _rebuild(original: Any) -> nn.Module:
-    enclosed = _enclosed_class(original)
+    enclosed = _enclosed_class(original, False)  # what FSDP2 shards is not copied
     return enclosed.__new__(enclosed)

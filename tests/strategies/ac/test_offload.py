@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies.ac.offload import Offload
-from strategies.offloading import HostLedger, _HostCopy
+from strategies.host_copies import HostCopy, HostLedger
+from strategies.versions import Version
 from tests.strategies.meters import measure
 from tests.strategies.toys import WIDTH, Block, Stack, differences, toy, train_step
 
@@ -102,12 +104,12 @@ def test_the_ledger_counts_the_latest_step() -> None:
 
 def test_host_copies_are_gone_after_backward() -> None:
     _, model = enclosed(Block(bias=True, dropout=0.1))
-    copies: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
+    copies: weakref.WeakSet[HostCopy] = weakref.WeakSet()
     original = HostLedger.copy_of
 
     class Spy(HostLedger):
-        def copy_of(self, local: Tensor) -> _HostCopy:
-            copy = original(self, local)
+        def copy_of(self, local: Tensor, version: Version, region: Hashable) -> HostCopy:
+            copy = original(self, local, version, region)
             copies.add(copy)
             return copy
 

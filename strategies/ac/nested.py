@@ -1,0 +1,211 @@
+"""`ac=nested`: recompute regions that lie inside one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
+
+import yaml
+from torch import nn
+
+from strategies.base import Observation, Strategy, check_simple_fields
+from strategies.blocks import names_of_children, unwrapped
+from strategies.errors import StrategyError
+from strategies.fx.listing import code_text
+from strategies.fx.regions import Path, even_paths, parse_path, path_name
+from strategies.fx.program import Program
+from strategies.fx.scopes import Labels, check_names
+from strategies.fx.shadow import Shadow
+from strategies.nesting import Nest, NestedForward
+from strategies.offloading import OFFLOAD_KINDS
+from strategies.region import enclose, refuse_enclosed, refuse_own_forward, regions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nested(Strategy):
+    """Checkpoint regions of submodule calls, which may lie inside one another.
+
+    Saved: the inputs of the outermost regions, and what is between them. Of L equal blocks in r levels of
+        L^(1/r) regions each, L^(1/r) block inputs after forward, and in backward as many of each level.
+    Recomputed: every call once for each region around it, so r times the forward; with `early_stop` less:
+        a recomputation ends at the last tensor that is needed.
+    Moved: what `offload` names.
+
+    The default is Chen's: the square root of L regions (rounded down), and in each its blocks as regions.
+
+    Fields:
+        layers_fqn: container of the blocks that `levels` splits; not needed with labels.
+        levels: `[a, b, c]`: the blocks in a regions, each of b, each of c; `[1]` is one region of all.
+        labels: `{FQN: path}` of submodules: `[0, 1]` is the region 1 inside the region 0, a number is a path
+            of one, `null` pads. A region's calls stand side by side.
+        labels_file: YAML file with such labels, read at once; what it says becomes `labels`.
+        offload: `{path: kind}`, the path as `0_1`: what of a region waits in host memory, `all` that
+            autograd saves, its `inputs`, or its `internals`, all but these.
+        keep: paths of regions that are not recomputed but only offloaded.
+        preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
+            gradients wrong and nothing says so.
+        early_stop: end a recomputation when the last needed tensor is there.
+
+    Source: Chen et al. 2016, arXiv:1604.06174, section 4.1 and algorithm 2 (recursion); ColossalAI's
+        nested activation checkpoint code generation for the labels.
+    """
+
+    reads_parameters: ClassVar[bool] = True
+    views: ClassVar[tuple[str, ...]] = ("regions",)
+
+    layers_fqn: str = ""
+    levels: Any = None  # a list of numbers
+    labels: Any = None  # a mapping
+    labels_file: str | None = None
+    offload: Any = None  # a mapping
+    keep: Any = ()  # a list of paths
+    preserve_rng_state: bool = True
+    early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        check_simple_fields("ac", self)
+        given = [name for name in ("labels", "levels", "labels_file") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise StrategyError(f"ac.{given[1]}", f"must be null where ac.{given[0]} is given")
+        if self.labels_file is not None:
+            object.__setattr__(self, "labels", _read(self.labels_file))
+            object.__setattr__(self, "labels_file", None)
+        for name, parse in (
+            ("levels", _parse_levels), ("labels", _parse_labels), ("offload", _parse_offload), ("keep", _parse_keep),
+        ):
+            object.__setattr__(self, name, parse(getattr(self, name)))
+        for path in self.keep:
+            if path not in (self.offload or {}):
+                problem = f"region {path} would be neither recomputed nor offloaded"
+                raise StrategyError("ac.keep", f"{problem}; name it in ac.offload too")
+        for path, kind in (self.offload or {}).items():
+            if kind == "internals" and path not in self.keep:
+                problem = "internals of a recomputed region are not saved, so that nothing would move"
+                raise StrategyError(f"ac.offload.{path}", f"{problem}; use inputs, or name it in ac.keep too")
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
+        """Return `model`, with a region around each forward that holds some.
+
+        Without a sample, the labels are only compared with the model's modules here, and with its calls
+        when it is first called.
+
+        Raises:
+            StrategyError: the labels do not fit the model, the model is checkpointed already, its forward
+                cannot be recorded, or FSDP1 stands around a module already.
+        """
+        self._applied(model, sample)
+        return model
+
+    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
+        """Return the tree of regions and the code of each forward that holds some."""
+        forward, programs = self._applied(model, sample)
+        assert forward.layout is not None
+        return "\n\n".join([
+            forward.layout.text(),
+            *(f"# {each.name}\n{code_text(each.code)}" for each in programs),
+        ])
+
+    def observe(self, model: nn.Module) -> Observation:
+        """Return the bytes that the latest step moved, and the regions."""
+        forwards = [region for region in regions(model).values() if isinstance(region, NestedForward)]
+        moved = {path: each for forward in forwards for path, each in forward.offloadings.items()}
+        plans = [plan for forward in forwards if (plan := forward.plan(moved)) is not None]
+        offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
+        return Observation(offloaded_bytes=offloaded_bytes, plan=plans[0] if plans else None)
+
+    def _applied(self, model: nn.Module, sample: tuple[Any, ...]) -> tuple[NestedForward, list[Program]]:
+        refuse_enclosed(model)
+        plain = unwrapped(model)
+        shadow = Shadow.of(plain)
+        labels = self._labels(plain)
+        check_names(shadow, labels)
+        nest = Nest(
+            labels=labels,
+            options={"use_reentrant": False} | self._unusual_options(),
+            offload={_path(path, "ac.offload"): kind for path, kind in (self.offload or {}).items()},
+            kept=frozenset(_path(path, "ac.keep") for path in self.keep),
+        )
+        forward = NestedForward(nest, shadow=shadow)
+        programs = forward.lay_out(plain, sample, {}) if sample else []
+        refuse_own_forward({"": plain})
+        enclose(plain, forward, holds_call=False)
+        return forward, programs
+
+    def _unusual_options(self) -> dict[str, bool]:
+        """Return what `checkpoint` must be told, which does both of these unless it is."""
+        switches = {"preserve_rng_state": self.preserve_rng_state, "early_stop": self.early_stop}
+        return {name: False for name, is_on in switches.items() if not is_on}
+
+    def _labels(self, model: nn.Module) -> Labels:
+        if self.labels is not None:
+            paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
+            return Labels(paths=paths, where="ac.labels", is_partial=False)
+        names = names_of_children(model, self.layers_fqn)
+        paths = _root_paths(len(names)) if self.levels is None else even_paths(len(names), self.levels, "ac.levels")
+        return Labels(paths=dict(zip(names, paths, strict=True)), where="ac.levels", is_partial=True)
+
+
+def _root_paths(count: int) -> tuple[Path, ...]:
+    """Return the paths of `count` blocks in their square root of regions, each block a region in these."""
+    outer = even_paths(count, (isqrt(count),), "ac.levels")
+    sizes = Counter(outer)
+    numbers: Counter[Path] = Counter()
+    paths: list[Path] = []
+    for path in outer:
+        paths.append((*path, numbers[path]) if sizes[path] > 1 else path)
+        numbers[path] += 1
+    return tuple(paths)
+
+
+def _parse_levels(levels: Any) -> tuple[int, ...] | None:
+    if levels is None:
+        return None
+    is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
+    if not is_list or not levels or not all(type(parts) is int and parts >= 1 for parts in levels):
+        raise StrategyError("ac.levels", f"must be a list of numbers of regions, each at least 1, got {levels!r}")
+    return tuple(levels)
+
+
+def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, Mapping) or not labels or not all(isinstance(fqn, str) for fqn in labels):
+        raise StrategyError("ac.labels", f"must be a mapping from submodules to paths, got {labels!r}")
+    return {fqn: list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
+
+
+def _parse_offload(offload: Any) -> dict[str, str] | None:
+    if offload is None:
+        return None
+    if not isinstance(offload, Mapping):
+        raise StrategyError("ac.offload", f"must be a mapping from paths to kinds, got {offload!r}")
+    for path, kind in offload.items():
+        if kind not in OFFLOAD_KINDS:
+            raise StrategyError(f"ac.offload.{path}", f"must be {', '.join(OFFLOAD_KINDS[:-1])} or {OFFLOAD_KINDS[-1]}, got {kind!r}")
+    return {path_name(_path(path, "ac.offload")): kind for path, kind in offload.items()}
+
+
+def _parse_keep(keep: Any) -> tuple[str, ...]:
+    if not isinstance(keep, Sequence) or isinstance(keep, str):
+        raise StrategyError("ac.keep", f"must be a list of paths, got {keep!r}")
+    return tuple(path_name(_path(path, "ac.keep")) for path in keep)
+
+
+def _path(path: Any, where: str) -> Path:
+    """Return the path that `0_1` means; YAML reads `0` as a number."""
+    parts = str(path).split("_")
+    if type(path) not in {str, int} or not all(part.isdecimal() for part in parts):
+        raise StrategyError(where, f"must name regions by their paths, as 0_1, got {path!r}")
+    return tuple(map(int, parts))
+
+
+def _read(file: str) -> Any:
+    try:
+        return yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise StrategyError("ac.labels_file", f"cannot be read: {reason}") from error

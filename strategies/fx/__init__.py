@@ -1,0 +1,1 @@
+"""Graphs of a model's forward: recording, regions that nest, and the code they become."""

@@ -1,0 +1,214 @@
+"""Regions become functions: each one a `GraphModule`, called through `torch.utils.checkpoint`.
+
+A region's function holds the calls of the regions inside it, so that they nest when they run, not only
+on paper: the recomputation of the outer one runs the inner `checkpoint` again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from strategies.errors import StrategyError
+from strategies.fx.record import Recording
+from strategies.fx.regions import Path, Region, filled, nest, path_name
+from strategies.fx.scopes import Scope
+
+Wrap: TypeAlias = Callable[[fx.GraphModule], nn.Module]
+"""Puts a module around the code of a region, for what else happens to it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Treatment:
+    """What happens to regions.
+
+    Fields:
+        options: keyword arguments of `torch.utils.checkpoint.checkpoint`, `use_reentrant` among them.
+        wraps: what puts a module around a region, by its path.
+        kept: regions that are not recomputed; each has a wrap.
+    """
+
+    options: Mapping[str, Any]
+    wraps: Mapping[Path, Wrap]
+    kept: frozenset[Path]
+
+
+def lower(
+    recording: Recording, scope: Scope, modules: Callable[[str], nn.Module], treatment: Treatment
+) -> fx.GraphModule:
+    """Return the code of one module's forward, with its regions as functions of their own.
+
+    Args:
+        recording: of the module's forward.
+        scope: the regions in it.
+        modules: from an FQN below the module (`""` is the module itself) to the submodule to call.
+        treatment: of the regions.
+
+    Raises:
+        StrategyError: the regions do not nest, or one changes in place what was made outside of it.
+    """
+    nodes = [node for node in recording.graph.nodes if node.op not in {"placeholder", "output"}]
+    paths = [path[scope.depth :] for path in _paths(nodes, scope)]
+    names = [str(node.meta.get("fqn", node.name)) for node in nodes]
+    outer = _outer(scope)
+    regions = nest(paths, names, "ac.labels")
+    for region in regions:
+        _refuse_mutation(nodes, region)
+    return _Emitter(nodes, modules, treatment, outer).whole(recording.graph, regions)
+
+
+def _outer(scope: Scope) -> Path:
+    return next(iter(scope.paths.values()))[: scope.depth] if scope.paths else ()
+
+
+def _paths(nodes: Sequence[fx.Node], scope: Scope) -> tuple[Path, ...]:
+    """Return a path for every node; what is no submodule's call joins the regions around it."""
+    of_calls = [
+        scope.paths.get((node.meta["fqn"], node.meta["call"]), ()) if "fqn" in node.meta else None
+        for node in nodes
+    ]
+    of_glue = dict(zip(nodes, filled(of_calls), strict=True))
+    # a parameter is read in the region that uses it, and only there: FSDP may have exchanged it by then
+    return tuple(
+        of_glue.get(next(iter(node.users)), ()) if node.op == "get_attr" else of_glue[node] for node in nodes
+    )
+
+
+def _refuse_mutation(nodes: Sequence[fx.Node], region: Region) -> None:
+    inside = set(nodes[region.start : region.stop])
+    for node in nodes[region.start : region.stop]:
+        for changed in node.meta.get("mutates", ()):
+            if changed not in inside or changed.op == "get_attr":
+                problem = f"region {region.name} changes {changed.name!r} in place by {node.name!r}"
+                raise StrategyError("ac", f"{problem}, so that it could not be recomputed; leave it outside")
+
+
+class _Emitter:
+    """Writes graphs; positions are those of the recorded nodes."""
+
+    def __init__(
+        self,
+        nodes: Sequence[fx.Node],
+        modules: Callable[[str], nn.Module],
+        treatment: Treatment,
+        outer: Path,
+    ) -> None:
+        self._nodes = nodes
+        self._modules = modules
+        self._treatment = treatment
+        self._outer = outer
+        self._at = {node: position for position, node in enumerate(nodes)}
+
+    def whole(self, graph: fx.Graph, regions: Sequence[Region]) -> fx.GraphModule:
+        """Return the code of all nodes."""
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        (result,) = next(node for node in graph.nodes if node.op == "output").args
+        return self._code(inputs, list(result), regions, 0, len(self._nodes), "forward", is_tuple=True)
+
+    def _interface(self, region: Region) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return what the region takes from outside, and what is used outside of what it makes."""
+        inside = self._nodes[region.start : region.stop]
+        taken = dict.fromkeys(each for node in inside for each in node.all_input_nodes)
+        inputs = [node for node in taken if not self._holds(region, node)]
+        outputs = [node for node in inside if not all(self._holds(region, user) for user in node.users)]
+        return inputs, outputs
+
+    def _holds(self, region: Region, node: fx.Node) -> bool:
+        return region.start <= self._at.get(node, -1) < region.stop
+
+    def _code(
+        self,
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        regions: Sequence[Region],
+        start: int,
+        stop: int,
+        name: str,
+        *,
+        is_tuple: bool = False,
+    ) -> fx.GraphModule:
+        graph = fx.Graph()
+        held: dict[str, nn.Module] = {}
+        known: dict[fx.Node, fx.Node] = {}
+        for node in inputs:
+            known[node] = graph.placeholder(node.name)
+        position = start
+        waiting = list(regions)
+        while position < stop:
+            if waiting and waiting[0].start == position:
+                region = waiting.pop(0)
+                self._call(region, graph, held, known)
+                position = region.stop
+            else:
+                self._copy(self._nodes[position], graph, held, known)
+                position += 1
+        results = tuple(known[node] for node in outputs)
+        graph.output(results if is_tuple or len(results) != 1 else results[0])
+        return fx.GraphModule(held, graph, name)
+
+    def _call(
+        self, region: Region, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
+    ) -> None:
+        inputs, outputs = self._interface(region)
+        path = (*self._outer, *region.path)
+        name = path_name(path)
+        arguments = tuple(known[node] for node in inputs)
+        code = self._code(inputs, outputs, region.regions, region.start, region.stop, f"checkpoint_{name}")
+        wrap = self._treatment.wraps.get(path)
+        if wrap is None:
+            call = self._checkpoint(graph, code, arguments, held)
+        else:
+            body = code if path in self._treatment.kept else self._alone(code, inputs)
+            call = graph.call_module(_hold(wrap(body), f"offload_{name}", held), arguments)
+        if len(outputs) == 1:
+            _call_it(call, outputs[0])
+            known[outputs[0]] = call
+            return
+        for index, node in enumerate(outputs):
+            known[node] = graph.call_function(operator.getitem, (call, index))
+            _call_it(known[node], node)
+
+    def _alone(self, code: fx.GraphModule, inputs: Sequence[fx.Node]) -> fx.GraphModule:
+        """Return code that does nothing but call a region."""
+        graph, held = fx.Graph(), dict[str, nn.Module]()
+        arguments = tuple(graph.placeholder(node.name) for node in inputs)
+        graph.output(self._checkpoint(graph, code, arguments, held))
+        return fx.GraphModule(held, graph, f"call_{code.__class__.__name__}")
+
+    def _checkpoint(
+        self, graph: fx.Graph, code: fx.GraphModule, arguments: tuple[fx.Node, ...], held: dict[str, nn.Module]
+    ) -> fx.Node:
+        function = graph.get_attr(_hold(code, code.__class__.__name__, held))
+        return graph.call_function(checkpoint, (function, *arguments), dict(self._treatment.options))
+
+    def _copy(
+        self, node: fx.Node, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
+    ) -> None:
+        if node.op == "get_attr":
+            owner, _, attribute = str(node.target).rpartition(".")
+            module = graph.get_attr(_hold(self._modules(owner), owner or "owner", held))
+            known[node] = graph.call_function(builtins.getattr, (module, attribute))
+            return
+        known[node] = graph.node_copy(node, known.__getitem__)
+        if node.op == "call_module":
+            known[node].target = _hold(self._modules(str(node.target)), str(node.target), held)
+
+
+def _call_it(node: fx.Node, recorded: fx.Node) -> None:
+    """Give a region's result the name and the shape of what it is."""
+    node._rename(recorded.name)  # noqa: SLF001 (torch.fx has no public way to name a node)
+    node.meta["val"] = recorded.meta["val"]
+
+
+def _hold(module: nn.Module, name: str, held: dict[str, nn.Module]) -> str:
+    """Put `module` among those of a graph, and return its name there: one word, taken by no other."""
+    word = name.replace(".", "_")
+    while held.setdefault(word, module) is not module:
+        word += "_"
+    return word

@@ -1,0 +1,116 @@
+"""A module's forward with its regions, recorded once for each kind of input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from strategies.blocks import unwrapped
+from strategies.errors import StrategyError
+from strategies.fx.lower import Treatment, lower
+from strategies.fx.record import CONSTANTS, Position, Recorder, Recording
+from strategies.fx.scopes import Scope, following
+from strategies.fx.shadow import Shadow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """The code of a forward, for one kind of input.
+
+    Fields:
+        name: of the module whose forward it is, for readers.
+        recording: what it was made of.
+        code: takes the tensors among the inputs and returns the tensors among the outputs.
+        modules: the submodules that `code` calls, by their FQN below the module.
+    """
+
+    name: str
+    recording: Recording
+    code: fx.GraphModule
+    modules: Mapping[str, nn.Module]
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """Return what forward returns."""
+        results = self.code(*tensors)
+        leaves = [results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs]
+        return tree_unflatten(leaves, self.recording.structure)
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether the submodules of `module` are those that the code calls; a wrapper may have come between."""
+        return all(submodule(module, fqn) is held for fqn, held in self.modules.items())
+
+
+def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
+    """Return the forward of a shadow's model.
+
+    Args:
+        shadow: of the module of `scope`, with fake tensors.
+        scope: says what is looked into.
+        args, kwargs: inputs, tensors of the shadow.
+
+    Raises:
+        StrategyError: forward does what a graph cannot hold, or depends on data.
+    """
+    with following(lambda: scope.name):
+        return Recorder(shadow, scope.through, scope.name).record(args, kwargs)
+
+
+def make_program(recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment) -> Program:
+    """Return the code of `recording` over the submodules of `module`.
+
+    Raises:
+        StrategyError: a region does not nest or cannot be recomputed.
+    """
+    modules: dict[str, nn.Module] = {}
+
+    def called(fqn: str) -> nn.Module:
+        modules[fqn] = submodule(module, fqn)
+        return modules[fqn]
+
+    return Program(name=scope.name, recording=recording, code=lower(recording, scope, called, treatment), modules=modules)
+
+
+def submodule(module: nn.Module, fqn: str) -> nn.Module:
+    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
+    found = module
+    for name in fqn.split(".") if fqn else ():
+        found = getattr(unwrapped(found), name)
+    return found
+
+
+def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeSpec) -> Hashable:
+    """Return what decides how the forward of `module` runs, its inputs' values left out.
+
+    Raises:
+        StrategyError: an input is neither a tensor nor a constant.
+    """
+    return (
+        structure,
+        tuple(_kind_of_input(leaf) for leaf in leaves),
+        tuple(submodule(module, fqn).training for fqn in ("", *sorted(scope.through))),
+        tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")),
+    )
+
+
+def _kind_of_input(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, CONSTANTS):
+        return type(leaf), leaf
+    raise StrategyError("ac", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
+
+
+def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
+    """Return `inputs` with every tensor as one of `shadow`, on `device`."""
+    return tree_map_only(Tensor, lambda tensor: shadow.fake(tensor, device), inputs)
+
+
+def device_of(leaves: list[Any]) -> torch.device:
+    """Return the device of the first tensor; the CPU where there is none, or where it has no memory."""
+    found = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
+    return torch.device("cpu") if found.type == "meta" else found

@@ -1,0 +1,60 @@
+"""Versions of saved tensors: whether one was written in place after it was saved.
+
+Autograd asks this of every saved tensor, except where `saved_tensors_hooks` are set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A state of a tensor, as the counter of its in-place writes shows it.
+
+    Fields:
+        counter: a tensor with the counter of the tensor and of its views.
+        expected: what it showed at the time.
+    """
+
+    counter: Tensor
+    expected: int
+
+    def is_past(self) -> bool:
+        """Return whether the tensor was written since."""
+        return self._current() != self.expected
+
+    def refuse_past(self, saved: Tensor) -> None:
+        """Refuse to go on with `saved` if it was written since.
+
+        Raises:
+            RuntimeError: in the words of autograd.
+        """
+        if self.is_past():
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{saved.dtype} {list(saved.shape)}] is at version {self._current()}; "
+                f"expected version {self.expected} instead."
+            )
+
+    def _current(self) -> int:
+        return self.counter._version  # noqa: SLF001 (as autograd checks it)
+
+
+def version_of(tensor: Tensor) -> Version:
+    """Return the version of `tensor` now, without holding its memory."""
+    counter = tensor.detach()  # shares the counter
+    with torch.no_grad():
+        if isinstance(counter, DTensor):
+            counter._local_tensor = _nothing_like(counter._local_tensor)  # noqa: SLF001 (the only memory it holds)
+        else:
+            counter.data = _nothing_like(counter)  # keeps the counter
+    return Version(counter=counter, expected=tensor._version)  # noqa: SLF001
+
+
+def _nothing_like(tensor: Tensor) -> Tensor:
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
