@@ -1,5 +1,5 @@
 """Sharding: the variants, one module each, and the candidates of operators that they choose from.
 
 An operator is a module (`linear`) with a `candidates` function; what they share stands in layers, from
-`layout` over `redistribution`, `operation`, `cost`, `candidate` and `derivation` to `execution`.
+`layout` over `redistribution`, `operation`, `cost`, `candidates` and `derivation` to `execution`.
 """

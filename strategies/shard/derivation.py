@@ -16,7 +16,7 @@ from math import prod
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.errors import StrategyError
-from strategies.shard.candidate import Candidate, Operand
+from strategies.shard.candidates import Candidate, Operand
 from strategies.shard.cost import Cost, Hardware
 from strategies.shard.layout import Placements, Shape
 from strategies.shard.operation import Choice, Dimensions, Operation

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from strategies.errors import StrategyError
-from strategies.shard.candidate import Candidate, Operand
+from strategies.shard.candidates import Candidate, Operand
 from strategies.shard.layout import local_part
 from strategies.shard.operation import LocalOperands
 from strategies.shard.redistribution import Step, reversed_plan

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
 from strategies.errors import StrategyError
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE, derive
 from strategies.shard.layout import Shape, checked_shape, grouped_sequence

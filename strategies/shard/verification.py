@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from strategies.shard.candidate import Candidate, Operand
+from strategies.shard.candidates import Candidate, Operand
 from strategies.shard.execution import apply, distribute, place
 from strategies.shard.operation import LocalOperands
 

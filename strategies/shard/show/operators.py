@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from strategies.shard import linear
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from strategies.shard.layout import Shape
 
 

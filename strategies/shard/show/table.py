@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from strategies.shard.redistribution import Collective, Phase
 
 _LEGEND = (

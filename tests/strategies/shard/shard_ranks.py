@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
 from strategies.shard import linear
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from strategies.shard.execution import apply, distribute, place, redistribute
 from strategies.shard.layout import Placements, Shape, local_part
 from strategies.shard.operation import LocalOperands

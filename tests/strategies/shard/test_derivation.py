@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
 from strategies.shard import linear
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import derive
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
 from strategies.shard import linear
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
 
 SEED = (4, 4, 4, 16)

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from strategies.shard import linear
-from strategies.shard.candidate import Candidate
+from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,
