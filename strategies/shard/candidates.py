@@ -45,8 +45,8 @@ class Operand:
 
     @property
     def spec(self) -> str:
-        """The sharding sequence in one word: `RS0RS1`."""
-        return "".join(self.sharding_sequence)
+        """The sharding sequence in one word: `RS0RS1`; `R` where there is no dimension."""
+        return "".join(self.sharding_sequence) or "R"
 
     @property
     def local_shape(self) -> Shape:
@@ -80,8 +80,9 @@ class Candidate:
         operation: the operator.
         choices: what each mesh axis shards, by label; `None` replicates.
         mesh_shape: sizes of the mesh axes.
-        operands: inputs in the order of the operator, then the output.
-        communication: the collectives of one step, in the order in which each phase runs them.
+        operands: inputs in the order of the operator, then what it makes.
+        statistics: sums that are synchronised on the way, and their gradients.
+        communication: the collectives of one step, those of the forward first.
         cost: of one rank in one training step in which every differentiable operand gets its gradient.
     """
 
@@ -92,16 +93,22 @@ class Candidate:
     operands: tuple[Operand, ...]
     communication: tuple[Collective, ...]
     cost: Cost
+    statistics: tuple[Operand, ...] = ()
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
         """The operands that the operator reads."""
-        return self.operands[:-1]
+        return self.operands[: len(self.operation.inputs)]
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands that the operator makes."""
+        return self.operands[len(self.operation.inputs) :]
 
     @property
     def output(self) -> Operand:
-        """The operand that the operator makes."""
-        return self.operands[-1]
+        """The operand that the operator makes, the first where there are several."""
+        return self.outputs[0]
 
     def operand(self, name: str) -> Operand:
         """Return the operand of that role.

@@ -4,7 +4,8 @@ The rules hold for every operator that `operation` can describe, one mesh axis a
 
 * an operand is sharded where it has the chosen dimension, else replicated;
 * the output is partial where the chosen dimension is summed over;
-* the gradient of an operand is partial where the dimension is not its own but meets in its term.
+* the gradient of an operand is partial where the dimension is not its own but meets in its term;
+* a statistic is partial under the same condition, and so is its gradient.
 
 Whatever is partial is then reduced to where it belongs; that is all the communication there is.
 """
@@ -46,34 +47,56 @@ def derive(
             shard of what is partial is a reduce-scatter.
 
     Raises:
-        StrategyError: a dimension cannot be cut evenly, or `output` shards one without a label.
+        StrategyError: a dimension cannot be cut evenly, `output` shards one without a label, or there
+            are several outputs to place.
     """
-    computed = _computed_output(operation, choices)
-    placements = _reduced(computed) if output is None else output
-    following = _choices_of(operation.output, placements)
+    if output is not None and len(operation.outputs) > 1:
+        raise StrategyError("output", f"cannot be placed where there are {len(operation.outputs)}")
     first_term = operation.terms[0]
+    made = tuple(_made(operation, each, choices, mesh_shape, output) for each in operation.outputs)
+    following = _choices_of(operation.outputs[0], made[0].placements)
     inputs = tuple(
         _input(operation, operand, choices if operand.name in first_term else following, mesh_shape)
         for operand in operation.inputs
     )
-    made = _operand(operation, operation.output, placements, computed, mesh_shape)
-    communication = _communication(inputs, made)
+    statistics = tuple(
+        _operand(operation, each, *_met(operation, first_term[0], each, choices), mesh_shape)
+        for each in operation.statistics
+    )
+    communication = _communication(inputs, statistics, made)
     return Candidate(
         name=name,
         operation=operation,
         choices=choices,
         mesh_shape=mesh_shape,
-        operands=(*inputs, made),
+        operands=(*inputs, *made),
         communication=communication,
-        cost=_cost(operation, choices, (*inputs, made), communication, hardware),
+        cost=_cost(operation, choices, (*inputs, *made), communication, hardware),
+        statistics=statistics,
     )
 
 
-def _computed_output(operation: Operation, choices: tuple[Choice, ...]) -> Placements:
-    summed = operation.term_of(operation.terms[0][0]) - set(operation.output.labels)
-    return tuple(
-        Partial() if choice in summed else placement
-        for choice, placement in zip(choices, operation.output.placements(choices), strict=True)
+def _made(
+    operation: Operation,
+    output: Dimensions,
+    choices: tuple[Choice, ...],
+    mesh_shape: Shape,
+    wanted: Placements | None,
+) -> Operand:
+    _, computed = _met(operation, operation.terms[0][0], output, choices)
+    placements = _reduced(computed) if wanted is None else wanted
+    return _operand(operation, output, placements, computed, mesh_shape)
+
+
+def _met(
+    operation: Operation, name: str, operand: Dimensions, choices: tuple[Choice, ...]
+) -> tuple[Placements, Placements]:
+    """Return where an operand lies, and where what is summed for it in the term of `name` is computed."""
+    placements = operand.placements(choices)
+    meeting = operation.term_of(name)
+    return placements, tuple(
+        Partial() if choice in meeting and placement.is_replicate() else placement
+        for choice, placement in zip(choices, placements, strict=True)
     )
 
 
@@ -97,12 +120,7 @@ def _choices_of(output: Dimensions, placements: Placements) -> tuple[Choice, ...
 def _input(
     operation: Operation, operand: Dimensions, choices: tuple[Choice, ...], mesh_shape: Shape
 ) -> Operand:
-    placements = operand.placements(choices)
-    meeting = operation.term_of(operand.name)
-    gradient = tuple(
-        Partial() if choice in meeting and placement.is_replicate() else placement
-        for choice, placement in zip(choices, placements, strict=True)
-    )
+    placements, gradient = _met(operation, operand.name, operand, choices)
     computed = gradient if operand.is_differentiable else placements
     return _operand(operation, operand, placements, computed, mesh_shape)
 
@@ -122,17 +140,19 @@ def _operand(
         placements=placements,
         computed=computed,
         mesh_shape=mesh_shape,
-        itemsize=operation.dtype.itemsize,
+        itemsize=operation.dtype_of(operand).itemsize,
     )
 
 
-def _communication(inputs: tuple[Operand, ...], output: Operand) -> tuple[Collective, ...]:
-    forward = output.reduction
-    found = [
-        *collectives(forward, phase="forward", operand=output.name),
-        *collectives(reversed_plan(forward), phase="backward", operand=output.name),
-    ]
-    for operand in inputs:
+def _communication(
+    inputs: tuple[Operand, ...], statistics: tuple[Operand, ...], outputs: tuple[Operand, ...]
+) -> tuple[Collective, ...]:
+    found: list[Collective] = []
+    for operand in (*statistics, *outputs):
+        found += collectives(operand.reduction, phase="forward", operand=operand.name)
+    for operand in outputs:
+        found += collectives(reversed_plan(operand.reduction), phase="backward", operand=operand.name)
+    for operand in (*statistics, *inputs):
         found += collectives(operand.reduction, phase="backward", operand=operand.name)
     return tuple(found)
 

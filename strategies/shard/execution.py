@@ -7,7 +7,7 @@ releases and between shapes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from strategies.errors import StrategyError
 from strategies.shard.candidates import Candidate, Operand
 from strategies.shard.layout import local_part
-from strategies.shard.operation import LocalOperands
+from strategies.shard.operation import LocalOperands, Part
 from strategies.shard.redistribution import Step, reversed_plan
 
 
@@ -50,10 +50,7 @@ def place(whole: Tensor, operand: Operand, mesh: DeviceMesh) -> DTensor:
         raise StrategyError(
             f"operands.{operand.name}", f"must have shape {operand.shape}, got {tuple(whole.shape)}"
         )
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise StrategyError("mesh", "this rank is not part of it")
-    part = local_part(whole.detach(), operand.placements, operand.mesh_shape, coordinate)
+    part = local_part(whole.detach(), operand.placements, operand.mesh_shape, _coordinate(mesh))
     tensor = _as_dtensor(part.clone(memory_format=torch.contiguous_format), operand, mesh)
     tensor.requires_grad_(whole.requires_grad)
     return tensor
@@ -71,15 +68,38 @@ def apply(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTensor
         operands: by name, in the candidate's placements.
 
     Raises:
-        StrategyError: the mesh has another shape, or an operand is missing, unknown or placed otherwise.
+        StrategyError: the mesh has another shape, an operand is missing, unknown or placed otherwise, or
+            the operator has several outputs.
+    """
+    if len(candidate.outputs) > 1:
+        raise StrategyError("candidate", f"must have one output, got {len(candidate.outputs)}; use apply_all")
+    return apply_all(candidate, mesh, operands)[0]
+
+
+def apply_all(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTensor]) -> tuple[DTensor, ...]:
+    """Return all outputs of the operator, as `apply` does for one. Buffers are updated in place.
+
+    Raises:
+        StrategyError: as `apply`, whatever the number of outputs.
     """
     _check_mesh(candidate, mesh)
     _check_names(candidate, operands)
     tensors = {operand.name: _entered(operands[operand.name], operand, mesh) for operand in candidate.inputs}
     reduction = candidate.output.reduction
     finish = partial(redistribute, forward=reduction, backward=reversed_plan(reduction), mesh=mesh)
-    local = LocalOperands(tensors=tensors, finish=finish if reduction else None)
-    return _as_dtensor(candidate.operation.compute(local), candidate.output, mesh)
+    made = candidate.operation.compute(
+        LocalOperands(
+            tensors=tensors,
+            parts=_parts(candidate, _coordinate(mesh)),
+            synchronise=partial(_synchronised, candidate=candidate, mesh=mesh),
+            finish=finish if reduction else None,
+        )
+    )
+    outputs = (made,) if isinstance(made, Tensor) else made
+    return tuple(
+        _as_dtensor(local.contiguous(), operand, mesh)
+        for local, operand in zip(outputs, candidate.outputs, strict=True)
+    )
 
 
 def redistribute(
@@ -90,6 +110,22 @@ def redistribute(
         return local
     moved: Tensor = _Redistribution.apply(local, forward, backward, mesh)  # type: ignore[no-untyped-call]
     return moved
+
+
+def _synchronised(name: str, statistic: Tensor, *, candidate: Candidate, mesh: DeviceMesh) -> Tensor:
+    """Return a statistic summed over ranks; its gradient is summed over the same."""
+    reduction = next(each for each in candidate.statistics if each.name == name).reduction
+    return redistribute(statistic, forward=reduction, backward=reduction, mesh=mesh)
+
+
+def _parts(candidate: Candidate, coordinate: Sequence[int]) -> dict[str, Part]:
+    """Return this rank's part of every label; the axis further left cuts first."""
+    parts: dict[str, Part] = {}
+    for label, ranks, index in zip(candidate.choices, candidate.mesh_shape, coordinate, strict=True):
+        if label is not None:
+            outer = parts.get(label, Part())
+            parts[label] = Part(index=outer.index * ranks + index, count=outer.count * ranks)
+    return parts
 
 
 class _Redistribution(torch.autograd.Function):
@@ -175,6 +211,13 @@ def _as_dtensor(local: Tensor, operand: Operand, mesh: DeviceMesh) -> DTensor:
 def _check_mesh(candidate: Candidate, mesh: DeviceMesh) -> None:
     if tuple(mesh.shape) != candidate.mesh_shape:
         raise StrategyError("mesh", f"must have shape {candidate.mesh_shape}, got {tuple(mesh.shape)}")
+
+
+def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise StrategyError("mesh", "this rank is not part of it")
+    return coordinate
 
 
 def _check_names(candidate: Candidate, operands: Mapping[str, Tensor]) -> None:

@@ -165,12 +165,14 @@ def describe(
     return Operation(
         name="linear",
         inputs=tuple(tensors),
-        output=Dimensions(
-            name="output",
-            type="output",
-            shape=(*batch, out_features),
-            labels=(*labels, "n"),
-            logical=(rows, (len(batch),)),
+        outputs=(
+            Dimensions(
+                name="output",
+                type="output",
+                shape=(*batch, out_features),
+                labels=(*labels, "n"),
+                logical=(rows, (len(batch),)),
+            ),
         ),
         terms=(("input", "weight"), ("bias",))[: len(types)],
         dtype=dtype,
@@ -202,7 +204,7 @@ def _name(operation: Operation, choices: tuple[Choice, ...]) -> str:
     """Return `output = input x weight` in logical dimensions, and which batch dimensions are sharded."""
     specs = {
         operand.name: "".join(grouped_sequence(operand.placements(choices), operand.logical))
-        for operand in (*operation.inputs, operation.output)
+        for operand in (*operation.inputs, *operation.outputs)
     }
     batch = [
         choice.removeprefix("b") for choice in choices if choice is not None and choice not in _NOT_BATCH

@@ -8,8 +8,8 @@ dimension that may not, because the operator needs it whole. `linear` with two b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from math import gcd, prod
 from typing import Literal, TypeAlias
@@ -37,6 +37,8 @@ class Dimensions:
         logical: the operand as the operator's mathematics has it: each entry is one logical
             dimension and lists the physical ones it is made of.
         is_differentiable: whether it gets a gradient.
+        dtype: where it is another than the operator's.
+        below: for integers, what they are smaller than; they are at least 0.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Dimensions:
     labels: tuple[Choice, ...]
     logical: tuple[tuple[int, ...], ...]
     is_differentiable: bool = True
+    dtype: torch.dtype | None = None
+    below: int | None = None
 
     @property
     def logical_shape(self) -> Shape:
@@ -60,17 +64,42 @@ class Dimensions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Which of how many even shards of a label a rank has."""
+
+    index: int = 0
+    count: int = 1
+
+
+def _unchanged(_name: str, statistic: Tensor) -> Tensor:
+    return statistic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOperands:
     """What the operator computes from on one rank.
 
     Fields:
         tensors: local parts of the operands, by name.
+        parts: the rank's part of every label that is sharded.
+        synchronise: sums a statistic, given by name, over the ranks that have a part of what it
+            is a sum of.
         finish: brings the first term from the layout in which it was computed to the output's;
             `None` where they are the same. Other terms are added after it.
     """
 
     tensors: Mapping[str, Tensor]
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    synchronise: Callable[[str, Tensor], Tensor] = _unchanged
     finish: Callable[[Tensor], Tensor] | None = None
+
+    def part(self, label: str) -> Part:
+        """Return the rank's part of a label, the whole where it is not sharded."""
+        return self.parts.get(label, Part())
+
+    def finished(self, term: Tensor) -> Tensor:
+        """Return the first term in the output's layout."""
+        return term if self.finish is None else self.finish(term)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,23 +112,29 @@ class Operation:
     Fields:
         name: `linear`.
         inputs: operands it reads.
-        output: the operand it makes.
+        outputs: operands it makes; where there are several, nothing is summed over.
         terms: names of the operands that are multiplied with each other, a tuple a term. What the
             first term has and the output has not is summed over.
-        dtype: of all operands.
+        dtype: of all operands that have none of their own.
         forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
         backward_flops: of all gradients.
-        compute: the operator on local parts; on whole operands it is the dense operator.
+        compute: the operator on local parts; on whole operands it is the dense operator. It finishes
+            the first term (`LocalOperands.finished`) before it adds others.
+        statistics: sums over the first term that all of it needs, the way a batch norm needs the
+            mean: each is synchronised in the forward, and its gradient in the backward.
+        limits: into how many shards a label can be cut, where it is fewer than its size.
     """
 
     name: str
     inputs: tuple[Dimensions, ...]
-    output: Dimensions
+    outputs: tuple[Dimensions, ...]
     terms: tuple[tuple[str, ...], ...]
     dtype: torch.dtype
     forward_flops: int
     backward_flops: int
-    compute: Callable[[LocalOperands], Tensor]
+    compute: Callable[[LocalOperands], Tensor | tuple[Tensor, ...]]
+    statistics: tuple[Dimensions, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -107,8 +142,8 @@ class Operation:
 
         Where it differs between operands, as in a view, the size that divides all.
         """
-        found: dict[str, int] = {}
-        for operand in (*self.inputs, self.output):
+        found = dict(self.limits)
+        for operand in (*self.inputs, *self.outputs):
             for label, size in zip(operand.labels, operand.shape, strict=True):
                 if label is not None:
                     found[label] = gcd(size, found.get(label, 0))
@@ -132,5 +167,26 @@ class Operation:
     def term_of(self, name: str) -> frozenset[str]:
         """Return the labels that meet in the gradient of an operand: of its term and of the output."""
         names = next(term for term in self.terms if name in term)
-        operands = (*(operand for operand in self.inputs if operand.name in names), self.output)
+        operands = (*(operand for operand in self.inputs if operand.name in names), *self.outputs)
         return frozenset(label for operand in operands for label in operand.labels if label is not None)
+
+    def dtype_of(self, operand: Dimensions) -> torch.dtype:
+        """Return the dtype of an operand."""
+        return self.dtype if operand.dtype is None else operand.dtype
+
+
+def described(
+    name: str,
+    shape: Sequence[int],
+    labels: Sequence[Choice],
+    *,
+    type: OperandType = "arg",  # noqa: A002 (the field's name)
+) -> Dimensions:
+    """Return a differentiable operand whose mathematics sees it as it is."""
+    return Dimensions(
+        name=name,
+        type=type,
+        shape=tuple(shape),
+        labels=tuple(labels),
+        logical=tuple((dim,) for dim in range(len(shape))),
+    )

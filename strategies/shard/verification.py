@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from strategies.shard.candidates import Candidate, Operand
-from strategies.shard.execution import apply, distribute, place
-from strategies.shard.operation import LocalOperands
+from strategies.shard.execution import apply_all, distribute, place
+from strategies.shard.operation import Dimensions, LocalOperands, Operation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,7 @@ class Difference:
     """Something that this rank has and the dense operator has not.
 
     Fields:
-        what: `output`, or `gradient of weight`.
+        what: `output`, `gradient of weight`, or `buffer running_mean`.
         problem: in words, with the largest relative difference where there is one.
     """
 
@@ -32,9 +32,9 @@ def verify(
 ) -> tuple[Difference, ...]:
     """Return in what this rank's parts of output and gradients differ from the dense operator's.
 
-    Operands and the gradient of the output are drawn from a normal distribution, in the dtype of the
-    candidate. Nothing is gathered: every rank compares its own parts, so a rank that missed a reduction
-    is seen, and the only collectives are the candidate's. Collective: every rank of the mesh calls it.
+    Operands are drawn as by `draw`. Nothing is gathered: every rank compares its own parts, so a rank
+    that missed a reduction is seen, and the only collectives are the candidate's. Collective: every
+    rank of the mesh calls it.
 
     Args:
         candidate: what to run.
@@ -46,34 +46,58 @@ def verify(
     Raises:
         StrategyError: the mesh has another shape.
     """
-    generator = torch.Generator().manual_seed(seed)
-    whole = {
-        operand.name: _drawn(operand, candidate, mesh, generator).requires_grad_()
-        for operand in candidate.inputs
-    }
-    upstream = _drawn(candidate.output, candidate, mesh, generator)
-    dense = candidate.operation.compute(LocalOperands(tensors=whole))
-    dense.backward(upstream)  # type: ignore[no-untyped-call]
+    operation = candidate.operation
+    whole, upstream = draw(operation, seed=seed, device=mesh.device_type)
+    placed = distribute(candidate, mesh, whole)  # before the dense operator updates its buffers
+    dense = operation.compute(LocalOperands(tensors=whole))
+    expected = (dense,) if isinstance(dense, Tensor) else dense
+    torch.autograd.backward(expected, upstream)
 
-    placed = distribute(candidate, mesh, whole)
-    output = apply(candidate, mesh, placed)
-    output.backward(place(upstream, candidate.output, mesh))  # type: ignore[no-untyped-call]
+    outputs = apply_all(candidate, mesh, placed)
+    gradients = [place(each, to, mesh) for each, to in zip(upstream, candidate.outputs, strict=True)]
+    torch.autograd.backward(outputs, gradients)
+    compared: list[tuple[str, Operand, Tensor | None, Tensor | None]] = [
+        (operand.name, operand, wanted.detach(), actual)
+        for operand, wanted, actual in zip(candidate.outputs, expected, outputs, strict=True)
+    ]
+    for operand in candidate.inputs:
+        wanted, actual = whole[operand.name], placed[operand.name]
+        compared.append((f"gradient of {operand.name}", operand, wanted.grad, actual.grad))
+        if operand.type == "buffer":
+            compared.append((f"buffer {operand.name}", operand, wanted, actual))
     return tuple(
         Difference(what=what, problem=problem)
-        for what, operand, expected, actual in (
-            ("output", candidate.output, dense.detach(), output),
-            *(
-                (f"gradient of {operand.name}", operand, whole[operand.name].grad, placed[operand.name].grad)
-                for operand in candidate.inputs
-            ),
-        )
-        if (problem := _problem(operand, expected, actual, mesh, relative))
+        for what, operand, wanted, actual in compared
+        if (problem := _problem(operand, wanted, actual, mesh, relative))
     )
 
 
-def _drawn(operand: Operand, candidate: Candidate, mesh: DeviceMesh, generator: torch.Generator) -> Tensor:
-    drawn = torch.randn(operand.shape, generator=generator, dtype=candidate.operation.dtype)
-    return drawn.to(mesh.device_type)
+def draw(
+    operation: Operation, *, seed: int = 0, device: str = "cpu"
+) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+    """Return whole operands by name, and gradients of the outputs.
+
+    Real numbers are normally distributed, integers uniformly; what is differentiable requires a
+    gradient.
+
+    Args:
+        operation: which operands.
+        seed: of the numbers, which are the same on every device.
+        device: where they go.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    operands = {
+        each.name: _drawn(each, operation, generator).to(device).requires_grad_(each.is_differentiable)
+        for each in operation.inputs
+    }
+    return operands, tuple(_drawn(each, operation, generator).to(device) for each in operation.outputs)
+
+
+def _drawn(operand: Dimensions, operation: Operation, generator: torch.Generator) -> Tensor:
+    dtype = operation.dtype_of(operand)
+    if operand.below is not None:
+        return torch.randint(operand.below, operand.shape, generator=generator, dtype=dtype)
+    return torch.randn(operand.shape, generator=generator, dtype=dtype)
 
 
 def _problem(

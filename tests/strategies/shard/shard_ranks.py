@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.measure.collectives import collective_name, payload_bytes
 from strategies.shard import linear
 from strategies.shard.candidates import Candidate
-from strategies.shard.execution import apply, distribute, place, redistribute
+from strategies.shard.execution import apply, apply_all, distribute, place, redistribute
 from strategies.shard.layout import Placements, Shape, local_part
 from strategies.shard.operation import LocalOperands
 from strategies.shard.redistribution import Collective, Phase, plan, reversed_plan
-from strategies.shard.verification import Difference, verify
+from strategies.shard.verification import Difference, draw, verify
 
 Counts = Counter[tuple[str, str, int]]
 """How often `(phase, kind, payload bytes)` was seen."""
@@ -147,17 +147,13 @@ def _summand(part: Tensor, source: Placements, coordinate: Sequence[int], mesh_s
 
 
 def _measured(candidate: Candidate, mesh: DeviceMesh) -> Counts:
-    whole = {
-        operand.name: torch.ones(operand.shape, dtype=candidate.operation.dtype, requires_grad=True)
-        for operand in candidate.inputs
-    }
+    whole, gradients = draw(candidate.operation)
     placed = distribute(candidate, mesh, whole)
-    gradient = torch.ones(candidate.output.shape, dtype=candidate.operation.dtype)
-    upstream = place(gradient, candidate.output, mesh)
+    upstream = [place(each, to, mesh) for each, to in zip(gradients, candidate.outputs, strict=True)]
     with Collectives() as counter:
-        output = apply(candidate, mesh, placed)
+        outputs = apply_all(candidate, mesh, placed)
         counter.phase = "backward"
-        output.backward(upstream)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(outputs, upstream)
     counts: Counts = counter.counts
     return counts
 
