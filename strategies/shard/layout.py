@@ -31,6 +31,17 @@ def checked_shape(where: str, shape: Sequence[int]) -> Shape:
     return tuple(shape)
 
 
+def checked_dim(where: str, dim: int, dims: int) -> int:
+    """Return `dim` counted from the left.
+
+    Raises:
+        StrategyError: there is no such dimension among `dims`.
+    """
+    if not -dims <= dim < dims:
+        raise StrategyError(where, f"must be a dimension of {dims}, got {dim}")
+    return dim % dims
+
+
 def cuts(placements: Placements, mesh_shape: Shape, dims: int) -> Shape:
     """Return into how many shards each of `dims` dimensions is cut."""
     return tuple(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +22,11 @@ from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 from strategies.errors import StrategyError
 from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
-from strategies.shard.derivation import DEFAULT_HARDWARE, derive
-from strategies.shard.layout import Shape, checked_shape, grouped_sequence
-from strategies.shard.operation import Choice, Dimensions, LocalOperands, OperandType, Operation
-
-Mode: TypeAlias = Literal["classic", "complete"]
-_NOT_BATCH = frozenset({"k", "n", None})
+from strategies.shard.derivation import DEFAULT_HARDWARE
+from strategies.shard.enumeration import Mode, enumerate_candidates
+from strategies.shard.layout import Shape, checked_shape
+from strategies.shard.operation import Dimensions, LocalOperands, OperandType, Operation
+from strategies.shard.products import is_classic_in_rows, name_in_rows
 
 
 def candidates(
@@ -66,9 +64,6 @@ def candidates(
 
     Source: the seed's test of the linear handler (ColossalAI, auto_parallel/tensor_shard).
     """
-    if mode not in ("classic", "complete"):
-        raise StrategyError("mode", f"must be classic or complete, got {mode!r}")
-    mesh = checked_shape("mesh_shape", mesh_shape)
     types = {"weight": weight_type, "bias": bias_type} if bias else {"weight": weight_type}
     operation = describe(
         checked_shape("input_shape", input_shape),
@@ -76,12 +71,13 @@ def candidates(
         types=types,
         dtype=dtype,
     )
-    wanted = (
-        choices for choices in operation.choices(mesh) if mode == "complete" or _is_classic(choices, mesh)
-    )
-    return tuple(
-        derive(operation, choices, mesh, name=_name(operation, choices), hardware=hardware)
-        for choices in wanted
+    return enumerate_candidates(
+        operation,
+        checked_shape("mesh_shape", mesh_shape),
+        mode,
+        name=name_in_rows,
+        is_classic=is_classic_in_rows,
+        hardware=hardware,
     )
 
 
@@ -190,27 +186,6 @@ def _compute(local: LocalOperands) -> Tensor:
         return F.linear(tensors["input"], tensors["weight"], bias)
     product = local.finish(F.linear(tensors["input"], tensors["weight"]))
     return product if bias is None else product + bias
-
-
-def _is_classic(choices: tuple[Choice, ...], mesh_shape: Shape) -> bool:
-    """Return whether the peer has it: one batch dimension at most, and not with replicated axes."""
-    used = [choice for choice, ranks in zip(choices, mesh_shape, strict=True) if ranks > 1]
-    batch = set(used) - _NOT_BATCH
-    leaves_axes = None in used and not {"k", "n"} & set(used)
-    return len(batch) <= 1 and not (batch and leaves_axes)
-
-
-def _name(operation: Operation, choices: tuple[Choice, ...]) -> str:
-    """Return `output = input x weight` in logical dimensions, and which batch dimensions are sharded."""
-    specs = {
-        operand.name: "".join(grouped_sequence(operand.placements(choices), operand.logical))
-        for operand in (*operation.inputs, *operation.outputs)
-    }
-    batch = [
-        choice.removeprefix("b") for choice in choices if choice is not None and choice not in _NOT_BATCH
-    ]
-    dims = batch[:1] if len(set(batch)) == 1 else batch
-    return "_".join([f"{specs['output']} = {specs['input']} x {specs['weight']}", *dims])
 
 
 def _type_of(tensor: Tensor | None) -> OperandType:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from strategies.errors import StrategyError
 from strategies.shard.layout import Placements, Shape
 
 OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]
@@ -189,4 +190,26 @@ def described(
         shape=tuple(shape),
         labels=tuple(labels),
         logical=tuple((dim,) for dim in range(len(shape))),
+    )
+
+
+def broadcast(where: str, *shapes: Shape) -> Shape:
+    """Return the shape to which `shapes` broadcast.
+
+    Raises:
+        StrategyError: they do not.
+    """
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        texts = " and ".join(map(str, shapes))
+        raise StrategyError(where, f"must broadcast with each other, got {texts}") from None
+
+
+def broadcast_labels(shape: Shape, onto: Shape, labels: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Return the labels of an operand that broadcasts to the shape `onto` with these `labels`."""
+    start = len(onto) - len(shape)
+    return tuple(
+        label if size == full else None
+        for size, full, label in zip(shape, onto[start:], labels[start:], strict=True)
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
@@ -21,6 +21,7 @@ from strategies.shard.layout import Placements, Shape, local_part
 from strategies.shard.operation import LocalOperands
 from strategies.shard.redistribution import Collective, Phase, plan, reversed_plan
 from strategies.shard.verification import Difference, draw, verify
+from tests.strategies.shard.operator_cases import CASES, MESH
 
 Counts = Counter[tuple[str, str, int]]
 """How often `(phase, kind, payload bytes)` was seen."""
@@ -80,6 +81,27 @@ def verify_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) ->
 def measure_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Counts]:
     mesh = init_device_mesh("cpu", mesh_shape)
     return [_measured(candidate, mesh) for candidate in candidates]
+
+
+def dtensor_runs(_rank: int, name: str) -> dict[str, tuple[int, list[Placements]]]:
+    """Return for each candidate that DTensor has how often it communicates, and where outputs lie."""
+    case = CASES[name]
+    mesh = init_device_mesh("cpu", MESH)
+    found = {}
+    for candidate in case.candidates:
+        if case.in_dtensor(candidate.choices):
+            placed = distribute(candidate, mesh, draw(candidate.operation)[0])
+            with Collectives() as counter, torch.no_grad():
+                made = case.torch(placed)
+            outputs = (made,) if isinstance(made, Tensor) else made
+            found[candidate.name] = (counter.counts.total(), [_plain(each) for each in outputs])
+    return found
+
+
+def _plain(tensor: Tensor) -> Placements:
+    """Return placements; what DTensor calls masked is partial."""
+    assert isinstance(tensor, DTensor)
+    return tuple(Partial() if each.is_partial() else each for each in tensor.placements)
 
 
 def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: str) -> str:
