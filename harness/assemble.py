@@ -1,11 +1,11 @@
-"""Assembly of one model, in one visible order: build, tensor parallel, shard, chunk, AC, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, AC, FSDP."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,9 @@ from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from strategies import Observation
 from strategies.blocks import children_of, find_blocks
+from strategies.shard.graph import TensorAxis
+from strategies.shard.plans import ShardPlan
+from strategies.sharding import Sharding
 
 _PARAMETER_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.float32}
 _NUMPY_SEEDS = 1 << 32
@@ -33,7 +36,7 @@ class Assembled:
     Fields:
         model: the outermost module.
         call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
-        observe: what the AC variant saw in the latest step.
+        observe: what the AC variant saw in the latest step, with what the sharding variant decided.
         blocks: what is reported block by block, by the FQN it has in the plain model.
         drops_gradients: whether `zero_grad` drops them rather than fill them with zeros.
     """
@@ -82,9 +85,9 @@ def assemble(
     layers_fqn = experiment.model.layers_fqn
     units = children_of(model, layers_fqn) if layers_fqn else {}
     blocks = _reported(model, units, experiment)
+    sharding = None
     if mesh.tp > 1 and devices is not None:
-        model = parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
-    model = experiment.shard.apply(model, sample.inputs)
+        model, sharding = _shard(model, experiment, devices["tp"], sample)
     model = experiment.chunk.apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
@@ -95,7 +98,9 @@ def assemble(
     return Assembled(
         model=model,
         call=model if site is None else site,
-        observe=partial(experiment.ac.observe, model) if site is None else site.observe,
+        observe=partial(
+            _observe, partial(experiment.ac.observe, model) if site is None else site.observe, sharding
+        ),
         blocks=blocks,
         optimizer=_optimizer(model, experiment),
         spec=experiment.model,
@@ -123,6 +128,25 @@ def _reported(
     """Return the modules that the variant names by class, or else the blocks of the model."""
     classes: tuple[str, ...] = getattr(experiment.ac, "module_classes", ())
     return find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+
+
+def _shard(
+    model: nn.Module, experiment: Experiment, devices: DeviceMesh, sample: Batch
+) -> tuple[nn.Module, ShardPlan | None]:
+    """Return the model as its variant shards it over the ranks of `devices`, or as its own plan does."""
+    splits = experiment.model.tensor_parallel_plan()
+    if not isinstance(experiment.shard, Sharding):
+        return parallelise_tensors(model, splits, devices), None
+    axis = TensorAxis(ranks=devices.size(), splits=splits)
+    plan = experiment.shard.plan(model, sample.inputs, axis)
+    return experiment.shard.realise(model, plan, devices), plan
+
+
+def _observe(observed: Callable[[], Observation], sharding: ShardPlan | None) -> Observation:
+    observation = observed()
+    if sharding is None:
+        return observation
+    return replace(observation, plan={**(observation.plan or {}), "sharding": sharding.as_json()})
 
 
 def _distribute(

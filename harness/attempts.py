@@ -20,6 +20,7 @@ from harness.shapes import Seat
 from harness.store import Store, write_atomically
 from harness.task import Task
 from harness.trial import BASELINES, TrialPlan
+from strategies import Tolerance
 
 PRELOAD = ("harness.trial",)
 """Modules that a trial's ranks need beside the agent's own."""
@@ -147,8 +148,14 @@ def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
 def note_of(experiment: Experiment, baseline: str) -> str | None:
     """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
     tolerance = experiment.tolerance
-    reason = None if tolerance is None else f"within {tolerance.relative:g} of the twin: {tolerance.reason}"
+    reason = None if tolerance is None else f"within {_in_words(tolerance)} of the twin: {tolerance.reason}"
     return "; ".join(part for part in (_NOTES[baseline], reason) if part) or None
+
+
+def _in_words(tolerance: Tolerance) -> str:
+    if tolerance.parameters in (None, tolerance.relative):
+        return f"{tolerance.relative:g}"
+    return f"{tolerance.relative:g}, parameters within {tolerance.parameters:g},"
 
 
 def now() -> str:

@@ -13,7 +13,7 @@ from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.protocol import Protocol
-from strategies import Strategy, Tolerance, ac_variants, chunk_variants
+from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
 
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
@@ -82,21 +82,32 @@ class Experiment(Recipe):
                 f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
                 f"got {self.batch_size}",
             )
+        self._require_ranks_to_shard_over()
         self._require_wrap_order()
 
     @property
     def is_baseline(self) -> bool:
         """Whether this is its own twin."""
-        return name_of(self.ac) == "none" and name_of(self.chunk) == "none"
+        return not (self._saves_memory or self._is_sharded)
+
+    @property
+    def is_placed_as_twin(self) -> bool:
+        """Whether every rank holds the parts of parameters that it holds of the twin's."""
+        return self._saves_memory or not self._is_sharded
 
     @property
     def tolerance(self) -> Tolerance | None:
         """How far variant and twin may differ, by what the strategies between them declare."""
-        declared = [each.tolerance for each in (self.ac, self.chunk) if each.tolerance is not None]
+        between = (self.ac, self.chunk) if self.is_placed_as_twin else (self.shard,)
+        is_reduced = self.dtype != "fp32"
+        found = [(is_reduced and each.reduced_tolerance) or each.tolerance for each in between]
+        declared = [each for each in found if each is not None]
         if not declared:
             return None
         return Tolerance(
             relative=max(each.relative for each in declared),
+            parameters=max(each.parameters or each.relative for each in declared),
+            floor=max(each.floor for each in declared),
             reason="; ".join(each.reason for each in declared),
         )
 
@@ -106,8 +117,13 @@ class Experiment(Recipe):
         return (*self.model.files(), *self.data.files())
 
     def twin(self) -> Experiment:
-        """Return the baseline of this experiment: nothing recomputed, nothing chunked."""
-        return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
+        """Return the baseline of this experiment: nothing recomputed, nothing chunked.
+
+        Where nothing is anyway, it is the model as the mesh alone shards it.
+        """
+        if self._saves_memory:
+            return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
+        return dataclasses.replace(self, shard=shard_variants["none"]())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as JSON values; every group states its `name`."""
@@ -124,6 +140,22 @@ class Experiment(Recipe):
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
         return resolved
+
+    @property
+    def _saves_memory(self) -> bool:
+        return name_of(self.ac) != "none" or name_of(self.chunk) != "none"
+
+    @property
+    def _is_sharded(self) -> bool:
+        return name_of(self.shard) != "none"
+
+    def _require_ranks_to_shard_over(self) -> None:
+        if self._is_sharded and self.mesh.tp == 1:
+            raise ConfigError(
+                "mesh.tp",
+                f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1; "
+                "use mesh=tp2 or shard=none",
+            )
 
     def _require_wrap_order(self) -> None:
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:

@@ -47,9 +47,9 @@ def dp_rank(mesh: Mesh, rank: int) -> int:
 
 
 def parallelise_tensors(model: nn.Module, plan: Mapping[str, str], devices: DeviceMesh) -> nn.Module:
-    """Shard the linears of `plan` over the `tp` dimension, in place."""
+    """Shard the linears of `plan` over the one dimension of `devices`, in place."""
     styles = {pattern: _STYLES[style]() for pattern, style in plan.items()}
-    return parallelize_module(model, devices["tp"], styles)
+    return parallelize_module(model, devices, styles)
 
 
 def shard_fsdp2(

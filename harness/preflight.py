@@ -20,6 +20,8 @@ from harness.models.base import ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
 from strategies import Strategy, StrategyError
+from strategies.shard.graph import TensorAxis
+from strategies.sharding import Sharding
 
 
 class Preflight:
@@ -48,6 +50,8 @@ class Preflight:
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
         self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, batch)
+        if isinstance(experiment.shard, Sharding):
+            self._once(deadline_s, _check_sharding, model, experiment.shard, mesh.tp, batch)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -88,6 +92,10 @@ def _check_variant(model: ModelSpec, ac: Strategy, is_call_site: bool, batch: tu
         ac.call_site(built)
     else:
         ac.apply(built, sample)
+
+
+def _check_sharding(model: ModelSpec, shard: Sharding, tp: int, batch: tuple[int, int]) -> None:
+    shard.plan(*_without_memory(model, batch), TensorAxis(ranks=tp, splits=model.tensor_parallel_plan()))
 
 
 def show(experiment: Experiment, what: str) -> str:

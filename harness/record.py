@@ -129,6 +129,7 @@ def build(
     ranks = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
     ranks = sorted(ranks, key=lambda rank: rank.rank) if ending.status == "ok" else []
     is_plain = is_baseline(identity.experiment)
+    saves_nothing = _names(identity.experiment, "ac", "chunk") == {"none"}
     memory = (
         merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes) if ranks else None
     )
@@ -137,7 +138,7 @@ def build(
     return _record(
         identity,
         ending,
-        verdict=verdict(is_plain=is_plain, memory=memory, work=work, parity=parity),
+        verdict=verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity),
         parity=parity,
         memory=memory,
         work=work,
@@ -185,9 +186,14 @@ def validate(value: object) -> Record:
 
 
 def is_baseline(experiment: Mapping[str, Any]) -> bool:
-    """Whether `experiment` enables neither AC nor chunking; false where it does not say."""
-    groups = (experiment.get("ac"), experiment.get("chunk"))
-    return all(isinstance(group, Mapping) and group.get("name") == "none" for group in groups)
+    """Whether `experiment` enables neither AC nor chunking nor sharding; false where it does not say."""
+    return _names(experiment, "ac", "chunk", "shard") == {"none"}
+
+
+def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:
+    """Return what is chosen for `groups`; `None` where the experiment does not say."""
+    chosen = (experiment.get(group) for group in groups)
+    return {choice.get("name") if isinstance(choice, Mapping) else None for choice in chosen}
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from harness.difference import Parity
 from harness.environment import describe
 from harness.experiment import Experiment
 from harness.measure.allocator import install
-from harness.measure.parity import compare_steps
+from harness.measure.parity import Accepted, compare_steps
 from harness.measure.rates import peak_flops
 from harness.measure.snapshot import Snapshot, steps
 from harness.measure.step import allocator_truth, instrument
@@ -158,7 +158,11 @@ def _prove(bench: _Bench) -> Parity:
             actual,
             count=protocol.parity_steps,
             rank=bench.context.rank,
-            tolerance=None if tolerance is None else tolerance.relative,
+            tolerance=None
+            if tolerance is None
+            else Accepted(
+                relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor
+            ),
         )
 
 
@@ -167,8 +171,10 @@ def _steps(bench: _Bench, experiment: Experiment) -> Iterator[Snapshot]:
     trainee = bench.assemble(experiment)
     count, context = experiment.protocol.parity_steps, bench.context
     batches = (bench.batch(step) for step in range(count))
-    share = dp_rank(experiment.mesh, context.rank)
-    for done, snapshot in enumerate(steps(trainee, batches, seed=experiment.seed, dp_rank=share)):
+    share, whole = dp_rank(experiment.mesh, context.rank), not bench.plan.experiment.is_placed_as_twin
+    for done, snapshot in enumerate(
+        steps(trainee, batches, seed=experiment.seed, dp_rank=share, whole=whole)
+    ):
         context.progress(done, count)
         yield snapshot
     _release(trainee)

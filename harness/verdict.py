@@ -8,11 +8,11 @@ from harness.merge import Memory, Work
 VERDICTS = ("neutral", "differs", "inert", "unverified")
 
 
-def verdict(*, is_plain: bool, memory: Memory | None, work: Work | None, parity: Parity | None) -> str:
+def verdict(*, saves_nothing: bool, memory: Memory | None, work: Work | None, parity: Parity | None) -> str:
     """Return the verdict of a trial.
 
     Args:
-        is_plain: neither AC nor chunking is enabled; such a trial promises nothing and is never inert.
+        saves_nothing: neither AC nor chunking is enabled; such a trial promises nothing and is never inert.
         memory, work, parity: `None` where the trial did not get so far. A trial that did not end well
             has none of them and is `unverified`.
 
@@ -24,7 +24,12 @@ def verdict(*, is_plain: bool, memory: Memory | None, work: Work | None, parity:
     """
     if parity is not None and not parity.is_equal:
         return "differs"
-    if not is_plain and memory is not None and work is not None and inert_because(memory, work) is not None:
+    if (
+        not saves_nothing
+        and memory is not None
+        and work is not None
+        and inert_because(memory, work) is not None
+    ):
         return "inert"
     return "unverified" if parity is None else "neutral"
 

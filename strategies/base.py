@@ -20,10 +20,15 @@ class Tolerance:
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
         reason: the written reason; it stands in the record beside the verdict.
+        parameters: the same of parameters after the optimizer step, where it is another.
+        floor: tensors below this share of the largest of their kind are measured by it: what cancels to
+            nothing, as the gradient of a key's bias does, is rounding noise that no other sum repeats.
     """
 
     relative: float
     reason: str
+    parameters: float | None = None
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +71,13 @@ class Strategy:
 
     Attributes:
         tolerance: `None` where results are bitwise equal to the plain model's.
+        reduced_tolerance: in half precision, where it is another.
         reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
         views: what `view` can show of the strategy.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
+    reduced_tolerance: ClassVar[Tolerance | None] = None
     reads_parameters: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ()
 

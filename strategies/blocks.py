@@ -19,7 +19,11 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})
 
 
-class Enclosed:
+class Disguised:
+    """Mark of the dynamic classes that strategies put before a user's; see also `FSDPModule`."""
+
+
+class Enclosed(Disguised):
     """Mark of the dynamic classes that put a region around a module; see `strategies.region`."""
 
 
@@ -89,8 +93,8 @@ def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class the user wrote, below the dynamic classes of FSDP2 and of regions."""
-    dynamic = (FSDPModule, Enclosed)
+    """Return the class the user wrote, below the dynamic classes of FSDP2 and of strategies."""
+    dynamic = (FSDPModule, Disguised)
     return next(c for c in type(module).__mro__ if issubclass(c, nn.Module) and not issubclass(c, dynamic))
 
 

@@ -17,12 +17,27 @@ from torch import Tensor
 from harness.difference import PARTS, Difference, Parity, PartParity
 from harness.measure.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
 
-__all__ = ["Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
+__all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
 _BLOCK = 1 << 20
 """Elements measured at a time: distances need several float64 temporaries, which should stay in a cache."""
 
 _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """How far the values of floating-point tensors may be apart.
+
+    Fields:
+        relative: largest accepted |actual - expected| / max|expected| of one tensor.
+        parameters: the same of parameters after the optimizer step; `None` for `relative`.
+        floor: share of the largest |expected| of a part below which no tensor's own counts.
+    """
+
+    relative: float
+    parameters: float | None = None
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +61,7 @@ def compare_steps(
     *,
     count: int,
     rank: int = 0,
-    tolerance: float | None = None,
+    tolerance: Accepted | None = None,
 ) -> Parity:
     """Compare the next `count` steps of the twin (`expected`) and the variant, one at a time.
 
@@ -66,7 +81,7 @@ def compare_steps(
 
 
 def compare(
-    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: float | None = None
+    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: Accepted | None = None
 ) -> StepParity:
     """Compare one step.
 
@@ -74,11 +89,12 @@ def compare(
         expected: the twin's.
         actual: the variant's.
         rank, step: recorded with differences; steps count from 0.
-        tolerance: largest accepted |actual - expected| / max|expected| of a floating-point tensor;
-            None asks for equal bits.
+        tolerance: None asks for equal bits.
     """
     parts = {
-        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, tolerance)
+        part: _compare_part(
+            getattr(expected, part), getattr(actual, part), rank, step, _limits(tolerance, part, expected)
+        )
         for part in PARTS
     }
     level = "bitwise" if tolerance is None else "tolerance"
@@ -103,6 +119,18 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Limits:
+    """What is accepted of one part: `relative` of a tensor's largest value, or of `least` if it is larger."""
+
+    relative: float
+    least: float
+
+    def of(self, scale: float) -> float:
+        """Return the largest accepted distance in a tensor whose largest value is `scale`."""
+        return self.relative * max(scale, self.least)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Finding:
     """Comparison of one leaf; `first` is (index, expected, actual) of the first difference."""
 
@@ -120,10 +148,23 @@ def _merge(parts: Sequence[PartParity]) -> PartParity:
     )
 
 
+def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:
+    if tolerance is None:
+        return None
+    is_loosened = part == "parameters" and tolerance.parameters is not None
+    relative = tolerance.parameters if is_loosened else tolerance.relative
+    assert relative is not None
+    if tolerance.floor == 0:
+        return _Limits(relative=relative, least=0.0)
+    captured = [leaf for leaf in getattr(expected, part).values() if isinstance(leaf, Captured)]
+    scales = [_scale(leaf.value) for leaf in captured if _is_number(leaf.value)]
+    return _Limits(relative=relative, least=tolerance.floor * max(scales, default=0.0))
+
+
 def _compare_part(
-    expected: Leaves, actual: Leaves, rank: int, step: int, tolerance: float | None
+    expected: Leaves, actual: Leaves, rank: int, step: int, limits: _Limits | None
 ) -> PartParity:
-    findings = list(_findings(expected, actual, tolerance))
+    findings = list(_findings(expected, actual, limits))
     first = next(((name, finding.first) for name, finding in findings if finding.first), None)
     return PartParity(
         equal=first is None,
@@ -136,10 +177,10 @@ def _compare_part(
     )
 
 
-def _findings(expected: Leaves, actual: Leaves, tolerance: float | None) -> Iterator[tuple[str, _Finding]]:
+def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[tuple[str, _Finding]]:
     for name, leaf in expected.items():
         if name in actual:
-            yield name, _compare_leaf(leaf, actual[name], tolerance)
+            yield name, _compare_leaf(leaf, actual[name], limits)
         else:
             yield name, _Finding(first=(None, _describe(leaf), "absent"))
     for name in [name for name in actual if name not in expected]:
@@ -150,7 +191,7 @@ def _findings(expected: Leaves, actual: Leaves, tolerance: float | None) -> Iter
             return
 
 
-def _compare_leaf(expected: Any, actual: Any, tolerance: float | None) -> _Finding:
+def _compare_leaf(expected: Any, actual: Any, limits: _Limits | None) -> _Finding:
     if not (isinstance(expected, Captured) and isinstance(actual, Captured)):
         same = _is_same_value(expected, actual)
         return _Finding() if same else _Finding(first=(None, _describe(expected), _describe(actual)))
@@ -159,7 +200,7 @@ def _compare_leaf(expected: Any, actual: Any, tolerance: float | None) -> _Findi
     one, other = expected.value, actual.value.to(expected.value.device)
     if torch.equal(_bits(one), _bits(other)):
         return _Finding()
-    return _measure(one, other, tolerance)
+    return _measure(one, other, limits)
 
 
 def _is_same_value(expected: Any, actual: Any) -> bool:
@@ -177,15 +218,12 @@ def _describe(leaf: Any) -> str:
     return f"{type(leaf).__qualname__} {leaf}"
 
 
-def _measure(expected: Tensor, actual: Tensor, tolerance: float | None) -> _Finding:
+def _measure(expected: Tensor, actual: Tensor, limits: _Limits | None) -> _Finding:
     """Measure how far two tensors of one shape and dtype, known to differ in bits, are apart."""
-    max_abs, scale = 0.0, 0.0
-    for _, one, other in _blocks(expected, actual):
-        max_abs = max(max_abs, _distance(one, other).max().item())
-        scale = max(scale, _magnitude(one).max().item())
+    distances = (_distance(one, other).max().item() for _, one, other in _blocks(expected, actual))
+    max_abs, scale = max(distances), _scale(expected)
     max_rel = 0.0 if max_abs == 0 else max_abs / scale if scale else float("inf")
-    is_number = expected.is_floating_point() or expected.is_complex()
-    limit = tolerance * scale if tolerance is not None and is_number else None
+    limit = limits.of(scale) if limits is not None and _is_number(expected) else None
     if limit is not None and max_abs <= limit:
         return _Finding(max_abs=max_abs, max_rel=max_rel)
     return _Finding(max_abs=max_abs, max_rel=max_rel, first=_first_beyond(expected, actual, limit))
@@ -229,6 +267,16 @@ def _distance(expected: Tensor, actual: Tensor) -> Tensor:
 
 def _magnitude(tensor: Tensor) -> Tensor:
     return _wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _scale(tensor: Tensor) -> float:
+    """Return the largest finite magnitude; 0 where there is none."""
+    pieces = (piece for piece in tensor.reshape(-1).split(_BLOCK) if piece.numel())
+    return max((_magnitude(piece).max().item() for piece in pieces), default=0.0)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _wide(tensor: Tensor) -> Tensor:

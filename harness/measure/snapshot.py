@@ -21,7 +21,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured:
-    """A detached copy of a tensor, of the local shard of a DTensor.
+    """A detached copy of a tensor; of a DTensor the local shard, or the whole.
 
     Fields:
         value: dense copy; on the tensor's device, or on the host.
@@ -34,8 +34,17 @@ class Captured:
     device_type: str
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Captured:
-        """Copy `tensor`; later steps may overwrite the original."""
+    def of(cls, tensor: Tensor, *, whole: bool = False) -> Captured:
+        """Copy `tensor`; later steps may overwrite the original.
+
+        Args:
+            tensor: of any class.
+            whole: gather a DTensor, so that its placements do not matter; all ranks of its mesh do.
+        """
+        if whole and isinstance(tensor, DTensor):
+            # what FSDP keeps in host memory is gathered where ranks can meet
+            reachable: DTensor = tensor.detach().to(tensor.device_mesh.device_type)  # type: ignore[assignment]
+            tensor = reachable.full_tensor()
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         copy = local.detach().clone()
         if copy.layout is not torch.strided:
@@ -94,7 +103,9 @@ class Snapshot:
         )
 
 
-def steps(trainee: Trainee, batches: Iterable[Batch], *, seed: int, dp_rank: int = 0) -> Iterator[Snapshot]:
+def steps(
+    trainee: Trainee, batches: Iterable[Batch], *, seed: int, dp_rank: int = 0, whole: bool = False
+) -> Iterator[Snapshot]:
     """Train one optimizer step a batch and yield what each computed.
 
     Every step sets the generators from (seed, step, dp_rank) and leaves them as they were, so that the steps
@@ -105,11 +116,12 @@ def steps(trainee: Trainee, batches: Iterable[Batch], *, seed: int, dp_rank: int
         batches: one a step, on the device that computes.
         seed: of the trial.
         dp_rank: index of the rank's batch among all data-parallel ones.
+        whole: take gradients and parameters as wholes, for models that place them differently.
     """
     for step, batch in enumerate(batches):
         device = _device_of(batch)
         with seeded(seed, step=step, dp_rank=dp_rank, device=device):
-            snapshot = _train_one_step(trainee, batch, device)
+            snapshot = _train_one_step(trainee, batch, device, whole=whole)
         yield snapshot
         del snapshot  # the consumer decides how long it lives, not this suspended frame
 
@@ -127,13 +139,15 @@ def has_identity_only(value: Any) -> bool:
     return getattr(type(value), "__eq__", None) is object.__eq__
 
 
-def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device) -> Snapshot:
+def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device, *, whole: bool) -> Snapshot:
     trainee.zero_grad()
     outputs, loss = trainee.forward(batch)
     captured_outputs, captured_loss = flatten(outputs, "outputs"), flatten(loss, "loss")
     del outputs
     trainee.backward(loss)
-    gradients = {name: _capture(parameter.grad) for name, parameter in _parameters(trainee.model)}
+    gradients = {
+        name: _capture(parameter.grad, whole=whole) for name, parameter in _parameters(trainee.model)
+    }
     # duplicates kept: a module shared by two paths must stay shared
     buffers = {
         name: Captured.of(buffer) for name, buffer in trainee.model.named_buffers(remove_duplicate=False)
@@ -146,7 +160,9 @@ def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device) -> Sna
         gradients=gradients,
         buffers=buffers,
         rng_state=rng_state,
-        parameters={name: Captured.of(parameter) for name, parameter in _parameters(trainee.model)},
+        parameters={
+            name: Captured.of(parameter, whole=whole) for name, parameter in _parameters(trainee.model)
+        },
     )
 
 
@@ -160,8 +176,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return model.named_parameters()
 
 
-def _capture(tensor: Tensor | None) -> Captured | None:
-    return None if tensor is None else Captured.of(tensor)
+def _capture(tensor: Tensor | None, *, whole: bool) -> Captured | None:
+    return None if tensor is None else Captured.of(tensor, whole=whole)
 
 
 def _kind(tensor: Tensor) -> str:

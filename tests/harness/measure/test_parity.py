@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness.difference import PARTS, Difference, Parity, PartParity, describe_difference
 from harness.measure import parity
-from harness.measure.parity import Snapshot, compare, compare_steps, steps, summarise
+from harness.measure.parity import Accepted, Snapshot, compare, compare_steps, steps, summarise
 from harness.measure.snapshot import Captured, Structure, flatten
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
 
@@ -40,7 +40,8 @@ def compared(
 ) -> PartParity:
     """Compare two sets of gradients."""
     one, other = snapshot(gradients=expected), snapshot(gradients=actual)
-    return compare(one, other, rank=1, step=2, tolerance=tolerance).parts["gradients"]
+    accepted = None if tolerance is None else Accepted(relative=tolerance)
+    return compare(one, other, rank=1, step=2, tolerance=accepted).parts["gradients"]
 
 
 def gradient(*values: Any, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -315,7 +316,10 @@ class TestSummary:
 
     def test_a_tolerance_is_stated_as_the_level(self) -> None:
         assert (
-            summarise([compare(snapshot(), snapshot(), rank=0, step=0, tolerance=0.1)]).level == "tolerance"
+            summarise(
+                [compare(snapshot(), snapshot(), rank=0, step=0, tolerance=Accepted(relative=0.1))]
+            ).level
+            == "tolerance"
         )
 
     def test_no_step_proves_nothing(self) -> None:

@@ -1,0 +1,78 @@
+"""`shard=cheapest`: the plan that takes the least modelled time, by an integer programme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strategies.errors import StrategyError
+from strategies.shard.choice import megatron, with_random_numbers_of
+from strategies.shard.cost import Hardware
+from strategies.shard.derivation import DEFAULT_HARDWARE
+from strategies.shard.graph import TensorAxis, model_graph
+from strategies.shard.plans import ShardPlan
+from strategies.shard.programme import Limits, cheapest, smallest_memory_bytes
+from strategies.sharding import Sharding
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheapest(Sharding):
+    """Run every linear, embedding and norm by the candidates that together take the least time.
+
+    Saved: whatever the limit asks for.
+    Recomputed: nothing.
+    Moved: what the plan of the record promises.
+
+    Time is that of one rank in one step: FLOPs of linears and attention over a rate, and for each collective
+    a latency and its bytes over a bandwidth, one after another. Without a limit the plan is never slower
+    than `megatron` by this model, and never communicates more bytes.
+
+    Fields:
+        memory_limit_mib: what parameters, their gradients and the outputs of all calls may take on one rank,
+            > 0; null for any amount. Optimizer state, and what AC saves, are not counted.
+        flops_per_s: of one rank, > 0.
+        bandwidth_bytes_per_s: that a rank sends and receives at once, > 0.
+        latency_s: of one collective, >= 0.
+    """
+
+    memory_limit_mib: float | None = None
+    flops_per_s: float = DEFAULT_HARDWARE.flops_per_s
+    bandwidth_bytes_per_s: float = DEFAULT_HARDWARE.bandwidth_bytes_per_s
+    latency_s: float = DEFAULT_HARDWARE.latency_s
+
+    def __post_init__(self) -> None:
+        if self.memory_limit_mib is not None and not self.memory_limit_mib > 0:
+            raise StrategyError("shard.memory_limit_mib", f"must be above 0, got {self.memory_limit_mib}")
+        self._hardware()
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+        """Return the plan; as `Sharding.plan`."""
+        graph = model_graph(model, sample, axis, self._hardware(), where="shard")
+        reference = megatron(graph, where="shard")
+        graph = with_random_numbers_of(graph, reference)
+        limits = Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
+        if self.memory_limit_mib is not None:
+            limits = Limits(memory_bytes=int(self.memory_limit_mib * _MIB))
+        choice = cheapest(graph, limits)
+        if choice is None:
+            smallest = smallest_memory_bytes(graph)
+            assert smallest is not None, "Megatron's choice fits together"
+            raise StrategyError(
+                "shard.memory_limit_mib",
+                f"no plan fits {self.memory_limit_mib} MiB a rank; the smallest takes {smallest / _MIB:.3f}",
+            )
+        return ShardPlan.of(graph, choice, axis.ranks)
+
+    def _hardware(self) -> Hardware:
+        try:
+            return Hardware(
+                flops_per_s=self.flops_per_s,
+                bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+                latency_s=self.latency_s,
+            )
+        except StrategyError as error:
+            raise StrategyError(error.where.replace("hardware", "shard"), error.problem) from error

@@ -1,0 +1,84 @@
+"""Choices of options for a graph: Megatron's, and what any other one must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from strategies.errors import StrategyError
+from strategies.shard.graph import ModelGraph
+from strategies.shard.programme import Choice, Limits, cheapest
+from strategies.shard.state import WHOLE
+from strategies.shard.ways import Leaf, Option
+
+Rule: TypeAlias = Callable[[Leaf, Option], bool]
+"""Whether a leaf module may run by an option."""
+
+_CHOICES = {"column": "n", "row": "k"}
+
+
+def restricted(graph: ModelGraph, rule: Rule) -> ModelGraph:
+    """Return `graph` with those options of leaf modules that `rule` allows."""
+    return replace(
+        graph,
+        nodes=tuple(
+            node
+            if (leaf := node.leaf) is None
+            else replace(node, options=tuple(option for option in node.options if rule(leaf, option)))
+            for node in graph.nodes
+        ),
+    )
+
+
+def megatron(graph: ModelGraph, *, where: str) -> Choice:
+    """Return Megatron's choice: column before row where the model allows it, everything else whole.
+
+    Args:
+        graph: of the model.
+        where: configuration path of the strategy, for messages.
+
+    Raises:
+        StrategyError: the model has no such linears, or its code between them is not known to run on shards.
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+    if not any(node.leaf is not None and node.leaf.split for node in graph.nodes):
+        raise StrategyError(where, "needs linears that the model's tensor parallel plan splits; it has none")
+    choice = cheapest(restricted(graph, _is_megatron), Limits())
+    if choice is None:
+        raise StrategyError(
+            where,
+            "the code between the linears that the model's tensor parallel plan splits is not known to run "
+            "on a shard of features; use shard=none",
+        )
+    return choice
+
+
+def with_random_numbers_of(graph: ModelGraph, choice: Choice) -> ModelGraph:
+    """Return `graph` where what draws random numbers has the local shapes that it has in `choice`.
+
+    Another shape would draw other numbers, and nothing could be compared.
+    """
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(
+                node,
+                options=tuple(option for option in node.options if option.output.dim == chosen.output.dim),
+            )
+            if node.is_random
+            else node
+            for node, chosen in zip(graph.nodes, choice, strict=True)
+        ),
+    )
+
+
+def _is_megatron(leaf: Leaf, option: Option) -> bool:
+    way = option.way
+    assert way is not None
+    states = option.inputs[0], option.output
+    if leaf.split is None:
+        return way.choice is None and states == (WHOLE, WHOLE)
+    between = (WHOLE, way.output) if leaf.split == "column" else (way.input, WHOLE)
+    return way.choice == _CHOICES[leaf.split] and states == between

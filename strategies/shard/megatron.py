@@ -1,0 +1,35 @@
+"""`shard=megatron`: linears by column and then by row, from their sharding candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strategies.shard.choice import megatron
+from strategies.shard.derivation import DEFAULT_HARDWARE
+from strategies.shard.graph import TensorAxis, model_graph
+from strategies.shard.plans import ShardPlan
+from strategies.sharding import Sharding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Megatron(Sharding):
+    """Shard heads and hidden units: a column-parallel linear feeds a row-parallel one.
+
+    Saved: (n-1)/n of the weights of those linears, and of what lies between them.
+    Recomputed: nothing.
+    Moved: one all-reduce of the output of each row-parallel linear forward, and one of the input gradient
+        of each column-parallel linear backward.
+
+    Which linears these are is the model's tensor parallel plan, as with `shard=none`; they run by the
+    candidates `RS0 = RR x RS0` and `RR = RS0 x S0R`.
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+        """Return the plan; as `Sharding.plan`."""
+        graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        return ShardPlan.of(graph, megatron(graph, where="shard"), axis.ranks)

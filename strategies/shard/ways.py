@@ -1,0 +1,281 @@
+"""Ways of a leaf module: how it may run on one mesh axis, from its operator's sharding candidates.
+
+Around a leaf module a strategy can stand, so that what it reads and gives may change its state there. An
+option is a way together with the states in which its input comes and its output goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import Tensor, nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.shard import linear
+from strategies.shard.candidates import Candidate
+from strategies.shard.cost import Hardware
+from strategies.shard.derivation import derive
+from strategies.shard.operation import Choice
+from strategies.shard.redistribution import Collective, Step, collectives, plan, reversed_plan
+from strategies.shard.state import SUMMED, WHOLE, Move, State, Value, move, sharded
+
+REPLICATED = "replicated"
+"""Name of the way in which every rank computes everything, of modules that have no named candidates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A parameter of a leaf module as one rank holds it.
+
+    Fields:
+        placement: `Shard` for a part of its own, `Replicate` for all of it.
+        reduction: steps that make its gradient whole.
+    """
+
+    placement: Placement
+    reduction: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How a leaf module runs on a rank.
+
+    Fields:
+        name: of the candidate.
+        choice: what the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
+        input: state in which it reads its input.
+        output: state in which it leaves its output.
+        finish: steps of the product of a linear, and of its gradient, before the bias is added.
+        parameters: by name.
+        flops: of one rank in one step.
+    """
+
+    name: str
+    choice: Choice
+    input: State = WHOLE
+    output: State = WHOLE
+    finish: Move = field(default_factory=Move)
+    parameters: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
+    flops: int = 0
+
+    @property
+    def changes_parameters(self) -> bool:
+        """Whether parameters, or their gradients, are others than those of the plain module."""
+        return any(held.reduction or held.placement.is_shard() for held in self.parameters.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A way of a leaf module, or of a function, between states.
+
+    Fields:
+        inputs: states of the tensors that come in, in their order.
+        output: state of what goes out.
+        way: of a leaf module.
+        entering: brings a leaf module's input to its way.
+        leaving: brings its output away.
+        collectives: of one step.
+        seconds: of one rank in one step, computation and communication.
+        memory_bytes: of parameters, their gradients, and what goes out, on one rank.
+    """
+
+    inputs: tuple[State, ...]
+    output: State
+    way: Way | None = None
+    entering: Move = field(default_factory=Move)
+    leaving: Move = field(default_factory=Move)
+    collectives: tuple[Collective, ...] = ()
+    seconds: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def communicated_bytes(self) -> int:
+        """Payload of all collectives."""
+        return sum(collective.payload_bytes for collective in self.collectives)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """A leaf module that is called once.
+
+    Fields:
+        fqn: its plain FQN.
+        module: a meta tensor's module is enough.
+        input, output: the tensors it reads and gives.
+        split: what the model allows for its features: `column`, that the code behind it runs on a shard of
+            its output features; `row`, that the code before it gives a shard of its input features.
+    """
+
+    fqn: str
+    module: nn.Module
+    input: Value
+    output: Value
+    split: str | None
+
+
+def ways(leaf: Leaf, ranks: int, hardware: Hardware) -> tuple[Way, ...]:
+    """Return how a leaf module may run, full replication first."""
+    module = leaf.module
+    if isinstance(module, nn.Linear):
+        return tuple(_linear(leaf, module, ranks, hardware))
+    whole = Way(name=REPLICATED, choice=None, parameters=_held(module, Replicate(), ranks))
+    return whole, *(
+        Way(
+            name=f"S{dim}",
+            choice=f"b{dim}",
+            input=sharded(dim),
+            output=sharded(dim),
+            parameters=_held(module, Partial(), ranks),
+        )
+        for dim in range(_batch_dims(leaf))
+        if leaf.input.can_be_cut(dim, ranks)
+    )
+
+
+def options(leaf: Leaf, way: Way, ranks: int, hardware: Hardware) -> Iterator[Option]:
+    """Yield a way between all states in which its input may come and its output may go."""
+    for source in _edges(leaf.input, ranks, features=leaf.split == "row"):
+        entering = move(source, way.input, leaf.input, ranks)
+        for target in _edges(leaf.output, ranks, features=leaf.split == "column"):
+            is_shard_of_features = target.dim is not None and target.dim == len(leaf.output.shape) - 1
+            leaving = move(way.output, target, leaf.output, ranks)
+            if entering is None or leaving is None or (is_shard_of_features and way.output != target):
+                continue
+            passage = _Passage(source=source, entering=entering, target=target, leaving=leaving)
+            yield _option(leaf, way, passage, ranks, hardware)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Passage:
+    source: State
+    entering: Move
+    target: State
+    leaving: Move
+
+
+def _option(leaf: Leaf, way: Way, passage: _Passage, ranks: int, hardware: Hardware) -> Option:
+    entering, leaving = passage.entering, passage.leaving
+    moved = (
+        *entering.collectives("input"),
+        *way.finish.collectives("output"),
+        *leaving.collectives("output"),
+        *(
+            collective
+            for name, held in way.parameters.items()
+            for collective in collectives(held.reduction, phase="backward", operand=name)
+        ),
+    )
+    entered = leaf.input.local_bytes(way.input, ranks) if entering.forward else 0
+    return Option(
+        inputs=(passage.source,),
+        output=passage.target,
+        way=way,
+        entering=entering,
+        leaving=leaving,
+        collectives=moved,
+        seconds=hardware.compute_s(way.flops) + hardware.communication_s(moved),
+        memory_bytes=entered
+        + leaf.output.local_bytes(passage.target, ranks)
+        + _parameter_bytes(leaf, way, ranks),
+    )
+
+
+def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
+    """Yield the states of a tensor beside a leaf module; only the model says where features are sharded."""
+    yield WHOLE
+    if value.needs_gradient:
+        yield SUMMED
+    for dim in range(len(value.shape) - (not features)):
+        if value.can_be_cut(dim, ranks):
+            yield sharded(dim)
+
+
+def _parameter_bytes(leaf: Leaf, way: Way, ranks: int) -> int:
+    """Return the bytes of parameters and of the gradients of those that get one."""
+    total = 0
+    for name, parameter in leaf.module.named_parameters(recurse=False):
+        held = way.parameters.get(name)
+        parts = ranks if held is not None and held.placement.is_shard() else 1
+        total += (1 + parameter.requires_grad) * parameter.numel() * parameter.element_size() // parts
+    return total
+
+
+def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:
+    # whole or in even shards: what the operator's own enumeration has
+    found = linear.from_module(module, leaf.input.shape, (ranks,), "complete", hardware=hardware)
+    for candidate in found:
+        yield _way(candidate, module)
+        if candidate.choices == ("k",):
+            for dim in range(len(leaf.output.shape) - 1):
+                if leaf.output.can_be_cut(dim, ranks):
+                    yield _way(_scattered(candidate, dim, hardware), module)
+
+
+def _scattered(candidate: Candidate, dim: int, hardware: Hardware) -> Candidate:
+    """Return the candidate with its output reduced to shards of `dim`, rather than to wholes."""
+    return derive(
+        candidate.operation,
+        candidate.choices,
+        candidate.mesh_shape,
+        name=candidate.name,
+        hardware=hardware,
+        output=(Shard(dim),),
+    )
+
+
+def _way(candidate: Candidate, module: nn.Linear) -> Way:
+    entered, output = candidate.operand("input"), candidate.output
+    (placement,) = output.placements
+    return Way(
+        name=candidate.name,
+        choice=candidate.choices[0],
+        input=State(value=entered.placements[0], gradient=entered.computed[0]),
+        output=WHOLE if placement.is_replicate() else State(value=placement, gradient=placement),
+        finish=Move(forward=output.reduction, backward=reversed_plan(output.reduction)),
+        parameters={
+            operand.name: Held(
+                placement=operand.placements[0],
+                reduction=operand.reduction if _needs_gradient(module, operand.name) else (),
+            )
+            for operand in candidate.inputs[1:]
+        },
+        flops=candidate.cost.forward_flops + candidate.cost.backward_flops,
+    )
+
+
+def _needs_gradient(module: nn.Module, name: str) -> bool:
+    parameter: Tensor = getattr(module, name)
+    return parameter.requires_grad
+
+
+def _held(module: nn.Module, gradient: Placement, ranks: int) -> dict[str, Held]:
+    """Return the parameters of a module, whole on every rank, with gradients that are wholes or summands."""
+    return {
+        name: Held(
+            placement=Replicate(),
+            reduction=plan(
+                (gradient,),
+                (Replicate(),),
+                shape=tuple(parameter.shape),
+                mesh_shape=(ranks,),
+                itemsize=parameter.element_size(),
+            )
+            if parameter.requires_grad
+            else (),
+        )
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def _batch_dims(leaf: Leaf) -> int:
+    """Return how many leading dimensions a module works on one entry at a time."""
+    module, dims = leaf.module, len(leaf.input.shape)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return dims - len(module.normalized_shape)
+    if isinstance(module, nn.Embedding):
+        # what renorms weights, or counts words, sees all of them
+        return 0 if module.max_norm is not None or module.scale_grad_by_freq or module.sparse else dims
+    return 0
