@@ -22,7 +22,7 @@ from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.enumeration import Mode, enumerate_candidates
-from strategies.shard.layout import checked_dim, checked_shape
+from strategies.shard.layout import checked_index, checked_shape
 from strategies.shard.operation import Choice, Dimensions, LocalOperands, Operation, described
 from strategies.shard.products import name_in_rows
 
@@ -58,7 +58,7 @@ def candidates(
     shape = checked_shape("input_shape", input_shape)
     rows, width = checked_shape("num_embeddings, embedding_dim", (num_embeddings, embedding_dim))
     if padding_idx is not None:
-        padding_idx = checked_dim("padding_idx", padding_idx, rows)
+        padding_idx = checked_index("padding_idx", padding_idx, rows)
     labels = tuple(f"b{dim}" for dim in range(len(shape)))
     batch = tuple(range(len(shape)))
     operation = Operation(

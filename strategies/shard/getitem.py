@@ -73,8 +73,8 @@ def _picked(shape: Shape, index: Index) -> Shape:
         raise StrategyError("index", f"must hold integers, slices, None and an ellipsis, got {wrong[0]!r}")
     try:
         after = tuple(torch.empty(shape, device="meta")[index].shape)
-    except (IndexError, ValueError) as error:
-        raise StrategyError("index", f"must be one of {shape}, got {index}: {error}") from None
+    except (IndexError, ValueError):  # the latter for a slice that runs backwards
+        raise StrategyError("index", f"must fit a tensor of {shape}, got {index}") from None
     if 0 in after:
         raise StrategyError("index", f"must pick something from {shape}, got {index}")
     return after

@@ -31,15 +31,15 @@ def checked_shape(where: str, shape: Sequence[int]) -> Shape:
     return tuple(shape)
 
 
-def checked_dim(where: str, dim: int, dims: int) -> int:
-    """Return `dim` counted from the left.
+def checked_index(where: str, index: int, size: int) -> int:
+    """Return `index` counted from the start.
 
     Raises:
-        StrategyError: there is no such dimension among `dims`.
+        StrategyError: it is none of a dimension, or of a list, of `size`.
     """
-    if not -dims <= dim < dims:
-        raise StrategyError(where, f"must be a dimension of {dims}, got {dim}")
-    return dim % dims
+    if not -size <= index < size:
+        raise StrategyError(where, f"must be from {-size} to {size - 1}, got {index}")
+    return index % size
 
 
 def cuts(placements: Placements, mesh_shape: Shape, dims: int) -> Shape:

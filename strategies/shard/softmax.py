@@ -16,7 +16,7 @@ from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.following import follow
-from strategies.shard.layout import checked_dim, checked_shape
+from strategies.shard.layout import checked_index, checked_shape
 from strategies.shard.operation import Choice, LocalOperands, described
 
 
@@ -41,7 +41,7 @@ def candidates(
         StrategyError: a shape is none, or has no such dimension.
     """
     shape = checked_shape("input_shape", input_shape)
-    dim = checked_dim("dim", dim, len(shape))
+    dim = checked_index("dim", dim, len(shape))
     labels: list[Choice] = [None if other == dim else f"d{other}" for other in range(len(shape))]
     return follow(
         "softmax",

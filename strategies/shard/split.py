@@ -17,7 +17,7 @@ from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.following import follow
-from strategies.shard.layout import Shape, checked_dim, checked_shape
+from strategies.shard.layout import Shape, checked_index, checked_shape
 from strategies.shard.operation import Choice, LocalOperands, described
 
 
@@ -46,7 +46,7 @@ def candidates(
         StrategyError: a shape is none, has no such dimension, or the pieces are not all of it.
     """
     shape = checked_shape("input_shape", input_shape)
-    dim = checked_dim("dim", dim, len(shape))
+    dim = checked_index("dim", dim, len(shape))
     pieces = _pieces(shape[dim], sizes)
     labels: list[Choice] = [None if other == dim else f"d{other}" for other in range(len(shape))]
     return follow(

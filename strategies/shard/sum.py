@@ -18,7 +18,7 @@ from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.following import follow
-from strategies.shard.layout import Shape, checked_dim, checked_shape
+from strategies.shard.layout import Shape, checked_index, checked_shape
 from strategies.shard.operation import Choice, LocalOperands, described
 
 
@@ -45,7 +45,7 @@ def candidates(
         StrategyError: a shape is none, or has no such dimensions.
     """
     shape = checked_shape("input_shape", input_shape)
-    over = tuple(checked_dim("dims", dim, len(shape)) for dim in dims)
+    over = tuple(checked_index("dims", dim, len(shape)) for dim in dims)
     if not over or len(set(over)) < len(over):
         raise StrategyError("dims", f"must name dimensions once, at least one, got {tuple(dims)}")
     labels = [f"d{dim}" for dim in range(len(shape))]

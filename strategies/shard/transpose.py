@@ -14,7 +14,7 @@ from strategies.shard import permute
 from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.layout import checked_dim, checked_shape
+from strategies.shard.layout import checked_index, checked_shape
 
 
 def candidates(
@@ -42,7 +42,7 @@ def candidates(
         StrategyError: a shape is none, or has no such dimension.
     """
     shape = checked_shape("input_shape", input_shape)
-    first, second = checked_dim("dim0", dim0, len(shape)), checked_dim("dim1", dim1, len(shape))
+    first, second = checked_index("dim0", dim0, len(shape)), checked_index("dim1", dim1, len(shape))
     order = list(range(len(shape)))
     order[first], order[second] = second, first
     return permute.candidates(shape, order, mesh_shape, dtype=dtype, hardware=hardware)

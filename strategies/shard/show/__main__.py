@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from strategies.errors import StrategyError
-from strategies.shard.show.operators import OPERATORS, sizes
+from strategies.shard.show.operators import OPERATORS
+from strategies.shard.show.options import sizes
 from strategies.shard.show.table import print_candidates
 
 
@@ -22,8 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument(
             "--mesh", type=sizes, required=True, metavar="N,M", help="sizes of the mesh axes"
         )
-        command.add_argument("--mode", choices=("classic", "complete"), default="classic")
-        shown.add_options(command)
+        if shown.has_modes:
+            command.add_argument("--mode", choices=("classic", "complete"), default="classic")
+        for option in shown.options:
+            option.add_to(command)
     options = parser.parse_args(arguments)
     try:
         found = OPERATORS[options.operator].candidates(options)

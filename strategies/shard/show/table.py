@@ -22,7 +22,7 @@ _GAP = 3
 
 def print_candidates(candidates: Sequence[Candidate], *, stream: TextIO | None = None) -> None:
     """Print one line a candidate, as wide as it takes."""
-    cheapest = sorted(candidates, key=lambda candidate: candidate.cost.total_s)
+    cheapest = sorted(candidates, key=lambda each: (each.cost.total_s, each.cost.memory_bytes))
     columns = (
         "candidate",
         *(operand.name for operand in candidates[0].operands),

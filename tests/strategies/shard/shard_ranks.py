@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,12 @@ Counts = Counter[tuple[str, str, int]]
 """How often `(phase, kind, payload bytes)` was seen."""
 SHARDED_ROWS = 2
 """Rows of a shard by which the planted errors know that they are not the dense operator."""
+
+
+@cache
+def mesh_of(shape: Shape) -> DeviceMesh:
+    """Return the mesh of all ranks in that shape; its groups are made once."""
+    return init_device_mesh("cpu", shape)
 
 
 class Collectives(TorchDispatchMode):
@@ -55,7 +62,7 @@ def differences_of_linear(
     _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
 ) -> dict[str, tuple[Difference, ...]]:
     """Return for every complete candidate what is wrong with it."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     return {
         candidate.name: verify(candidate, mesh)
         for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
@@ -66,7 +73,7 @@ def collectives_of_linear(
     _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
 ) -> dict[str, tuple[Counts, Counts]]:
     """Return for every complete candidate what it promises, and what it did."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     return {
         candidate.name: (promised(candidate.communication), _measured(candidate, mesh))
         for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
@@ -74,19 +81,19 @@ def collectives_of_linear(
 
 
 def verify_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[tuple[Difference, ...]]:
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     return [verify(candidate, mesh) for candidate in candidates]
 
 
 def measure_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Counts]:
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     return [_measured(candidate, mesh) for candidate in candidates]
 
 
 def dtensor_runs(_rank: int, name: str) -> dict[str, tuple[int, list[Placements]]]:
     """Return for each candidate that DTensor has how often it communicates, and where outputs lie."""
     case = CASES[name]
-    mesh = init_device_mesh("cpu", MESH)
+    mesh = mesh_of(MESH)
     found = {}
     for candidate in case.candidates:
         if case.in_dtensor(candidate.choices):
@@ -106,7 +113,7 @@ def _plain(tensor: Tensor) -> Placements:
 
 def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: str) -> str:
     """Return the message with which unsuitable arguments are refused."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     whole = {operand.name: torch.zeros(operand.shape) for operand in candidate.inputs}
     try:
         if kind == "shape":
@@ -114,6 +121,8 @@ def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: s
         if kind == "names":
             distribute(candidate, mesh, {"input": whole["input"]})
         placed = distribute(candidate, mesh, whole)
+        if kind == "outputs":
+            apply(candidate, mesh, placed)
         operand = replace(candidate.operand("weight"), placements=(Replicate(), Replicate()))
         apply(candidate, mesh, {**placed, "weight": place(whole["weight"], operand, mesh)})
     except ValueError as error:
@@ -125,7 +134,7 @@ def moves(
     _rank: int, cases: Sequence[tuple[Placements, Placements]], shape: Shape, mesh_shape: Shape
 ) -> list[tuple[bool, bool, Counts, Counts]]:
     """Return for each case whether tensor and gradient arrive, what was promised and what was done."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = mesh_of(mesh_shape)
     return [_move(source, target, shape, mesh) for source, target in cases]
 
 
@@ -207,3 +216,20 @@ def no_weight_gradient(local: LocalOperands) -> Tensor:
     tensors = local.tensors
     weight = tensors["weight"].detach() if len(tensors["input"]) == SHARDED_ROWS else tensors["weight"]
     return nn.functional.linear(tensors["input"], weight, tensors["bias"])
+
+
+def rows_of_the_first_rank(local: LocalOperands) -> Tensor:
+    """Look up a sharded vocabulary as if the rank had the first rows."""
+    weight = local.tensors["weight"]
+    return local.finished(nn.functional.embedding(local.tensors["input"] % len(weight), weight))
+
+
+def own_statistics(local: LocalOperands) -> Tensor:
+    """Normalise a shard of the batch by itself."""
+    tensors = local.tensors
+    running = (tensors["running_mean"], tensors["running_var"])
+    return local.finished(
+        nn.functional.batch_norm(
+            tensors["input"], *running, tensors["weight"], tensors["bias"], training=True
+        )
+    )

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
-from strategies.shard import linear
+from strategies.shard import linear, split
 from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import derive
@@ -159,6 +159,13 @@ def test_refusals(choices: tuple[str | None, ...], output: tuple[object, ...] | 
     with pytest.raises(StrategyError) as error:
         derive(operation, choices, (2, 2), name="refused", output=output)  # type: ignore[arg-type]
     assert str(error.value) == message
+
+
+def test_several_outputs_cannot_be_placed() -> None:
+    operation = split.candidates((4, 8), 4, (2, 2), dim=1)[0].operation
+    with pytest.raises(StrategyError) as error:
+        derive(operation, ("d0", None), (2, 2), name="refused", output=(R, R))
+    assert str(error.value) == "output: cannot be placed where there are 2"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.shard import linear
+from strategies.shard import linear, split
 from strategies.shard.derivation import derive
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
@@ -91,3 +91,9 @@ REFUSED: dict[str, tuple[tuple[int, ...], str, str]] = {
 def test_refusals(pool4: RankPool, mesh_shape: tuple[int, ...], kind: str, message: str) -> None:
     candidate = next(each for each in linear.candidates((4, 16), 32, (2, 2)) if each.name == "RS1 = RR x RS1")
     assert pool4.run(apply_elsewhere, candidate, mesh_shape, kind) == [message] * 4
+
+
+def test_several_outputs_are_refused_where_one_is_asked_for(pool4: RankPool) -> None:
+    candidate = split.candidates((4, 8), 4, (2, 2), dim=1)[0]
+    message = "candidate: must have one output, got 2; use apply_all"
+    assert pool4.run(apply_elsewhere, candidate, (2, 2), "outputs") == [message] * 4

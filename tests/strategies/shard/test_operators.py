@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
+from strategies.shard import batch_norm, bmm, conv2d, embedding, view
+from strategies.shard.candidates import Candidate
+from strategies.shard.derivation import derive
 from strategies.shard.operation import LocalOperands
 from strategies.shard.verification import draw
 from tests.rank_pool import RankPool
-from tests.strategies.shard.operator_cases import CASES, MESH, Case
+from tests.strategies.shard.operator_cases import CASES, F64, MESH, Case
 from tests.strategies.shard.shard_ranks import dtensor_runs, measure_on, promised, verify_on
 
 every_operator = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -68,3 +72,41 @@ def test_dtensor_takes_the_same_placements_to_the_same_output(pool4: RankPool, n
         for candidate in case.candidates
         if case.in_dtensor(candidate.choices)
     }
+
+
+ELSEWHERE = {name: case for name, case in CASES.items() if len(case.candidates[0].outputs) == 1}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_an_output_may_be_wanted_whole(pool4: RankPool, case: Case) -> None:
+    gathered = [
+        derive(each.operation, each.choices, MESH, name=each.name, output=(Replicate(), Replicate()))
+        for each in case.candidates
+        if each.output.spec != "R" * len(each.output.spec)
+    ]
+    for found in pool4.run(verify_on, gathered, MESH):
+        assert found == [()] * len(gathered)
+    for measured in pool4.run(measure_on, gathered, MESH):
+        assert measured == [promised(candidate.communication) for candidate in gathered]
+
+
+OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[Candidate, ...]]] = {
+    "embedding on one axis": ((4,), embedding.candidates((4, 4), 16, 8, (4,), "complete", dtype=F64)),
+    "embedding on three axes": (
+        (2, 1, 2),
+        embedding.candidates((4,), 16, 8, (2, 1, 2), "complete", padding_idx=13, dtype=F64),
+    ),
+    "batch_norm on one axis": ((4,), batch_norm.candidates((4, 8), (4,), dtype=F64)),
+    "batch_norm on three axes": ((1, 2, 2), batch_norm.candidates((4, 8, 3), (1, 2, 2), dtype=F64)),
+    "conv2d on one axis": ((4,), conv2d.candidates((4, 4, 5, 5), (8, 4, 3, 3), (4,), dtype=F64)),
+    "bmm on three axes": ((2, 2, 1), bmm.candidates((4, 4, 4), (4, 4, 4), (2, 2, 1), "complete", dtype=F64)),
+    "view on one axis": ((4,), view.candidates((8, 4), (4, 8), (4,), dtype=F64)),
+}
+
+
+@pytest.mark.parametrize(("mesh", "found"), OTHER_MESHES.values(), ids=OTHER_MESHES)
+def test_other_meshes(pool4: RankPool, mesh: tuple[int, ...], found: tuple[Candidate, ...]) -> None:
+    for differences in pool4.run(verify_on, found, mesh):
+        assert differences == [()] * len(found)
+    for measured in pool4.run(measure_on, found, mesh):
+        assert measured == [promised(candidate.communication) for candidate in found]

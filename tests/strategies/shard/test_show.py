@@ -28,6 +28,43 @@ def test_the_complete_set_has_a_line_a_candidate(capsys: pytest.CaptureFixture[s
     assert "bias" not in table
 
 
+OPERATORS: dict[str, tuple[str, int]] = {
+    "matmul": ("matmul --input 4,8 --other 8,16", 14),
+    "matmul, complete": ("matmul --input 4,8 --other 8,16 --mode complete", 16),
+    "bmm": ("bmm --input 4,8,16 --other 4,16,8", 7),
+    "addmm": ("addmm --input 16 --mat1 4,8 --mat2 8,16", 14),
+    "conv2d": ("conv2d --input 4,4,64,64 --weight 16,4,3,3 --padding 1", 16),
+    "conv2d of groups": ("conv2d --input 4,4,8,8 --weight 4,1,3,3 --groups 4 --stride 2 --no-bias", 9),
+    "embedding": ("embedding --input 4,16,16 --rows 16 --width 32", 19),
+    "layer_norm": ("layer_norm --input 4,4,4,16 --normalized 16 --no-bias", 16),
+    "batch_norm": ("batch_norm --input 4,16,64,64", 9),
+    "view": ("view --input 4,8 --shape 32", 4),
+    "permute": ("permute --input 4,8 --dims 1,0", 9),
+    "transpose": ("transpose --input 4,8 --dim0 0 --dim1 -1", 9),
+    "split": ("split --input 4,8 --sizes 2,6 --dim 1", 4),
+    "softmax": ("softmax --input 4,8", 4),
+    "sum": ("sum --input 4,8 --dims 0,1 --keepdim", 9),
+    "getitem": ("getitem --input 4,8,4 --index 1:,None,...", 9),
+    "elementwise": ("elementwise --input 4,1 --input 8", 9),
+}
+
+
+@pytest.mark.parametrize(("command", "count"), OPERATORS.values(), ids=OPERATORS)
+def test_every_operator_is_shown(command: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--mesh", "2,2"]) == 0
+    table = capsys.readouterr().out
+    assert table.count(" = ") == count
+    assert f"\n{count} candidates. " in table
+
+
+def test_operators_without_a_set_of_the_peer_have_no_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["softmax", "--input", "4,8", "--mesh", "2,2", "--mode", "classic"])
+    assert stopped.value.code == 2
+    message = "python -m strategies.shard.show: error: unrecognized arguments: --mode classic"
+    assert capsys.readouterr().err.splitlines()[-1] == message
+
+
 def test_the_command_runs_without_a_warning() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", *_COMMAND.split()[1:]], capture_output=True, text=True, check=False
@@ -57,9 +94,28 @@ def test_refusals(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", message)
 
 
-def test_text_that_is_no_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+UNREADABLE: dict[str, tuple[str, str]] = {
+    "a shape": (
+        "linear --input 4x16 --out 32 --mesh 2,2",
+        "argument --input: must be integers with commas between, got '4x16'",
+    ),
+    "an index": (
+        "getitem --input 4,16 --index 0,x --mesh 2,2",
+        "argument --index: must be integers, slices, None and ... with commas between, got '0,x'",
+    ),
+    "a missing option": (
+        "bmm --input 4,8,16 --mesh 2,2",
+        "the following arguments are required: --other",
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_is_refused(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["linear", "--input", "4x16", "--out", "32", "--mesh", "2,2"])
+        main(command.split())
     assert stopped.value.code == 2
-    message = "error: argument --input: must be integers with commas between, got '4x16'"
-    assert capsys.readouterr().err.splitlines()[-1] == f"python -m strategies.shard.show linear: {message}"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"python -m strategies.shard.show {command.split(maxsplit=1)[0]}: error: {message}"

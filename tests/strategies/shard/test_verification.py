@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from strategies.shard import linear
+from strategies.shard import batch_norm, embedding, linear
 from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,
     measure_on,
     no_weight_gradient,
+    own_statistics,
     promised,
+    rows_of_the_first_rank,
     verify_on,
     weight_gradient_slightly_off,
 )
@@ -40,6 +42,16 @@ def _with(candidate: Candidate, name: str, **fields: Any) -> Candidate:
 
 def _computing(candidate: Candidate, compute: Callable[..., torch.Tensor]) -> Candidate:
     return replace(candidate, operation=replace(candidate.operation, compute=compute))
+
+
+VOCABULARY = next(
+    each
+    for each in embedding.candidates((16,), 8, 4, (2, 2), "complete", dtype=torch.float64)
+    if each.choices == ("v", None)
+)
+SYNCHRONISED = next(
+    each for each in batch_norm.candidates((4, 3), (2, 2), dtype=torch.float64) if "batch" in each.choices
+)
 
 
 PLANTED: dict[str, tuple[Candidate, set[str]]] = {
@@ -75,6 +87,14 @@ PLANTED: dict[str, tuple[Candidate, set[str]]] = {
     "every rank adds the bias": (
         _computing(CONTRACTED, bias_added_by_every_rank),
         {"output"},
+    ),
+    "a rank looks up the rows of another": (
+        _computing(VOCABULARY, rows_of_the_first_rank),
+        {"output", "gradient of weight"},
+    ),
+    "statistics are those of a shard": (
+        _computing(SYNCHRONISED, own_statistics),
+        {"output", "gradient of input", "gradient of weight", "buffer running_mean", "buffer running_var"},
     ),
     "a gradient is off by one in 10^10": (
         _computing(ROWS, weight_gradient_slightly_off),
