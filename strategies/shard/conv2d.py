@@ -88,7 +88,7 @@ def candidates(
         forward_flops=flops,
         backward_flops=2 * flops,
         compute=partial(_compute, window=window, groups=groups),
-        limits={"group": groups} if groups > 1 else {},
+        limits=(("group", groups),) if groups > 1 else (),
     )
     return enumerate_candidates(
         operation, checked_shape("mesh_shape", mesh_shape), mode, name=name_in_rows, hardware=hardware

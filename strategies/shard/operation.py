@@ -123,7 +123,7 @@ class Operation:
             the first term (`LocalOperands.finished`) before it adds others.
         statistics: sums over the first term that all of it needs, the way a batch norm needs the
             mean: each is synchronised in the forward, and its gradient in the backward.
-        limits: into how many shards a label can be cut, where it is fewer than its size.
+        limits: labels that can be cut into fewer shards than their size, and into how many.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Operation:
     backward_flops: int
     compute: Callable[[LocalOperands], Tensor | tuple[Tensor, ...]]
     statistics: tuple[Dimensions, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: tuple[tuple[str, int], ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
