@@ -15,7 +15,7 @@ from functools import partial
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strategies.errors import StrategyError
 from strategies.shard.candidates import Candidate
@@ -86,6 +86,45 @@ def candidates(
     )
     return enumerate_candidates(
         operation, checked_shape("mesh_shape", mesh_shape), mode, name=_name, hardware=hardware
+    )
+
+
+def from_module(
+    module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+    input_shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    mode: Mode = "classic",
+    *,
+    dtype: torch.dtype = torch.float32,
+    hardware: Hardware = DEFAULT_HARDWARE,
+) -> tuple[Candidate, ...]:
+    """Return the candidates of a batch norm module in training, which may be on the meta device.
+
+    `dtype` is that of the input; a module without parameters does not know it. Counting batches
+    (`num_batches_tracked`) stays with the module.
+
+    Raises:
+        StrategyError: as `candidates`; or the input has other channels, or the module is in evaluation
+            or averages over all batches.
+    """
+    if not module.training:
+        raise StrategyError("module", "must be training, got one in evaluation; see elementwise")
+    if module.momentum is None:
+        raise StrategyError("module", "must have a momentum, got None")
+    if tuple(input_shape[_CHANNEL : _CHANNEL + 1]) != (module.num_features,):
+        raise StrategyError(
+            "input_shape", f"must have {module.num_features} channels, got {tuple(input_shape)}"
+        )
+    return candidates(
+        input_shape,
+        mesh_shape,
+        mode,
+        affine=module.affine,
+        track_running_stats=module.running_mean is not None,
+        eps=module.eps,
+        momentum=module.momentum,
+        dtype=dtype,
+        hardware=hardware,
     )
 
 

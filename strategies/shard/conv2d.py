@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
 from strategies.errors import StrategyError
@@ -46,9 +46,9 @@ def candidates(
     mode: Mode = "classic",
     *,
     bias: bool = True,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0,
-    dilation: int | tuple[int, int] = 1,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
     dtype: torch.dtype = torch.float32,
     hardware: Hardware = DEFAULT_HARDWARE,
@@ -75,7 +75,7 @@ def candidates(
     """
     image, kernel = checked_shape("input_shape", input_shape), checked_shape("weight_shape", weight_shape)
     _check(image, kernel, groups)
-    window = _Window(_pair(stride), _pair(padding), _pair(dilation))
+    window = _Window(_pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation))
     shape = (image[0], kernel[0], *_extents(image, kernel, window))
     flops = 2 * prod(shape) * prod(kernel[1:])
     inputs, output = _described(image, kernel, shape, is_grouped=groups > 1, bias=bias)
@@ -92,6 +92,38 @@ def candidates(
     )
     return enumerate_candidates(
         operation, checked_shape("mesh_shape", mesh_shape), mode, name=name_in_rows, hardware=hardware
+    )
+
+
+def from_module(
+    module: nn.Conv2d,
+    input_shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    mode: Mode = "classic",
+    *,
+    hardware: Hardware = DEFAULT_HARDWARE,
+) -> tuple[Candidate, ...]:
+    """Return the candidates of an `nn.Conv2d`, which may be on the meta device.
+
+    Raises:
+        StrategyError: as `candidates`; or the module pads by name, or with something else than zeros.
+    """
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        raise StrategyError(
+            "module", f"must pad with a number of zeros, got {module.padding!r} of {module.padding_mode}"
+        )
+    return candidates(
+        input_shape,
+        tuple(module.weight.shape),
+        mesh_shape,
+        mode,
+        bias=module.bias is not None,
+        stride=module.stride,
+        padding=module.padding,
+        dilation=module.dilation,
+        groups=module.groups,
+        dtype=module.weight.dtype,
+        hardware=hardware,
     )
 
 
@@ -154,5 +186,9 @@ def _extents(image: Shape, kernel: Shape, window: _Window) -> Shape:
     return found
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
+def _pair(where: str, value: int | tuple[int, ...]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2:  # noqa: PLR2004 (height and width)
+        raise StrategyError(where, f"must be one number or two, got {value}")
+    return value[0], value[1]

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
+from strategies.errors import StrategyError
 from strategies.shard.candidates import Candidate
 from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
@@ -97,6 +98,34 @@ def candidates(
         mode,
         name=name_in_rows,
         is_classic=_is_classic,
+        hardware=hardware,
+    )
+
+
+def from_module(
+    module: nn.Embedding,
+    input_shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    mode: Mode = "classic",
+    *,
+    hardware: Hardware = DEFAULT_HARDWARE,
+) -> tuple[Candidate, ...]:
+    """Return the candidates of an `nn.Embedding`, which may be on the meta device.
+
+    Raises:
+        StrategyError: as `candidates`; or the module renormalises rows, or has sparse or scaled gradients.
+    """
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            raise StrategyError("module", f"must have no {option}, got {getattr(module, option)}")
+    return candidates(
+        input_shape,
+        module.num_embeddings,
+        module.embedding_dim,
+        mesh_shape,
+        mode,
+        padding_idx=module.padding_idx,
+        dtype=module.weight.dtype,
         hardware=hardware,
     )
 

@@ -90,7 +90,7 @@ def apply_all(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTe
     made = candidate.operation.compute(
         LocalOperands(
             tensors=tensors,
-            parts=_parts(candidate, _coordinate(mesh)),
+            parts=rank_parts(candidate, _coordinate(mesh)),
             synchronise=partial(_synchronised, candidate=candidate, mesh=mesh),
             finish=finish if reduction else None,
         )
@@ -100,6 +100,19 @@ def apply_all(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTe
         _as_dtensor(local.contiguous(), operand, mesh)
         for local, operand in zip(outputs, candidate.outputs, strict=True)
     )
+
+
+def rank_parts(candidate: Candidate, coordinate: Sequence[int]) -> dict[str, Part]:
+    """Return the part of every sharded label that the rank at `coordinate` of the mesh has.
+
+    Where two axes shard one, the axis further left cuts first.
+    """
+    parts: dict[str, Part] = {}
+    for label, ranks, index in zip(candidate.choices, candidate.mesh_shape, coordinate, strict=True):
+        if label is not None:
+            outer = parts.get(label, Part())
+            parts[label] = Part(index=outer.index * ranks + index, count=outer.count * ranks)
+    return parts
 
 
 def redistribute(
@@ -116,16 +129,6 @@ def _synchronised(name: str, statistic: Tensor, *, candidate: Candidate, mesh: D
     """Return a statistic summed over ranks; its gradient is summed over the same."""
     reduction = next(each for each in candidate.statistics if each.name == name).reduction
     return redistribute(statistic, forward=reduction, backward=reduction, mesh=mesh)
-
-
-def _parts(candidate: Candidate, coordinate: Sequence[int]) -> dict[str, Part]:
-    """Return this rank's part of every label; the axis further left cuts first."""
-    parts: dict[str, Part] = {}
-    for label, ranks, index in zip(candidate.choices, candidate.mesh_shape, coordinate, strict=True):
-        if label is not None:
-            outer = parts.get(label, Part())
-            parts[label] = Part(index=outer.index * ranks + index, count=outer.count * ranks)
-    return parts
 
 
 class _Redistribution(torch.autograd.Function):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
 from strategies.errors import StrategyError
@@ -78,6 +78,35 @@ def candidates(
     )
     return enumerate_candidates(
         operation, checked_shape("mesh_shape", mesh_shape), mode, name=_name, hardware=hardware
+    )
+
+
+def from_module(
+    module: nn.LayerNorm,
+    input_shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    mode: Mode = "classic",
+    *,
+    dtype: torch.dtype = torch.float32,
+    hardware: Hardware = DEFAULT_HARDWARE,
+) -> tuple[Candidate, ...]:
+    """Return the candidates of an `nn.LayerNorm`, which may be on the meta device.
+
+    `dtype` is that of the input; a module without parameters does not know it.
+
+    Raises:
+        StrategyError: as `candidates`.
+    """
+    return candidates(
+        input_shape,
+        module.normalized_shape,
+        mesh_shape,
+        mode,
+        elementwise_affine=module.elementwise_affine,
+        bias=module.bias is not None,
+        eps=module.eps,
+        dtype=dtype,
+        hardware=hardware,
     )
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from math import prod
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strategies import StrategyError
 from strategies.shard import elementwise, getitem, permute, softmax, split, transpose, view
 from strategies.shard import sum as sum_
 from strategies.shard.candidates import Candidate
+from strategies.shard.execution import rank_parts
+from strategies.shard.layout import local_part
+from strategies.shard.operation import LocalOperands
 
 ADD = torch.add
 # on one axis of two ranks: the first is replication
@@ -112,6 +119,31 @@ def test_only_sums_and_broadcasts_communicate() -> None:
     ]
     quiet = (view.candidates((4, 8), (32,), (2, 2)), split.candidates((4, 8), 2, (2, 2), dim=1))
     assert {candidate.communication for found in quiet for candidate in found} == {()}
+
+
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4),
+    order=st.permutations([0, 1, 2, 3]),
+    merged=st.integers(0, 3),
+    mesh_shape=st.lists(st.integers(1, 3), min_size=1, max_size=2),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_view_of_a_part_is_the_part_of_the_view(
+    shape: list[int], order: list[int], merged: int, mesh_shape: list[int]
+) -> None:
+    """Any other shape: the sizes in another order, the first few of them as one."""
+    sizes = [shape[dim] for dim in order if dim < len(shape)]
+    after = [prod(sizes[:merged]), *sizes[merged:]]
+    whole = torch.arange(prod(shape)).view(shape)
+    for candidate in view.candidates(shape, after, mesh_shape):
+        (placed,), made = candidate.inputs, candidate.output
+        for coordinate in product(*map(range, mesh_shape)):
+            part = local_part(whole, placed.placements, candidate.mesh_shape, coordinate)
+            local = LocalOperands(tensors={"input": part}, parts=rank_parts(candidate, coordinate))
+            wanted = local_part(whole.view(after), made.placements, candidate.mesh_shape, coordinate)
+            computed = candidate.operation.compute(local)
+            assert isinstance(computed, torch.Tensor)
+            assert torch.equal(computed, wanted)
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -175,6 +176,37 @@ def test_every_rank_keeps_running_statistics_of_the_whole_batch(pool4: RankPool)
             torch.testing.assert_close(running, dense.get_buffer(name), rtol=1e-12, atol=1e-12)
 
 
+MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
+    "nn.LayerNorm": (
+        layer_norm.from_module(nn.LayerNorm((4, 8), eps=1e-3, bias=False), (4, 4, 8), (2,)),
+        layer_norm.candidates((4, 4, 8), (4, 8), (2,), eps=1e-3, bias=False),
+    ),
+    "nn.LayerNorm without parameters": (
+        layer_norm.from_module(nn.LayerNorm(8, elementwise_affine=False), (4, 8), (2,), dtype=torch.float64),
+        layer_norm.candidates((4, 8), (8,), (2,), elementwise_affine=False, dtype=torch.float64),
+    ),
+    "nn.BatchNorm2d": (
+        batch_norm.from_module(nn.BatchNorm2d(8, eps=1e-3, momentum=0.3), (4, 8, 3, 3), (2, 2)),
+        batch_norm.candidates((4, 8, 3, 3), (2, 2), eps=1e-3, momentum=0.3),
+    ),
+    "nn.BatchNorm1d without anything": (
+        batch_norm.from_module(nn.BatchNorm1d(8, affine=False, track_running_stats=False), (4, 8), (2,)),
+        batch_norm.candidates((4, 8), (2,), affine=False, track_running_stats=False),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), MODULES.values(), ids=MODULES)
+def test_a_module_says_it_all(found: tuple[Candidate, ...], expected: tuple[Candidate, ...]) -> None:
+    assert [(each.name, each.operands, each.communication) for each in found] == [
+        (each.name, each.operands, each.communication) for each in expected
+    ]
+    compute, wanted = (each[0].operation.compute for each in (found, expected))
+    assert isinstance(compute, partial)
+    assert isinstance(wanted, partial)
+    assert compute.keywords == wanted.keywords
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "other last dimensions": (
         lambda: layer_norm.candidates((4, 16), (8,), (2,)),
@@ -191,6 +223,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no channels": (
         lambda: batch_norm.candidates((4,), (2,)),
         "input_shape: must have more than one value for each channel, got (4,)",
+    ),
+    "a module in evaluation": (
+        lambda: batch_norm.from_module(nn.BatchNorm1d(4).eval(), (8, 4), (2,)),
+        "module: must be training, got one in evaluation; see elementwise",
+    ),
+    "a module that averages over all batches": (
+        lambda: batch_norm.from_module(nn.BatchNorm1d(4, momentum=None), (8, 4), (2,)),
+        "module: must have a momentum, got None",
+    ),
+    "a module of other channels": (
+        lambda: batch_norm.from_module(nn.BatchNorm1d(4), (8, 8), (2,)),
+        "input_shape: must have 4 channels, got (8, 8)",
     ),
     "one value a channel": (
         lambda: batch_norm.candidates((1, 4, 1), (2,)),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
@@ -227,6 +230,40 @@ def test_integers_are_eight_bytes_and_get_no_gradient() -> None:
     assert candidate.output.logical_shape == (32, 32)
 
 
+CONVOLUTION = nn.Conv2d(8, 16, 3, stride=2, padding=(1, 0), groups=4, bias=False, device="meta")
+EMBEDDING = nn.Embedding(16, 32, padding_idx=3, device="meta", dtype=torch.float64)
+MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
+    "nn.Conv2d": (
+        conv2d.from_module(CONVOLUTION, (4, 8, 9, 9), (2, 2), "complete"),
+        conv2d.candidates(
+            (4, 8, 9, 9),
+            (16, 2, 3, 3),
+            (2, 2),
+            "complete",
+            bias=False,
+            stride=2,
+            padding=(1, 0),
+            groups=4,
+        ),
+    ),
+    "nn.Embedding": (
+        embedding.from_module(EMBEDDING, (4, 8), (2, 2)),
+        embedding.candidates((4, 8), 16, 32, (2, 2), padding_idx=3, dtype=torch.float64),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), MODULES.values(), ids=MODULES)
+def test_a_module_says_it_all(found: tuple[Candidate, ...], expected: tuple[Candidate, ...]) -> None:
+    assert [(each.name, each.operands, each.communication) for each in found] == [
+        (each.name, each.operands, each.communication) for each in expected
+    ]
+    compute, wanted = (each[0].operation.compute for each in (found, expected))
+    assert isinstance(compute, partial)
+    assert isinstance(wanted, partial)
+    assert compute.keywords == wanted.keywords
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "an unknown mode": (
         lambda: bmm.candidates((4, 8, 16), (4, 16, 8), (2, 2), "all"),  # type: ignore[arg-type]
@@ -275,6 +312,26 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a kernel that does not move": (
         lambda: conv2d.candidates((4, 4, 8, 8), (8, 4, 3, 3), (2,), stride=(0, 1)),
         "stride, padding, dilation: must be at least 1, 0 and 1, got (0, 1), (0, 0), (1, 1)",
+    ),
+    "a stride for three dimensions": (
+        lambda: conv2d.candidates((4, 4, 8, 8), (8, 4, 3, 3), (2,), stride=(1, 1, 1)),
+        "stride: must be one number or two, got (1, 1, 1)",
+    ),
+    "a module that reflects": (
+        lambda: conv2d.from_module(nn.Conv2d(4, 8, 3, padding=1, padding_mode="reflect"), (4, 4, 8, 8), (2,)),
+        "module: must pad with a number of zeros, got (1, 1) of reflect",
+    ),
+    "a module that pads by name": (
+        lambda: conv2d.from_module(nn.Conv2d(4, 8, 3, padding="same"), (4, 4, 8, 8), (2,)),
+        "module: must pad with a number of zeros, got 'same' of zeros",
+    ),
+    "a module that renormalises rows": (
+        lambda: embedding.from_module(nn.Embedding(16, 8, max_norm=2.0), (4,), (2,)),
+        "module: must have no max_norm, got 2.0",
+    ),
+    "a module of sparse gradients": (
+        lambda: embedding.from_module(nn.Embedding(16, 8, sparse=True), (4,), (2,)),
+        "module: must have no sparse, got True",
     ),
     "a vocabulary of nothing": (
         lambda: embedding.candidates((4,), 0, 8, (2,)),
