@@ -64,6 +64,10 @@ def test_every_candidate_communicates_what_it_promises(pool4: RankPool, case: Ca
             assert measured == promised(candidate.communication), candidate.name
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13),
+    reason="the table says what DTensor of torch 2.13 has, older releases have less",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_dtensor_takes_the_same_placements_to_the_same_output(pool4: RankPool, name: str) -> None:
     case = CASES[name]
