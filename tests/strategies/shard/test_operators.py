@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
+from torch.torch_version import TorchVersion
 
 from strategies.shard import batch_norm, bmm, conv2d, embedding, view
 from strategies.shard.candidates import Candidate
