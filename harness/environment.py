@@ -22,7 +22,17 @@ from torch import distributed
 
 from harness import nvml
 
-_PACKAGES = ("torch", "hydra-core", "omegaconf", "wandb", "numpy", "transformers", "triton", "nvidia-ml-py")
+_PACKAGES = (
+    "torch",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "numpy",
+    "scipy",
+    "transformers",
+    "triton",
+    "nvidia-ml-py",
+)
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}
 _IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")

@@ -94,6 +94,14 @@ def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
         }
 
 
+def accepted(experiment: Experiment) -> Accepted | None:
+    """Return how far variant and twin may differ; `None` where they may not."""
+    tolerance = experiment.tolerance
+    if tolerance is None:
+        return None
+    return Accepted(relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor)
+
+
 def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Batch]:
     """Return a function from the step number to this rank's share of the batch, on its device."""
     fixed = experiment.model.fixed_batch()
@@ -147,7 +155,7 @@ def _step(trainee: Assembled, batch: Batch) -> None:
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment = bench.plan.experiment
-    protocol, tolerance = experiment.protocol, experiment.tolerance
+    protocol = experiment.protocol
     with _deterministic(enabled=protocol.deterministic):
         expected, actual = _steps(bench, experiment.twin()), _steps(bench, experiment)
         if bench.plan.baseline == "sequential":
@@ -158,11 +166,7 @@ def _prove(bench: _Bench) -> Parity:
             actual,
             count=protocol.parity_steps,
             rank=bench.context.rank,
-            tolerance=None
-            if tolerance is None
-            else Accepted(
-                relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor
-            ),
+            tolerance=accepted(experiment),
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from strategies.shard.layout import Shape
 from strategies.shard.state import SUMMED, WHOLE, State, Value, sharded
@@ -42,36 +42,22 @@ _ELEMENTWISE = frozenset(
     | {"exp", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "mish", "leaky_relu", "softplus", "dropout"}
     | {"to", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone"}
 )
-_RANDOM_MODULES = (nn.Dropout,)
-_ELEMENTWISE_MODULES = (
-    *_RANDOM_MODULES,
-    nn.Identity,
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Mish,
-    nn.ELU,
-)
 _MATRIX = 2
 """Dimensions of attention that it works on as a whole: sequence and head width."""
 
 
-def flows(node: fx.Node, module: nn.Module | None, inputs: Sequence[Value], ranks: int) -> tuple[Flow, ...]:
+def flows(node: fx.Node, inputs: Sequence[Value], ranks: int) -> tuple[Flow, ...]:
     """Return in which states a call may run, the one on whole tensors first.
 
     Args:
         node: the call, with what it gives in `meta["val"]`.
-        module: that is called, `None` for a function.
         inputs: the tensors among the arguments, in their order.
         ranks: on the mesh axis.
     """
     whole = Flow(inputs=(WHOLE,) * len(inputs), output=WHOLE)
     given = outputs_of(node)
     name = function_name(node)
-    is_elementwise = name in _ELEMENTWISE or isinstance(module, _ELEMENTWISE_MODULES)
-    is_known = is_elementwise or name in _MAPS or name in (_CAT, _ATTENTION)
+    is_known = name in _ELEMENTWISE or name in _MAPS or name in (_CAT, _ATTENTION)
     if not is_known or not given or not inputs or node.meta.get("mutates"):
         return (whole,)
     summed = Flow(inputs=tuple(map(_as_summand, inputs)), output=SUMMED)
@@ -79,16 +65,14 @@ def flows(node: fx.Node, module: nn.Module | None, inputs: Sequence[Value], rank
     for dim in range(len(given[0].shape)):
         if not all(value.can_be_cut(dim, ranks) for value in given):
             continue
-        states = _states(node, name, inputs, given[0], dim, is_elementwise=is_elementwise)
+        states = _states(node, inputs, given[0].shape, dim)
         if states is not None and _are_even(states, inputs, ranks):
             found.append(Flow(inputs=states, output=sharded(dim)))
     return tuple(found)
 
 
-def is_random(node: fx.Node, module: nn.Module | None) -> bool:
+def is_random(node: fx.Node) -> bool:
     """Return whether a call draws random numbers, as many as its tensors have elements on this rank."""
-    if isinstance(module, _RANDOM_MODULES):
-        return module.training and module.p > 0
     name = function_name(node)
     if name == "dropout":
         return bool(argument(node, "training", 2, True)) and argument(node, "p", 1, 0.5) > 0
@@ -138,18 +122,17 @@ def _as_summand(value: Value) -> State:
     return SUMMED if value.needs_gradient else WHOLE
 
 
-def _states(
-    node: fx.Node, name: str, inputs: Sequence[Value], output: Value, dim: int, *, is_elementwise: bool
-) -> tuple[State, ...] | None:
+def _states(node: fx.Node, inputs: Sequence[Value], shape: Shape, dim: int) -> tuple[State, ...] | None:
     """Return the states of the inputs with which dimension `dim` of the output is sharded."""
-    if is_elementwise:
-        return tuple(_broadcast(value, output.shape, dim) for value in inputs)
+    name = function_name(node)
+    if name in _ELEMENTWISE:
+        return tuple(_broadcast(value, shape, dim) for value in inputs)
     if name == _CAT:
-        along = _cat_dim(node) % len(output.shape)
+        along = argument(node, "dim", 1, 0) % len(shape)
         return None if dim == along else (sharded(dim),) * len(inputs)
     if name == _ATTENTION:
-        is_batch = dim < len(output.shape) - _MATRIX
-        return tuple(_broadcast(value, output.shape, dim) for value in inputs) if is_batch else None
+        is_batch = dim < len(shape) - _MATRIX
+        return tuple(_broadcast(value, shape, dim) for value in inputs) if is_batch else None
     sources = {target: source for source, target in _MAPS[name](node, inputs[0].shape).items()}
     return (sharded(sources[dim]),) if dim in sources and len(inputs) == 1 else None
 
@@ -166,10 +149,6 @@ def _are_even(states: Sequence[State], inputs: Sequence[Value], ranks: int) -> b
         state.dim is None or value.can_be_cut(state.dim, ranks)
         for state, value in zip(states, inputs, strict=True)
     )
-
-
-def _cat_dim(node: fx.Node) -> int:
-    return int(argument(node, "dim", 1, 0))
 
 
 def _transposed(node: fx.Node, shape: Shape) -> Mapping[int, int]:

@@ -1,7 +1,7 @@
 """The graph of a whole model: which call's output reaches which other's input, and how each may run.
 
-The forward is recorded on a shadow, down to its leaf modules. Linears, embeddings and norms may change the
-state of what they read and give; functions, and modules without parameters, pass on what they get.
+The forward is recorded on a shadow, down to those modules that hold tensors. Linears, embeddings and norms
+may change the state of what they read and give; functions pass on what they get; all else takes wholes.
 """
 
 from __future__ import annotations
@@ -141,10 +141,8 @@ class _Builder:
         return Node(
             name=node.name,
             sources=indices,
-            options=tuple(
-                self._passed(node, inputs, flow) for flow in flows(node, module, inputs, self._axis.ranks)
-            ),
-            is_random=is_random(node, module),
+            options=tuple(self._passed(node, inputs, flow) for flow in flows(node, inputs, self._axis.ranks)),
+            is_random=is_random(node),
         )
 
     def _leaf(self, node: fx.Node, module: nn.Module | None) -> Leaf | None:
@@ -181,7 +179,7 @@ class _Builder:
 
 def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> fx.Graph:
     device = device_of(tree_leaves(sample))
-    through = frozenset(name for name, module in model.named_modules() if name and any(module.children()))
+    through = frozenset(name for name, module in model.named_modules() if name and _is_seen_through(module))
     scope = Scope(fqn="", through=through, paths={}, depth=0)
     try:
         shadow = Shadow.of(model).on(device)
@@ -193,6 +191,12 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> fx.Graph
         if any(isinstance(size, torch.SymInt) for size in sizes):
             raise StrategyError(where, f"needs sizes that do not depend on data; those of {node.name!r} do")
     return recording.graph
+
+
+def _is_seen_through(module: nn.Module) -> bool:
+    """Return whether a module stands for the modules and functions that it calls: it holds no tensors."""
+    has_children = any(True for _ in module.children())
+    return has_children or not any(True for _ in (*module.parameters(), *module.buffers()))
 
 
 def _tied(model: nn.Module, graph: fx.Graph) -> frozenset[int]:

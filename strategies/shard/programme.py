@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import gcd
 from types import ModuleType
 from typing import TypeAlias
 
@@ -86,17 +87,17 @@ def _solve(graph: ModelGraph, objective: Size, bounds: Mapping[Size, float]) -> 
     rows = [*variables.one_option_each(), *variables.fitting_states(), *variables.whole_outputs()]
     for size, limit in bounds.items():
         rows.append(variables.at_most(size, limit))
-    while True:
-        chosen = variables.minimise(objective, rows)
-        over = [
-            (size, limit)
-            for size, limit in bounds.items()
-            if chosen is not None and sum(map(size, chosen)) > limit
-        ]
-        if not over:
-            return chosen
-        # solvers accept a millionth too much, callers nothing
-        rows += [variables.at_most(size, limit * (1 - 1e-5)) for size, limit in over]
+    chosen = variables.minimise(objective, rows)
+    if chosen is None or _is_within(chosen, bounds):
+        return chosen
+    # solvers accept a millionth too much, callers nothing
+    rows += [variables.at_most(size, limit * (1 - 1e-5)) for size, limit in bounds.items()]
+    chosen = variables.minimise(objective, rows)
+    return chosen if chosen is not None and _is_within(chosen, bounds) else None
+
+
+def _is_within(choice: Choice, bounds: Mapping[Size, float]) -> bool:
+    return all(sum(map(size, choice)) <= limit for size, limit in bounds.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +142,16 @@ class _Variables:
             yield _Row(coefficients=dict.fromkeys(others, 1.0), low=0.0, high=0.0)
 
     def at_most(self, size: Size, limit: float) -> _Row:
-        scale = limit or 1.0
-        sizes = {at: size(option) / scale for at, option in enumerate(self._options)}
-        return _Row(coefficients=sizes, low=-np.inf, high=limit / scale)
+        """Return the row in the unit in which its numbers are smallest: solvers err by a millionth of one."""
+        sizes = [[size(self._options[at]) for at in variables] for variables in self._of]
+        least = [min(each, default=0.0) for each in sizes]
+        more = [value - low for each, low in zip(sizes, least, strict=True) for value in each]
+        room = limit - sum(least)
+        is_whole = all(value == int(value) for value in more)
+        unit = (gcd(*map(int, more)) if is_whole else max(more)) or 1.0
+        return _Row(
+            coefficients={at: value / unit for at, value in enumerate(more)}, low=-np.inf, high=room / unit
+        )
 
     def minimise(self, objective: Size, rows: list[_Row]) -> Choice | None:
         costs = np.array([objective(option) for option in self._options])

@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
-from strategies import ac_variants
+from strategies import ac_variants, shard_variants
 from tests.harness.composing import experiment_of, refusal_of
 
 GROUPS = ["model", "mesh", "ac", "chunk", "shard", "data", "protocol"]
@@ -28,6 +28,46 @@ def test_the_twin_differs_in_the_strategies_alone() -> None:
     assert twin.is_baseline
     assert twin.twin() == twin
     assert not experiment.is_baseline
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "is_placed_as_twin"),
+    [
+        pytest.param("shard=none", set(), True, id="nothing"),
+        pytest.param(
+            "shard=megatron", {"shard"}, False, id="sharding alone is proven against the mesh's own"
+        ),
+        pytest.param("shard=megatron ac=full", {"ac"}, True, id="AC against the same sharding without it"),
+    ],
+)
+def test_the_twin_lacks_one_thing_at_a_time(line: str, changed: set[str], is_placed_as_twin: bool) -> None:
+    experiment = experiment_of(f"mesh=tp2 {line}")
+    twin = experiment.twin()
+    assert {name for name in GROUPS if getattr(twin, name) != getattr(experiment, name)} == changed
+    assert experiment.is_baseline == (not changed)
+    assert experiment.is_placed_as_twin == is_placed_as_twin
+
+
+@pytest.mark.parametrize(
+    ("line", "relative"),
+    [
+        pytest.param("shard=cheapest", 1e-3, id="sharding"),
+        pytest.param("shard=cheapest dtype=bf16", 1e-1, id="sharding in half precision"),
+        pytest.param("shard=cheapest ac=full", None, id="AC is bitwise, however a model is sharded"),
+        pytest.param("shard=none", None, id="nothing"),
+    ],
+)
+def test_the_tolerance_is_of_what_lies_between_variant_and_twin(line: str, relative: float | None) -> None:
+    tolerance = experiment_of(f"mesh=tp2 {line}").tolerance
+    assert (tolerance and tolerance.relative) == relative
+
+
+@pytest.mark.parametrize("variant", [name for name in shard_variants if name != "none"])
+def test_refuses_to_shard_over_one_rank(variant: str) -> None:
+    assert refusal_of(f"mesh=shard2 shard={variant}") == (
+        f"mesh.tp: must be above 1 for shard={variant}, which shards over its ranks, got 1; "
+        "use mesh=tp2 or shard=none"
+    )
 
 
 def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:

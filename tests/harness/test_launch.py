@@ -238,3 +238,12 @@ def test_the_note_says_how_the_twin_ran_and_why_numbers_may_differ(
     if is_tolerant:
         monkeypatch.setattr(Full, "tolerance", Tolerance(relative=1e-6, reason="sums in another order"))
     assert note_of(experiment_of("ac=full"), baseline) == note
+
+
+def test_the_note_says_where_parameters_have_a_tolerance_of_their_own() -> None:
+    note = note_of(experiment_of("mesh=tp2 shard=megatron"), "paired")
+    assert note == (
+        "within 0.001, parameters within 0.01, of the twin: ranks add their parts of a sum first, and then "
+        "these to each other, which rounds otherwise; AdamW divides gradients by their size, those that are "
+        "only rounding too"
+    )

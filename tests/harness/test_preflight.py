@@ -60,6 +60,24 @@ def test_refuses_blocks_that_are_not_there(line: str, message: str) -> None:
     ("line", "message"),
     rows(
         {
+            "shard=candidate shard.modules=blocks": "shard.modules: 'blocks' matches no linear; there are "
+            "layers.0.attention.wq, layers.0.attention.wk, layers.0.attention.wv, layers.0.attention.wo, ...",
+            "shard=candidate shard.candidate=S1R": "shard.candidate: 'layers.0.attention.wq' has no candidate 'S1R'; "
+            "it has: RR = RR x RR, S0R = S0R x RR_0, S0R = S0R x RR_1, RR = RS0 x S0R, RS0 = RR x RS0",
+            "shard=cheapest shard.memory_limit_mib=1": "shard.memory_limit_mib: no plan fits 1.0 MiB a rank; "
+            "the smallest takes 28.571",
+            "shard=megatron model=moe_nano": "shard: needs sizes that do not depend on data; those of 'where' do",
+        }
+    ),
+)
+def test_refuses_a_model_that_cannot_be_sharded_so(line: str, message: str) -> None:
+    assert refusal_of(f"mesh=tp2 {line}") == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
             "ac=selective_op ac.save_ops=[]": "ac.save_ops: is empty, which is full AC; use ac=full, or name "
             "some of matmul, attention, comm, max, topk",
             "ac=selective_op ac.save_ops=[matmull]": "ac.save_ops: 'matmull' is no group and no operator; "

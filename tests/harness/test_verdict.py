@@ -33,6 +33,10 @@ NEUTRAL = [
         id="one of two operators fired",
     ),
 ]
+SHARDED = [
+    pytest.param("none", "neutral", id="sharding promises no saving"),
+    pytest.param("full", "inert", id="AC does, on a sharded model too"),
+]
 DIFFERS = [
     *(
         pytest.param("full", result(parity={part: UNEQUAL}), id=f"{part} not equal")
@@ -83,3 +87,9 @@ def test_chunking_alone_can_be_inert() -> None:
     resolved = experiment("none", chunk={"name": "budget"})
     assert record(resolved, result(memory=SAME, work=IDLE)).verdict == "inert"
     assert record(resolved, result(memory=SAME, work=IDLE, observation={"chunks": 4})).verdict == "neutral"
+
+
+@pytest.mark.parametrize(("ac", "verdict"), SHARDED)
+def test_sharding_is_never_inert(ac: str, verdict: str) -> None:
+    same = result(memory=SAME, work=IDLE)
+    assert record(experiment(ac, shard={"name": "megatron"}), same).verdict == verdict

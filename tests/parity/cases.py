@@ -23,6 +23,7 @@ from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.protocol import Protocol
+from harness.trial import accepted
 from strategies import ac_variants, chunk_variants, shard_variants
 
 _SIZES: dict[str, Any] = {
@@ -56,18 +57,20 @@ def experiment(
     mesh: Mesh | None = None,
     variant: str = "full",
     options: dict[str, Any] | None = None,
+    shard: str = "none",
+    sharding: dict[str, Any] | None = None,
     dropout: float = 0.0,
     parity_steps: int = 3,
     **recipe: Any,
 ) -> Experiment:
-    """Return one case; `options` are the variant's."""
+    """Return one case; `options` are the AC variant's, `sharding` the sharding variant's."""
     layers = {} if variant == "none" or "module_classes" in (options or {}) else {"layers_fqn": "layers"}
     return Experiment(
         model=replace(MODELS[model], dropout=dropout),
         mesh=mesh or Mesh(),
         ac=ac_variants[variant](**layers, **(options or {})),
         chunk=chunk_variants["none"](),
-        shard=shard_variants["none"](),
+        shard=shard_variants[shard](**(sharding or {})),
         data=Synthetic(),
         protocol=Protocol(parity_steps=parity_steps),
         batch_size=4,
@@ -95,10 +98,16 @@ def parity(rank: int, case: Experiment) -> Parity:
     ]
     with cpu_stands_in_for_cuda(case.mesh, device):
         expected, actual = (
-            steps(assemble(each, device, devices, batches[0]), batches, seed=case.seed, dp_rank=share)
+            steps(
+                assemble(each, device, devices, batches[0]),
+                batches,
+                seed=case.seed,
+                dp_rank=share,
+                whole=not case.is_placed_as_twin,
+            )
             for each in (case.twin(), case)
         )
-        return compare_steps(expected, actual, count=len(batches), rank=rank)
+        return compare_steps(expected, actual, count=len(batches), rank=rank, tolerance=accepted(case))
 
 
 def differences(found: Parity) -> list[str]:

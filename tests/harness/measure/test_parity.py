@@ -289,6 +289,37 @@ def test_a_tolerance_loosens_nothing_but_values(expected: dict[str, Any], actual
     assert not compared(expected, actual, tolerance=1e9).equal
 
 
+FLOORED = [
+    # what | tolerance | expected | actual | whether each part is equal
+    ("noise beside a large tensor", Accepted(relative=0.1, floor=0.01), 1e-9, -1e-9, True),
+    ("as much as the floor allows", Accepted(relative=0.1, floor=0.01), 0.0, 0.0625, True),
+    ("more than the floor allows", Accepted(relative=0.1, floor=0.01), 0.0, 0.125, False),
+    ("without a floor noise counts", Accepted(relative=0.1), 1e-9, -1e-9, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "expected", "actual", "is_equal"), [pytest.param(*row[1:], id=row[0]) for row in FLOORED]
+)
+def test_a_floor_is_a_share_of_the_largest_tensor_of_the_part(
+    tolerance: Accepted, expected: float, actual: float, is_equal: bool
+) -> None:
+    one, other = (
+        snapshot(gradients={"large": torch.tensor([64.0]), "small": torch.tensor([value])})
+        for value in (expected, actual)
+    )
+    assert compare(one, other, rank=0, step=0, tolerance=tolerance).parts["gradients"].equal is is_equal
+
+
+def test_parameters_may_have_a_tolerance_of_their_own() -> None:
+    one, other = (
+        snapshot(gradients={"w": torch.tensor([value])}, parameters={"w": torch.tensor([value])})
+        for value in (1.0, 1.05)
+    )
+    parts = compare(one, other, rank=0, step=0, tolerance=Accepted(relative=0.01, parameters=0.1)).parts
+    assert (parts["gradients"].equal, parts["parameters"].equal) == (False, True)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_is_compared(part: str) -> None:
     one, other = (snapshot(**{part: {"loss": torch.tensor(value)}}) for value in (0.0, 1.0))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from harness.difference import Difference, Parity
 from harness.measure.parity import compare_steps
+from harness.measure.snapshot import Captured
 from tests.rank_pool import RankPool
 from tests.toy_trainee import ToyTrainee, toy_steps, toy_trainee
 
@@ -76,6 +77,21 @@ def compare_on(rank: int, kind: str, corrupted_rank: int | None) -> Parity:
     dp_rank = 0 if kind == "tp" else rank
     expected, actual = (toy_steps(trainee, count=STEPS, dp_rank=dp_rank) for trainee in (plain, region))
     return compare_steps(expected, actual, count=STEPS, rank=rank)
+
+
+def captured(rank: int, dim: int) -> list[tuple[str, bool]]:
+    whole = torch.arange(12.0).reshape(4, 3)
+    sharded = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(dim)])
+    part = whole.chunk(2, dim)[rank]
+    return [
+        (str(each), torch.equal(each.value, expected))
+        for each, expected in ((Captured.of(sharded), part), (Captured.of(sharded, whole=True), whole))
+    ]
+
+
+def test_a_dtensor_is_captured_by_shards_or_as_a_whole(pool2: RankPool) -> None:
+    shard = "DTensor (Shard(dim=0),) of (4, 3) float32 (2, 3) on cpu"
+    assert pool2.run(captured, 0) == [[(shard, True), ("Tensor float32 (4, 3) on cpu", True)]] * 2
 
 
 KINDS = ["ddp", "fsdp1", "fsdp2", "tp"]

@@ -1,0 +1,94 @@
+"""Sharding: a model placed otherwise computes the same, within rounding; under AC it is the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_SLOW_LINKS = {"latency_s": 0.0, "bandwidth_bytes_per_s": 3e9, "flops_per_s": 1e9}
+"""Hardware on which sharding the small models of these tests pays."""
+_BATCH = {"candidate": "S0R = S0R x RR_0"}
+_SHARDINGS = [
+    pytest.param("megatron", {}, id="megatron"),
+    pytest.param("candidate", {}, id="output features of every linear"),
+    pytest.param("candidate", {"candidate": "RR = RS0 x S0R", "modules": "*d*"}, id="input features"),
+    pytest.param("candidate", _BATCH, id="batch"),
+    pytest.param("candidate", {"candidate": "S0R = S0R x RR_1"}, id="sequence"),
+    pytest.param("cheapest", {}, id="cheapest, which replicates everything"),
+    pytest.param("cheapest", _SLOW_LINKS, id="cheapest, which mixes features and batch"),
+    pytest.param("cheapest", {"memory_limit_mib": 0.36}, id="cheapest within little memory"),
+]
+_VARIANTS = [
+    pytest.param("full", {}, id="full"),
+    pytest.param("selective_op", {"save_ops": ("matmul", "comm")}, id="matmuls and collectives saved"),
+    pytest.param("offload", {}, id="offload"),
+    pytest.param("nested", {"levels": (2,)}, id="nested"),
+]
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize(("shard", "sharding"), _SHARDINGS)
+def test_is_neutral_within_tolerance(
+    pool2: RankPool, model: str, shard: str, sharding: dict[str, Any]
+) -> None:
+    case = cases.experiment(
+        model=model, mesh=cases.MESHES["tp2"], variant="none", shard=shard, sharding=sharding
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize(("shard", "sharding"), _SHARDINGS)
+def test_is_neutral_within_tolerance_under_fsdp(
+    pool4: RankPool, shard: str, sharding: dict[str, Any]
+) -> None:
+    case = cases.experiment(
+        model="llama", mesh=cases.MESHES["shard2_tp2"], variant="none", shard=shard, sharding=sharding
+    )
+    assert pool4.run(cases.prove, case) == [[], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shard"),
+    [("bf16", "cheapest"), ("bf16", "candidate"), ("bf16_mixed", "megatron"), ("bf16_mixed", "cheapest")],
+)
+def test_is_neutral_within_a_wider_tolerance_in_half_precision(
+    pool2: RankPool, dtype: str, shard: str
+) -> None:
+    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", shard=shard, dtype=dtype)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("model", ["gpt", "mlp"])
+@pytest.mark.parametrize("shard", ["megatron", "cheapest"])
+def test_random_numbers_are_those_of_the_twin(pool2: RankPool, model: str, shard: str) -> None:
+    case = cases.experiment(model=model, mesh=cases.MESHES["tp2"], variant="none", shard=shard, dropout=0.1)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize(("variant", "options"), _VARIANTS)
+@pytest.mark.parametrize(
+    ("shard", "sharding"), [("megatron", {}), ("candidate", _BATCH), ("cheapest", _SLOW_LINKS)]
+)
+def test_checkpointing_of_a_sharded_model_is_bitwise_neutral(
+    pool2: RankPool, variant: str, options: dict[str, Any], shard: str, sharding: dict[str, Any]
+) -> None:
+    case = cases.experiment(
+        mesh=cases.MESHES["tp2"], variant=variant, options=options, shard=shard, sharding=sharding
+    )
+    assert case.tolerance is None
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("wrap_order", ["inside_fsdp", "outside_fsdp", "call_site"])
+@pytest.mark.parametrize(("shard", "sharding"), [("megatron", {}), ("candidate", _BATCH)])
+def test_checkpointing_is_bitwise_neutral_in_every_order(
+    pool4: RankPool, wrap_order: str, shard: str, sharding: dict[str, Any]
+) -> None:
+    case = cases.experiment(
+        mesh=cases.MESHES["shard2_tp2"], shard=shard, sharding=sharding, wrap_order=wrap_order
+    )
+    assert pool4.run(cases.prove, case) == [[], [], [], []]

@@ -1,0 +1,128 @@
+"""What ranks of the realisation tests run: models that run as planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from strategies import StrategyError
+from strategies.shard.plans import ShardPlan
+from strategies.shard.realisation import realise
+from strategies.sharding import Sharding
+from tests.strategies.shard.models import AXIS, Chain
+from tests.strategies.shard.shard_ranks import Collectives, Counts, promised
+
+_RELATIVE = 1e-12
+
+
+def _dense() -> Chain:
+    torch.manual_seed(0)
+    return Chain().double()
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(0, 10, (4, 6), generator=torch.Generator().manual_seed(1))
+
+
+def _step(model: nn.Module, counter: Collectives | None = None) -> torch.Tensor:
+    output: torch.Tensor = model(_tokens())
+    if counter is not None:
+        counter.phase = "backward"
+    functional.cross_entropy(output.flatten(0, 1), _tokens().flatten()).backward()  # type: ignore[no-untyped-call]
+    return output.detach()
+
+
+def collectives(_rank: int, strategy: Sharding) -> tuple[Counts, Counts]:
+    """Return what the plan promises, and what a step did."""
+    model = _dense()
+    plan = strategy.plan(model, (_tokens(),), AXIS)
+    strategy.realise(model, plan, init_device_mesh("cpu", (2,)))
+    with Collectives() as counter:
+        _step(model, counter)
+    return promised(plan.collectives), counter.counts
+
+
+def differences(_rank: int, strategy: Sharding) -> list[str]:
+    """Return the names of outputs, gradients and parameters that differ from the dense model's."""
+    dense, model = _dense(), _dense()
+    plan = strategy.plan(model, (_tokens(),), AXIS)
+    strategy.realise(model, plan, init_device_mesh("cpu", (2,)))
+    return _differences(dense, model)
+
+
+def _differences(dense: nn.Module, model: nn.Module) -> list[str]:
+    found = [] if _are_close(_step(dense), _step(model)) else ["output"]
+    pairs = zip(dense.named_parameters(), model.named_parameters(), strict=True)
+    for (name, expected), (other, actual) in pairs:
+        assert expected.grad is not None
+        assert actual.grad is not None
+        is_equal = _are_close(expected.grad, _whole(actual.grad)) and torch.equal(expected, _whole(actual))
+        if name != other or not is_equal:
+            found.append(name)
+    return found
+
+
+def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
+    """Return what differs where one module forgets a reduction."""
+    dense, model = _dense(), _dense()
+    plan = strategy.plan(model, (_tokens(),), AXIS)
+    realise(model, _forgetting(plan, fqn, what), init_device_mesh("cpu", (2,)), where="shard")
+    return _differences(dense, model)
+
+
+def _forgetting(plan: ShardPlan, fqn: str, what: str) -> ShardPlan:
+    def forget(option: Any) -> Any:
+        if what == "parameters":
+            held = {name: replace(each, reduction=()) for name, each in option.way.parameters.items()}
+            return replace(option, way=replace(option.way, parameters=held))
+        return replace(option, entering=replace(option.entering, backward=()))
+
+    modules = tuple(
+        replace(placed, option=forget(placed.option)) if placed.fqn == fqn else placed
+        for placed in plan.modules
+    )
+    return replace(plan, modules=modules)
+
+
+def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
+    """Return the placement of each parameter that is a DTensor, and check that names and classes stay."""
+    model = _dense()
+    names = list(model.state_dict())
+    strategy.realise(model, strategy.plan(model, (_tokens(),), AXIS), init_device_mesh("cpu", (2,)))
+    assert list(model.state_dict()) == names
+    assert isinstance(model.head, nn.Linear)
+    return {
+        name: str(parameter.placements[0])
+        for name, parameter in model.named_parameters()
+        if isinstance(parameter, DTensor)
+    }
+
+
+def refusal(_rank: int, strategy: Sharding, ranks: int, times: int) -> str:
+    """Return the message with which realising the plan of `ranks` ranks `times` times is refused."""
+    model, mesh = _dense(), _mesh()
+    plan = strategy.plan(model, (_tokens(),), replace(AXIS, ranks=ranks))
+    try:
+        for _ in range(times):
+            strategy.realise(model, plan, mesh)
+    except StrategyError as error:
+        return str(error)
+    return "accepted"
+
+
+def _mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2,))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _are_close(expected: torch.Tensor, actual: torch.Tensor) -> bool:
+    return bool((expected - actual).abs().max() <= _RELATIVE * expected.abs().max())

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies import StrategyError
+from strategies.shard.derivation import DEFAULT_HARDWARE
+from strategies.shard.graph import Node, TensorAxis, model_graph
+from strategies.shard.state import Value
+from strategies.shard.ways import Leaf, Option
+from tests.strategies.shard.models import AXIS, Chain, Tied, graph, meta
+
+LINEAR = ["RR = RR x RR", "RR = RS0 x S0R", "RS0 = RR x RS0", "S0R = S0R x RR_0", "S0R = S0R x RR_1"]
+WAYS = [
+    pytest.param("embedding", ["S0", "S1", "replicated"], id="embedding by batch and sequence"),
+    pytest.param("blocks.0.norm", ["S0", "S1", "replicated"], id="norm by batch and sequence"),
+    pytest.param("blocks.0.up", LINEAR, id="all candidates of a linear"),
+    pytest.param("head", LINEAR, id="those of one that is not split too"),
+]
+
+
+def _leaf(fqn: str, model: type[nn.Module] = Chain) -> Node:
+    return next(node for node in graph(model).nodes if node.leaf is not None and node.leaf.fqn == fqn)
+
+
+def _names(node: Node) -> list[str]:
+    return sorted({option.way.name for option in node.options if option.way is not None})
+
+
+def _states(node: Node, position: str) -> list[str]:
+    states = [option.inputs[0] if position == "input" else option.output for option in node.options]
+    return sorted({str(state) for state in states})
+
+
+@pytest.mark.parametrize(("fqn", "names"), WAYS)
+def test_leaf_modules_run_in_these_ways(fqn: str, names: list[str]) -> None:
+    assert _names(_leaf(fqn)) == names
+
+
+@pytest.mark.parametrize(
+    ("fqn", "input_states", "output_states"),
+    [
+        pytest.param("blocks.0.up", ["R", "R*", "S0", "S1"], ["R", "R*", "S0", "S1", "S2"], id="column"),
+        pytest.param("blocks.0.down", ["R", "R*", "S0", "S1", "S2"], ["R", "R*", "S0", "S1"], id="row"),
+        pytest.param("head", ["R", "R*", "S0", "S1"], ["R", "R*", "S0", "S1"], id="neither"),
+        pytest.param("embedding", ["R", "S0"], ["R", "R*", "S0", "S1"], id="tokens have no gradient"),
+    ],
+)
+def test_features_are_sharded_where_the_model_says_so(
+    fqn: str, input_states: list[str], output_states: list[str]
+) -> None:
+    node = _leaf(fqn)
+    assert (_states(node, "input"), _states(node, "output")) == (input_states, output_states)
+
+
+def test_a_tied_parameter_is_not_split() -> None:
+    assert _names(_leaf("head", Tied)) == ["RR = RR x RR", "S0R = S0R x RR_0", "S0R = S0R x RR_1"]
+
+
+def test_a_module_called_twice_takes_what_it_gets() -> None:
+    class Twice(Chain):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embedding(tokens)
+            for block in (self.blocks[0], self.blocks[0]):
+                x = block(x)
+            logits: Tensor = self.head(x)
+            return logits
+
+    leaves = [node.leaf.fqn for node in graph(Twice).nodes if node.leaf is not None]
+    assert leaves == ["embedding", "head"]
+
+
+def test_patterns_match_name_by_name() -> None:
+    axis = TensorAxis(ranks=2, splits={"blocks.*.up": "column"})
+    fqns = ("blocks.0.up", "blocks.0.ups", "blocks.0.moe.up", "up")
+    assert [axis.split(fqn) for fqn in fqns] == ["column", None, None, None]
+
+
+def test_memory_counts_parameters_gradients_and_outputs() -> None:
+    def held(option: Option) -> int:
+        return option.memory_bytes
+
+    node = _leaf("blocks.0.up")
+    parameters, output = (16 * 8 + 16) * 4, 4 * 6 * 16 * 4
+    by_states = {
+        (str(o.inputs[0]), o.way.name, str(o.output)): held(o) for o in node.options if o.way is not None
+    }
+    assert by_states["R", "RR = RR x RR", "R"] == 2 * parameters + output
+    assert by_states["R", "RS0 = RR x RS0", "S2"] == parameters + output // 2
+    assert by_states["S0", "S0R = S0R x RR_0", "S0"] == 2 * parameters + output // 2
+    assert by_states["S0", "RR = RR x RR", "R"] == 2 * parameters + output + 4 * 6 * 8 * 4
+
+
+def test_a_frozen_parameter_needs_no_reduction() -> None:
+    model = meta(Chain)
+    model.get_parameter("blocks.0.norm.weight").requires_grad_(False)
+    found = model_graph(model, (torch.zeros(4, 6, dtype=torch.int64),), AXIS, DEFAULT_HARDWARE, where="shard")
+    node = next(node for node in found.nodes if node.name == "blocks.0.norm")
+    option = next(
+        option
+        for option in node.options
+        if option.way is not None
+        and option.way.choice == "b0"
+        and str(option.inputs[0]) == str(option.output) == "S0"
+    )
+    assert [each.operand for each in option.collectives] == ["bias"]
+
+
+def test_data_dependent_sizes_are_refused() -> None:
+    class Picks(Chain):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens[tokens > 0].unsqueeze(0))
+
+    with pytest.raises(StrategyError) as refusal:
+        graph(Picks)
+    assert str(refusal.value).startswith("shard: needs sizes that do not depend on data; those of ")
+
+
+def test_a_forward_that_cannot_be_recorded_is_refused() -> None:
+    class Reads(Chain):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens + int(tokens.max()))
+
+    with pytest.raises(StrategyError) as refusal:
+        graph(Reads)
+    assert str(refusal.value).startswith("shard: needs a forward that can be followed; forward of the model ")
+
+
+def test_a_leaf_is_what_is_known_of_it() -> None:
+    leaf = _leaf("blocks.0.down").leaf
+    assert leaf is not None
+    assert leaf == Leaf(
+        fqn="blocks.0.down",
+        module=leaf.module,
+        input=Value(shape=(4, 6, 16), dtype=torch.float32, needs_gradient=True),
+        output=Value(shape=(4, 6, 8), dtype=torch.float32, needs_gradient=True),
+        split="row",
+    )

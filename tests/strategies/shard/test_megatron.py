@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from strategies import StrategyError
+from strategies.shard.graph import TensorAxis
+from strategies.shard.megatron import Megatron
+from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Unlisted, meta
+
+_ACTIVATION = 4 * 6 * 8 * 4
+
+
+def test_linears_run_by_column_and_then_by_row() -> None:
+    plan = Megatron().plan(meta(Chain), SAMPLE, AXIS)
+    assert plan.as_json()["candidates"] == {
+        "embedding": "replicated",
+        "blocks.0.norm": "replicated",
+        "blocks.0.up": "RS0 = RR x RS0",
+        "blocks.0.down": "RR = RS0 x S0R",
+        "blocks.1.norm": "replicated",
+        "blocks.1.up": "RS0 = RR x RS0",
+        "blocks.1.down": "RR = RS0 x S0R",
+        "head": "RR = RR x RR",
+    }
+
+
+def test_each_pair_is_all_reduced_once_forward_and_once_backward() -> None:
+    plan = Megatron().plan(meta(Chain), SAMPLE, AXIS)
+    found = Counter((each.phase, each.kind, each.payload_bytes) for each in plan.collectives)
+    assert found == {("forward", "all_reduce", _ACTIVATION): 2, ("backward", "all_reduce", _ACTIVATION): 2}
+    assert plan.communicated_bytes == 4 * _ACTIVATION
+
+
+def test_the_plan_is_written_down() -> None:
+    written = Megatron().plan(meta(Chain), SAMPLE, AXIS).as_json()
+    assert written["resharding"] == [
+        {"module": f"blocks.{index}.up", "operand": "input", "from": "R", "to": "R*"} for index in range(2)
+    ]
+    assert written["collectives"] == [
+        {"phase": "forward", "kind": "all_reduce", "payload_bytes": _ACTIVATION, "count": 2},
+        {"phase": "backward", "kind": "all_reduce", "payload_bytes": _ACTIVATION, "count": 2},
+    ]
+    assert (written["ranks"], written["communicated_bytes"]) == (2, 4 * _ACTIVATION)
+
+
+def test_without_a_mesh_a_model_stays_as_it_is() -> None:
+    model = meta(Chain)
+    assert Megatron().apply(model, SAMPLE) is model
+    assert {type(module) for module in model.modules()} == {type(module) for module in meta(Chain).modules()}
+
+
+def test_refuses_a_model_without_a_plan() -> None:
+    with pytest.raises(StrategyError) as refusal:
+        Megatron().plan(meta(Chain), SAMPLE, TensorAxis(ranks=2, splits={}))
+    assert (
+        str(refusal.value) == "shard: needs linears that the model's tensor parallel plan splits; it has none"
+    )
+
+
+def test_refuses_code_that_is_not_known_to_run_on_a_shard() -> None:
+    with pytest.raises(StrategyError) as refusal:
+        Megatron().plan(meta(Unlisted), SAMPLE, AXIS)
+    assert str(refusal.value) == (
+        "shard: the code between the linears that the model's tensor parallel plan splits is not known "
+        "to run on a shard of features; use shard=none"
+    )
