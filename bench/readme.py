@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md: the demo's table, and the table of variants.
+"""Write the generated parts of README.md: the tables of the demo, of variants and of nested regions.
 
 `python -m bench.readme` after `make demo`: what stands between `<!-- name -->` and `<!-- /name -->` is
 replaced.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -36,16 +37,18 @@ _SHOWN = (
 def main() -> int:
     """Rewrite README.md; 1 when the demo has not run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("demo", "variants"), help="leave the other part as it is")
+    parser.add_argument("--only", choices=("demo", "variants", "nested"), help="leave the others as they are")
     only = parser.parse_args().only
     text = _README.read_text(encoding="utf-8")
-    if only != "variants":
+    if only in {None, "demo"}:
         if not Store(_DEMO).scan().records:
             sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
             return 1
         text = replaced(text, "demo", demo_table())
-    if only != "demo":
+    if only in {None, "variants"}:
         text = replaced(text, "variants", variant_table())
+    if only in {None, "nested"}:
+        text = replaced(text, "nested", nested_table())
     _README.write_text(text, encoding="utf-8")
     return 0
 
@@ -69,6 +72,27 @@ def variant_table() -> str:
     """Return what every variant's docstring says it saves, recomputes and moves."""
     rows = [[f"`ac={name}`", *traits(variant)] for name, variant in ac_variants.items() if name != "none"]
     return markdown(("variant", *(trait.lower() for trait in _TRAITS)), rows)
+
+
+def nested_table() -> str:
+    """Return the kept result of `bench.nested`, in inputs of a block."""
+    (path,) = (_ROOT / "docs" / "results").glob("nested-cpu-*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    unit, flops = (content["protocol"][name] for name in ("block_input_bytes", "blocks_flops"))
+    by_stop = [[row for row in content["results"] if row["early_stop"] == stop] for stop in (True, False)]
+    to_the_end = {tuple(row["levels"]): row for row in by_stop[1]}
+    rows = [
+        [
+            f"`{row['levels']}`" if row["levels"] else "`ac=none`",
+            f"{(row['saved_bytes'] - row['rng_bytes']) / unit:.1f}",
+            f"{row['activation_peak_bytes'] / unit:.1f}",
+            f"{row['recomputed_flops'] / flops:.2f}",
+            f"{to_the_end.get(tuple(row['levels']), row)['recomputed_flops'] / flops:.2f}",
+        ]
+        for row in by_stop[0]
+    ]
+    columns = ("levels", "saved", "activation peak", "recomputed forwards", "without early stop")
+    return markdown(columns, rows)
 
 
 def traits(variant: type[Strategy]) -> list[str]:

@@ -145,7 +145,7 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
         raise unknown[0]  # a typo rather than an option that some choices have
     if chosen.show is not None:
         _show(points, chosen.show)
-        return []
+        return [(each.trial_id, None) for each in points]
     _run(points, chosen, launcher)
     assert command.result is not None
     found = {record.trial_id: record for record in command.result.records}

@@ -20,6 +20,7 @@ from harness.models.base import ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
 from strategies import Strategy, StrategyError
+from strategies.blocks import children_of
 from strategies.shard.graph import TensorAxis
 from strategies.sharding import Sharding
 
@@ -49,7 +50,7 @@ class Preflight:
         self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
-        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, batch)
+        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
         if isinstance(experiment.shard, Sharding):
             self._once(deadline_s, _check_sharding, model, experiment.shard, mesh.tp, batch)
 
@@ -84,14 +85,18 @@ def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_
         _check_fixed_batch(data, sequence_length, batch_size, dp)
 
 
-def _check_variant(model: ModelSpec, ac: Strategy, is_call_site: bool, batch: tuple[int, int]) -> None:
+def _check_variant(
+    model: ModelSpec, ac: Strategy, is_call_site: bool, is_sharded: bool, batch: tuple[int, int]
+) -> None:
     model.files()  # runs the user's factory once more, and never again in this process
     built, sample = _without_memory(model, batch)
     require_container(built, model.layers_fqn)
     if is_call_site:
         ac.call_site(built)
-    else:
-        ac.apply(built, sample)
+        return
+    built = ac.apply(built, sample)
+    if is_sharded and model.layers_fqn:
+        ac.check_units(built, children_of(built, model.layers_fqn))
 
 
 def _check_sharding(model: ModelSpec, shard: Sharding, tp: int, batch: tuple[int, int]) -> None:

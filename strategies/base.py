@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
@@ -100,6 +101,17 @@ class Strategy:
             StrategyError: the strategy does not stand around calls, or not around this model.
         """
         raise StrategyError("wrap_order", f"call_site does not suit {type(self).__name__}; use inside_fsdp")
+
+    def check_units(self, model: nn.Module, units: Collection[str]) -> None:
+        """Refuse to be applied to `model`, which carries the strategy, where FSDP will shard these modules.
+
+        Args:
+            model: what `apply` returned.
+            units: plain FQNs of the modules that will be FSDP units.
+
+        Raises:
+            StrategyError: the strategy does not suit such units.
+        """
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
         """Return what a person should see of the strategy on a plain `model`, which it is applied to.

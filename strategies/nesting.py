@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from strategies.base import Observation
@@ -80,14 +81,16 @@ class NestedForward:
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         if self._scope is None and self.layout is None:
-            self.lay_out(module, args, kwargs)
+            with _disable_current_modes():  # what follows is no part of the step that somebody may measure
+                self.lay_out(module, args, kwargs)
         if self._scope is None:
             return body(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         kind = kind_of(module, self._scope, leaves, structure)
         program = self._programs.get(kind)
         if program is None or not program.fits(module):
-            program = self.program(module, args, kwargs)
+            with _disable_current_modes():
+                program = self.program(module, args, kwargs)
             self._programs[kind] = program
         return program([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
@@ -105,7 +108,10 @@ class NestedForward:
         fake = shadow.on(device)
         layout, inputs = lay_out(fake, self._nest.labels, *shadowed(fake, (args, kwargs), device))
         _refuse_unknown(layout, self._nest)
-        forwards = [(self._of(scope, shadow), submodule(model, scope.fqn), inputs[scope.fqn]) for scope in layout.scopes]
+        forwards = [
+            (self._of(scope, shadow), submodule(model, scope.fqn), inputs[scope.fqn])
+            for scope in layout.scopes
+        ]
         programs = [forward.program(module, *given) for forward, module, given in forwards]
         for forward, module, _ in forwards:
             if forward is not self:
@@ -129,6 +135,11 @@ class NestedForward:
             kept=self._nest.kept,
         )
         return make_program(recording, self._scope, module, treatment)
+
+    def looked_through(self) -> list[str]:
+        """Return the plain FQNs of the modules whose calls the code goes around."""
+        scope = self._scope
+        return [] if scope is None else [f"{scope.fqn}.{fqn}".lstrip(".") for fqn in sorted(scope.through)]
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the model."""

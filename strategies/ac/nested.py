@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path as FilePath
@@ -21,7 +21,7 @@ from strategies.fx.program import Program
 from strategies.fx.scopes import Labels, check_names
 from strategies.fx.shadow import Shadow
 from strategies.nesting import Nest, NestedForward
-from strategies.offloading import OFFLOAD_KINDS
+from strategies.offloading import OFFLOAD_KINDS, OffloadKind
 from strategies.region import enclose, refuse_enclosed, refuse_own_forward, regions
 
 
@@ -43,8 +43,8 @@ class Nested(Strategy):
         labels: `{FQN: path}` of submodules: `[0, 1]` is the region 1 inside the region 0, a number is a path
             of one, `null` pads. A region's calls stand side by side.
         labels_file: YAML file with such labels, read at once; what it says becomes `labels`.
-        offload: `{path: kind}`, the path as `0_1`: what of a region waits in host memory, `all` that
-            autograd saves, its `inputs`, or its `internals`, all but these.
+        offload: `{kind: paths}`: what of these regions waits in host memory, `all` that autograd saves,
+            the region's `inputs`, or its `internals`, all but these.
         keep: paths of regions that are not recomputed but only offloaded.
         preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
             gradients wrong and nothing says so.
@@ -75,17 +75,25 @@ class Nested(Strategy):
             object.__setattr__(self, "labels", _read(self.labels_file))
             object.__setattr__(self, "labels_file", None)
         for name, parse in (
-            ("levels", _parse_levels), ("labels", _parse_labels), ("offload", _parse_offload), ("keep", _parse_keep),
+            ("levels", _parse_levels),
+            ("labels", _parse_labels),
+            ("offload", _parse_offload),
+            ("keep", _parse_keep),
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
-        for path in self.keep:
-            if path not in (self.offload or {}):
-                problem = f"region {path} would be neither recomputed nor offloaded"
+        kinds = _kinds(self.offload or {})
+        for path in map(tuple, self.keep):
+            if path not in kinds:
+                problem = f"region {path_name(path)} would be neither recomputed nor offloaded"
                 raise StrategyError("ac.keep", f"{problem}; name it in ac.offload too")
-        for path, kind in (self.offload or {}).items():
-            if kind == "internals" and path not in self.keep:
-                problem = "internals of a recomputed region are not saved, so that nothing would move"
-                raise StrategyError(f"ac.offload.{path}", f"{problem}; use inputs, or name it in ac.keep too")
+        for path, kind in kinds.items():
+            if kind == "internals" and path not in map(tuple, self.keep):
+                problem = (
+                    f"region {path_name(path)} is recomputed, its internals are not saved and cannot move"
+                )
+                raise StrategyError(
+                    "ac.offload.internals", f"{problem}; name it in ac.keep too, or use inputs"
+                )
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return `model`, with a region around each forward that holds some.
@@ -100,18 +108,34 @@ class Nested(Strategy):
         self._applied(model, sample)
         return model
 
+    def check_units(self, model: nn.Module, units: Collection[str]) -> None:
+        """Refuse a region that begins inside a unit and ends outside of it.
+
+        Raises:
+            StrategyError: naming the unit.
+        """
+        for forward in _forwards(model):
+            for fqn in forward.looked_through():
+                if fqn in units:
+                    problem = f"a region begins inside {fqn!r}, an FSDP unit, and ends outside of it"
+                    raise StrategyError(
+                        "ac.labels", f"{problem}, or the other way round; end it with {fqn!r}"
+                    )
+
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
         """Return the tree of regions and the code of each forward that holds some."""
         forward, programs = self._applied(model, sample)
         assert forward.layout is not None
-        return "\n\n".join([
-            forward.layout.text(),
-            *(f"# {each.name}\n{code_text(each.code)}" for each in programs),
-        ])
+        return "\n\n".join(
+            [
+                forward.layout.text(),
+                *(f"# {each.name}\n{code_text(each.code)}" for each in programs),
+            ]
+        )
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the bytes that the latest step moved, and the regions."""
-        forwards = [region for region in regions(model).values() if isinstance(region, NestedForward)]
+        forwards = _forwards(model)
         moved = {path: each for forward in forwards for path, each in forward.offloadings.items()}
         plans = [plan for forward in forwards if (plan := forward.plan(moved)) is not None]
         offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
@@ -126,8 +150,8 @@ class Nested(Strategy):
         nest = Nest(
             labels=labels,
             options={"use_reentrant": False} | self._unusual_options(),
-            offload={_path(path, "ac.offload"): kind for path, kind in (self.offload or {}).items()},
-            kept=frozenset(_path(path, "ac.keep") for path in self.keep),
+            offload=_kinds(self.offload or {}),
+            kept=frozenset(map(tuple, self.keep)),
         )
         forward = NestedForward(nest, shadow=shadow)
         programs = forward.lay_out(plain, sample, {}) if sample else []
@@ -145,8 +169,16 @@ class Nested(Strategy):
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return Labels(paths=paths, where="ac.labels", is_partial=False)
         names = names_of_children(model, self.layers_fqn)
-        paths = _root_paths(len(names)) if self.levels is None else even_paths(len(names), self.levels, "ac.levels")
+        paths = (
+            _root_paths(len(names))
+            if self.levels is None
+            else even_paths(len(names), self.levels, "ac.levels")
+        )
         return Labels(paths=dict(zip(names, paths, strict=True)), where="ac.levels", is_partial=True)
+
+
+def _forwards(model: nn.Module) -> list[NestedForward]:
+    return [region for region in regions(model).values() if isinstance(region, NestedForward)]
 
 
 def _root_paths(count: int) -> tuple[Path, ...]:
@@ -166,7 +198,9 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
         return None
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
     if not is_list or not levels or not all(type(parts) is int and parts >= 1 for parts in levels):
-        raise StrategyError("ac.levels", f"must be a list of numbers of regions, each at least 1, got {levels!r}")
+        raise StrategyError(
+            "ac.levels", f"must be a list of numbers of regions, each at least 1, got {levels!r}"
+        )
     return tuple(levels)
 
 
@@ -178,29 +212,34 @@ def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
     return {fqn: list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
 
 
-def _parse_offload(offload: Any) -> dict[str, str] | None:
+def _parse_offload(offload: Any) -> dict[OffloadKind, list[list[int]]] | None:
     if offload is None:
         return None
-    if not isinstance(offload, Mapping):
-        raise StrategyError("ac.offload", f"must be a mapping from paths to kinds, got {offload!r}")
-    for path, kind in offload.items():
-        if kind not in OFFLOAD_KINDS:
-            raise StrategyError(f"ac.offload.{path}", f"must be {', '.join(OFFLOAD_KINDS[:-1])} or {OFFLOAD_KINDS[-1]}, got {kind!r}")
-    return {path_name(_path(path, "ac.offload")): kind for path, kind in offload.items()}
+    if not isinstance(offload, Mapping) or not set(offload) <= set(OFFLOAD_KINDS):
+        problem = f"must be a mapping from {', '.join(OFFLOAD_KINDS)} to lists of paths"
+        raise StrategyError("ac.offload", f"{problem}, got {offload!r}")
+    return {kind: _parse_paths(paths, f"ac.offload.{kind}") for kind, paths in offload.items()}
 
 
-def _parse_keep(keep: Any) -> tuple[str, ...]:
-    if not isinstance(keep, Sequence) or isinstance(keep, str):
-        raise StrategyError("ac.keep", f"must be a list of paths, got {keep!r}")
-    return tuple(path_name(_path(path, "ac.keep")) for path in keep)
+def _parse_keep(keep: Any) -> list[list[int]]:
+    return _parse_paths(keep, "ac.keep")
 
 
-def _path(path: Any, where: str) -> Path:
-    """Return the path that `0_1` means; YAML reads `0` as a number."""
-    parts = str(path).split("_")
-    if type(path) not in {str, int} or not all(part.isdecimal() for part in parts):
-        raise StrategyError(where, f"must name regions by their paths, as 0_1, got {path!r}")
-    return tuple(map(int, parts))
+def _parse_paths(paths: Any, where: str) -> list[list[int]]:
+    if not isinstance(paths, Sequence) or isinstance(paths, str):
+        raise StrategyError(where, f"must be a list of paths, got {paths!r}")
+    return [list(parse_path(path, where)) for path in paths]
+
+
+def _kinds(offload: Mapping[OffloadKind, Sequence[Sequence[int]]]) -> dict[Path, OffloadKind]:
+    kinds: dict[Path, OffloadKind] = {}
+    for kind, paths in offload.items():
+        for path in map(tuple, paths):
+            if path in kinds:
+                problem = f"region {path_name(path)} is in {kinds[path]} already"
+                raise StrategyError(f"ac.offload.{kind}", f"{problem}; name it once")
+            kinds[path] = kind
+    return kinds
 
 
 def _read(file: str) -> Any:

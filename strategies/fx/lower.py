@@ -182,7 +182,11 @@ class _Emitter:
         return fx.GraphModule(held, graph, f"call_{code.__class__.__name__}")
 
     def _checkpoint(
-        self, graph: fx.Graph, code: fx.GraphModule, arguments: tuple[fx.Node, ...], held: dict[str, nn.Module]
+        self,
+        graph: fx.Graph,
+        code: fx.GraphModule,
+        arguments: tuple[fx.Node, ...],
+        held: dict[str, nn.Module],
     ) -> fx.Node:
         function = graph.get_attr(_hold(code, code.__class__.__name__, held))
         return graph.call_function(checkpoint, (function, *arguments), dict(self._treatment.options))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from strategies.blocks import unwrapped
@@ -37,7 +38,9 @@ class Program:
     def __call__(self, tensors: list[Tensor]) -> Any:
         """Return what forward returns."""
         results = self.code(*tensors)
-        leaves = [results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs]
+        leaves = [
+            results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs
+        ]
         return tree_unflatten(leaves, self.recording.structure)
 
     def fits(self, module: nn.Module) -> bool:
@@ -64,15 +67,37 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
     """Return the code of `recording` over the submodules of `module`.
 
     Raises:
-        StrategyError: a region does not nest or cannot be recomputed.
+        StrategyError: a region does not nest or cannot be recomputed, or begins inside a module with hooks.
     """
+    for fqn in sorted(scope.through):
+        _refuse_hooks(fqn, submodule(module, fqn))
     modules: dict[str, nn.Module] = {}
 
     def called(fqn: str) -> nn.Module:
         modules[fqn] = submodule(module, fqn)
         return modules[fqn]
 
-    return Program(name=scope.name, recording=recording, code=lower(recording, scope, called, treatment), modules=modules)
+    return Program(
+        name=scope.name, recording=recording, code=lower(recording, scope, called, treatment), modules=modules
+    )
+
+
+def _refuse_hooks(fqn: str, module: nn.Module) -> None:
+    """Refuse to go around the call of a module that does more than its forward."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )  # noqa: SLF001
+    if isinstance(module, FSDPModule | FullyShardedDataParallel) or any(hooks):
+        what = (
+            "an FSDP unit"
+            if isinstance(module, FSDPModule | FullyShardedDataParallel)
+            else "a module with hooks"
+        )
+        problem = f"a region begins inside {fqn!r}, {what}, and ends outside of it"
+        raise StrategyError("ac.labels", f"{problem}, or the other way round; end it with {fqn!r}")
 
 
 def submodule(module: nn.Module, fqn: str) -> nn.Module:
@@ -93,7 +118,10 @@ def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeS
         structure,
         tuple(_kind_of_input(leaf) for leaf in leaves),
         tuple(submodule(module, fqn).training for fqn in ("", *sorted(scope.through))),
-        tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")),
+        tuple(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ),
     )
 
 

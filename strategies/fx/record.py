@@ -42,7 +42,8 @@ _QUERIES = frozenset(
 )
 """Functions whose results follow from shapes and types, which are the same whenever the graph runs."""
 _IN_PLACE_OPERATORS = frozenset(
-    f"__{name}__" for name in (*"iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor".split(), "setitem")  # noqa: SIM905
+    f"__{name}__"
+    for name in (*"iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor".split(), "setitem")  # noqa: SIM905
 )
 
 
@@ -177,7 +178,9 @@ class Recorder(TorchFunctionMode):
             return self._nodes[id(tensor)]
         if id(tensor) not in self._shadow.owners:
             problem = f"gives {where!r} a tensor that no recorded function made"
-            raise self._error(f"{problem}; torch.autograd.Function and tensors outside of modules cannot be followed")
+            raise self._error(
+                f"{problem}; torch.autograd.Function and tensors outside of modules cannot be followed"
+            )
         fqn, name = self._shadow.owners[id(tensor)]
         # read again at every use: FSDP exchanges parameters, and a region must not take one as its input
         node = self._graph.get_attr(f"{fqn}.{name}" if fqn else name)
@@ -190,13 +193,17 @@ class Recorder(TorchFunctionMode):
             self._own(result, node)
             return
         if isinstance(result, Mapping):
-            parts: list[tuple[Any, Any, Any]] = [(operator.getitem, key, part) for key, part in result.items()]
+            parts: list[tuple[Any, Any, Any]] = [
+                (operator.getitem, key, part) for key, part in result.items()
+            ]
         elif isinstance(result, tuple | list):
             parts = [(operator.getitem, index, part) for index, part in enumerate(result)]
         elif result is None:
             return
         else:
-            raise self._error(f"cannot go on where {where} a {type(result).__name__}, which no graph can hold")
+            raise self._error(
+                f"cannot go on where {where} a {type(result).__name__}, which no graph can hold"
+            )
         for function, key, part in parts:
             if part is not None:
                 self._results(part, self._graph.call_function(function, (node, key)), where)

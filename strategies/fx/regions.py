@@ -126,9 +126,7 @@ def filled(paths: Sequence[Path | None]) -> tuple[Path, ...]:
     for path in reversed(paths):
         latest = latest if path is None else path
         after.append(latest)
-    return tuple(
-        _common(left, right) for left, right in zip(before, reversed(after), strict=True)
-    )
+    return tuple(_common(left, right) for left, right in zip(before, reversed(after), strict=True))
 
 
 def render(regions: Sequence[Region], names: Sequence[str]) -> str:
@@ -176,9 +174,7 @@ def _lines(
     for region in regions:
         yield from (f"{indent}{name}" for name in names[position : region.start])
         yield f"{indent}region {region.name}"
-        yield from _lines(
-            region.regions, names, start=region.start, stop=region.stop, indent=f"{indent}    "
-        )
+        yield from _lines(region.regions, names, start=region.start, stop=region.stop, indent=f"{indent}    ")
         position = region.stop
     yield from (f"{indent}{name}" for name in names[position:stop])
 

@@ -250,7 +250,9 @@ def _refuse_repeated(homes: Any, listing: _Listing, labels: Labels) -> None:
     for home in homes:
         for fqn, _ in home:
             if listing.counts[fqn] > 1:
-                problem = f"{fqn!r} is called {listing.counts[fqn]} times, so that labels inside it are ambiguous"
+                problem = (
+                    f"{fqn!r} is called {listing.counts[fqn]} times, so that labels inside it are ambiguous"
+                )
                 raise StrategyError(labels.where, f"{problem}; label {fqn!r} itself")
 
 

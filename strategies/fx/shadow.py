@@ -110,7 +110,9 @@ def _cast(model: nn.Module, convert: Convert, mode: FakeTensorMode | None) -> Sh
             return modules[id(source)]
         if isinstance(outer, FullyShardedDataParallel):
             problem = f"{fqn or plain_class(source).__name__!r} is an FSDP1 unit, which hides the shapes of parameters"
-            raise StrategyError("ac", f"{problem}; apply the variant before FSDP1, use wrap_order=inside_fsdp")
+            raise StrategyError(
+                "ac", f"{problem}; apply the variant before FSDP1, use wrap_order=inside_fsdp"
+            )
         cls = _told(plain_class(source))
         twin: nn.Module = cls.__new__(cls)
         modules[id(source)] = twin

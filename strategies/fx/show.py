@@ -81,7 +81,9 @@ def _made(factory: str | None) -> tuple[nn.Module, tuple[Any, ...]]:
     try:
         found = getattr(importlib.import_module(name), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise StrategyError("factory", f"{factory!r} is not there: {error}; use package.module:function") from error
+        raise StrategyError(
+            "factory", f"{factory!r} is not there: {error}; use package.module:function"
+        ) from error
     made = found()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):  # noqa: PLR2004 (a pair)
         raise StrategyError("factory", f"must return (model, positional inputs), got {type(made).__name__}")

@@ -107,6 +107,22 @@ def _files(folder: Path) -> list[str]:
             "dropout, hidden_width, layers_fqn, n_layers, vocab_size, width\n",
             id="a typo that no choice of the sweep excuses",
         ),
+        pytest.param(
+            ["ac=full", "show=regions"],
+            "acbench: show: ac=full, chunk=none, shard=none have no view 'regions'; they have none; "
+            "ac=nested has regions\n",
+            id="a view of what has none",
+        ),
+        pytest.param(
+            ["ac=nested", "show=region"],
+            "acbench: show: ac=nested, chunk=none, shard=none have no view 'region'; views: regions\n",
+            id="a view that does not exist",
+        ),
+        pytest.param(
+            ["show=3"],
+            "acbench: show: must be the name of a view or null, got 3\n",
+            id="a number for a view",
+        ),
     ],
 )
 def test_a_refused_command_says_why_and_leaves_nothing(
@@ -114,6 +130,46 @@ def test_a_refused_command_says_why_and_leaves_nothing(
 ) -> None:
     done = acbench(tmp_path, *arguments)
     assert (done.code, done.stdout, done.stderr) == (2, "", message)
+    assert _files(tmp_path) == []
+
+
+REGIONS = """\
+embedding
+region 0
+    layers.0
+region 1
+    layers.1
+head
+
+# forward of the model
+def forward(self, tokens_bs):
+    def checkpoint_0(self, embedding):
+        layers_0 = self.layers_0(embedding)  # float32 (2, 8, 8)
+        return layers_0
+
+    def checkpoint_1(self, layers_0):
+        layers_1 = self.layers_1(layers_0)  # float32 (2, 8, 8)
+        return layers_1
+
+    embedding = self.embedding(tokens_bs)  # float32 (2, 8, 8)
+    layers_0 = torch.utils.checkpoint.checkpoint(self.checkpoint_0, embedding, use_reentrant=False)  # float32 (2, 8, 8)
+    layers_1 = torch.utils.checkpoint.checkpoint(self.checkpoint_1, layers_0, use_reentrant=False)  # float32 (2, 8, 8)
+    head = self.head(layers_1)  # float32 (2, 8, 256)
+    return (head,)
+"""  # noqa: E501 (as it is printed)
+
+
+def test_what_a_strategy_decides_is_shown_and_nothing_runs(tmp_path: Path) -> None:
+    done = acbench(tmp_path, *SMALL, "ac=nested", "ac.levels=[2]", "show=regions")
+    assert (done.code, done.stdout, done.stderr) == (0, REGIONS, "")
+    assert _files(tmp_path) == []
+
+
+def test_a_sweep_shows_every_point(tmp_path: Path) -> None:
+    done = acbench(tmp_path, "-m", *SMALL, "ac=nested", "ac.levels=[1],[2]", "show=regions")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.count("# forward of the model") == 2
+    assert done.stdout.endswith(REGIONS)
     assert _files(tmp_path) == []
 
 

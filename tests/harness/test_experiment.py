@@ -113,6 +113,13 @@ def test_refuses_reentrant_inside_a_sharded_fsdp1_unit(order: str, strategy: str
     assert refusal_of(f"{fsdp1} ac=full ac.use_reentrant=true {order}") == FREED
 
 
+def test_refuses_what_reads_parameters_around_fsdp1() -> None:
+    assert refusal_of("mesh=shard2 mesh.fsdp=fsdp1 wrap_order=outside_fsdp ac=nested") == (
+        "wrap_order: outside_fsdp does not suit ac=nested, which reads the shapes of parameters that fsdp1 "
+        "flattens; use inside_fsdp or mesh.fsdp=fsdp2"
+    )
+
+
 @pytest.mark.parametrize(
     "line",
     [

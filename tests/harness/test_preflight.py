@@ -56,6 +56,39 @@ def test_refuses_blocks_that_are_not_there(line: str, message: str) -> None:
     assert refusal_of(line) == message
 
 
+_ACROSS = (
+    *(f"layers.0.{name}" for name in ("feed_forward_norm", "feed_forward", "dropout")),
+    "layers.1.attention_norm",
+)
+ACROSS = "ac=nested ac.labels={" + ",".join(f"{name}:0" for name in _ACROSS) + "}"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "ac=nested ac.levels=[5]": "ac.levels: [5] asks for 5 regions of 4 blocks; every region needs one "
+            "block at least",
+            "ac=nested ac.labels={layers.9:0}": "ac.labels: 'layers.9' names no submodule; submodules are: "
+            "embedding, position, dropout, layers, layers.0, layers.0.attention_norm, layers.0.attention, "
+            "layers.0.attention.wq and 45 more",
+            "ac=nested ac.labels={layers.0:0,layers.2:0}": "ac.labels: region 0 ends at 'layers.0' and begins "
+            "again at 'layers.2'; 'layers.1' stands between: put what is between into the region, or give the "
+            "second part another index",
+            "ac=nested wrap_order=call_site": "wrap_order: call_site does not suit Nested; use inside_fsdp",
+            f"{ACROSS} mesh=shard2": "ac.labels: a region begins inside 'layers.0', an FSDP unit, and ends "
+            "outside of it, or the other way round; end it with 'layers.0'",
+        }
+    ),
+)
+def test_refuses_regions_that_do_not_fit_the_model(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+def test_a_region_may_begin_in_one_block_and_end_in_the_next() -> None:
+    assert experiment_of(f"{ACROSS} mesh=ddp2").mesh.label == "ddp2"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     rows(

@@ -22,6 +22,8 @@ SHORT = "protocol=smoke protocol.timed_pairs=0"
 SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
 USER = "model=python model.factory=tests.harness.user_models"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
+TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
+KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
 LINES = [
     "ac=none",
     "ac=full",
@@ -36,6 +38,10 @@ LINES = [
     "ac=full model.dropout=0.1",
     WRONG_DROPOUT,
     "ac=full mesh=shard2",
+    "ac=nested",
+    TO_THE_END,
+    "ac=nested mesh=shard2",
+    KEPT,
     f"{USER}:needs_checkpointing ac=full",
     f"{USER}:fits_once ac=full protocol.timed_pairs=2",
     f"{USER}:regression ac=full",
@@ -186,12 +192,31 @@ def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
         ("ac=selective_op", [2, 2, 2, 2]),
         ("ac=selective_layer", [1, 2, 1, 2]),
         ("ac=selective_layer ac.ac_freq=99", [1, 1, 1, 1]),
+        # one more than the regions around a block; what stops early does so before the last block
+        (TO_THE_END, [4, 4, 4, 4]),
+        ("ac=nested", [3, 2, 3, 2]),
+        ("ac=nested mesh=shard2", [3, 2, 3, 2]),
     ],
 )
 def test_forward_calls_of_every_block(trial: Trial, line: str, calls: list[int]) -> None:
     work = trial(line).work
     assert work is not None
     assert work.calls == {f"layers.{index}": count for index, count in enumerate(calls)}
+
+
+def test_the_plan_says_what_was_decided_and_moved(trial: Trial) -> None:
+    assert trial("ac=full").plan is None
+    record = trial(KEPT)
+    assert record.plan is not None
+    assert record.work is not None
+    first, second = record.plan["regions"]
+    kept, last = second["regions"]
+    assert [region["region"] for region in (first, second, kept, last)] == ["0", "1", "1_0", "1_1"]
+    assert (second["first"], second["last"], second["calls"]) == ("layers.2", "layers.3", 2)
+    assert [region["recomputed"] for region in (first, second, kept, last)] == [True, True, False, True]
+    assert [region["offload"] for region in (first, second, kept, last)] == ["inputs", None, "all", None]
+    assert (first["moved_bytes"], first["fetched_bytes"]) == (INPUT_BYTES, INPUT_BYTES)
+    assert kept["moved_bytes"] == record.work.offloaded_bytes - INPUT_BYTES > INPUT_BYTES
 
 
 def test_saved_bytes_are_what_the_variants_claim(trial: Trial) -> None:

@@ -12,6 +12,14 @@ from tests.rank_pool import RankPool
 _DROPOUTS = (0.0, 0.1)
 _TWO_RANKS = ("ddp2", "shard2", "tp2")
 _FOUR_RANKS = ("shard2_tp2", "hsdp2x2")
+_FEED_FORWARD = ("feed_forward_norm", "feed_forward.up", "feed_forward.down")
+_INSIDE_BLOCKS = {
+    "layers.0.attention_norm": [0, 0],
+    "layers.0.attention": [0, 0],
+    "layers.0.dropout": [0],
+    **{f"layers.0.{name}": [0, 1] for name in _FEED_FORWARD},
+    "layers.1": 1,
+}
 
 
 @pytest.mark.parametrize("variant", ac_variants)
@@ -70,6 +78,13 @@ def test_is_bitwise_neutral_in_reduced_precision(
         pytest.param("selective_op", {"save_ops": "torchtitan"}, id="torchtitan's save list"),
         pytest.param("selective_op", {"save_ops": "modalities"}, id="modalities' save list"),
         pytest.param("selective_op", {"matmul_recompute_every": 2}, id="every second matmul"),
+        pytest.param("nested", {"levels": [1, 1, 2], "early_stop": False}, id="three levels of regions"),
+        pytest.param("nested", {"labels": _INSIDE_BLOCKS}, id="regions inside a block and around it"),
+        pytest.param(
+            "nested",
+            {"levels": [1, 2], "offload": {"inputs": [0], "all": [[0, 1]]}, "keep": [[0, 1]]},
+            id="regions that are recomputed and offloaded",
+        ),
         pytest.param("selective_op", {"save_ops": ("matmul", "comm")}, id="matmuls and collectives"),
     ],
 )
@@ -78,6 +93,19 @@ def test_every_option_is_bitwise_neutral(
     pool2: RankPool, variant: str, options: dict[str, object], mesh: str
 ) -> None:
     case = cases.experiment(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("mesh", ["ddp2", "tp2"])
+def test_a_region_from_one_block_into_the_next_is_bitwise_neutral(pool2: RankPool, mesh: str) -> None:
+    labels = dict.fromkeys(
+        [f"layers.0.{name}" for name in ("feed_forward_norm", "feed_forward", "dropout")]
+        + ["layers.1.attention_norm"],
+        0,
+    )
+    case = cases.experiment(
+        variant="nested", options={"labels": labels}, mesh=cases.MESHES[mesh], dropout=0.1
+    )
     assert pool2.run(cases.prove, case) == [[], []]
 
 

@@ -80,11 +80,15 @@ class Toy(nn.Module):
 
 
 class Stack(nn.Module):
-    """One block under `layers`, to be called by itself."""
+    """One block under `layers`, and nothing else."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.layers = nn.ModuleList([block])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.block(x)
+        return outputs
 
     @property
     def block(self) -> nn.Module:

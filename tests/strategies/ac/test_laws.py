@@ -44,6 +44,9 @@ SETTINGS = {name: Setting(variant=name, changes={}) for name in ac_variants} | {
     "every_second_matmul": Setting(variant="selective_op", changes={"matmul_recompute_every": 2}),
     "selective_op_to_the_end": Setting(variant="selective_op", changes={"early_stop": False}),
     "offload_by_class": Setting(variant="offload", changes={"module_classes": ("Block",)}),
+    "one_region_of_all": Setting(variant="nested", changes={"levels": [1]}),
+    "each_block_in_two_regions": Setting(variant="nested", changes={"levels": [1, 1]}),
+    "nested_to_the_end": Setting(variant="nested", changes={"levels": [1, 1], "early_stop": False}),
 }
 
 each_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -59,8 +62,10 @@ def test_parity_bit_for_bit_in_two_steps(setting: Setting, model_name: str) -> N
         assert differences(train_step(plain), train_step(model)) == []
 
 
-AT_CALL_SITES = {  # selective_layer refuses them
-    name: setting for name, setting in SETTINGS.items() if setting.variant != "selective_layer"
+AT_CALL_SITES = {  # these refuse them, because they choose among submodules
+    name: setting
+    for name, setting in SETTINGS.items()
+    if setting.variant not in {"selective_layer", "nested"}
 }
 
 
@@ -93,9 +98,14 @@ def test_independence_of_the_models_in_one_process(setting: Setting) -> None:
 
 
 def measure_layers(model: nn.Module) -> list[Any]:
-    """Return what each block of `model` costs, under one seed."""
+    """Return what `model` and each of its blocks cost, under one seed."""
+    train_step(model)
     torch.manual_seed(1)
-    return [measure(block, torch.randn(2, 4, WIDTH, requires_grad=True)) for block in model.layers]  # type: ignore[union-attr]
+    whole = measure(model, torch.arange(8).view(2, 4))
+    return [
+        whole,
+        *(measure(block, torch.randn(2, 4, WIDTH, requires_grad=True)) for block in model.layers),  # type: ignore[union-attr]
+    ]
 
 
 @pytest.mark.parametrize("second", ENABLED)
@@ -105,7 +115,8 @@ def test_a_second_application_is_refused(setting: Setting, second: str) -> None:
     again = SETTINGS[second].make(ac_freq=1)
     with pytest.raises(StrategyError) as error:
         again.apply(model)
-    assert str(error.value) == "ac: 'layers.0' is already checkpointed; apply one variant to a model"
+    where = "Toy" if setting.variant == "nested" else "layers.0"
+    assert str(error.value) == f"ac: {where!r} is already checkpointed; apply one variant to a model"
 
 
 EVERY_FIELD = [(name, field.name) for name in ENABLED for field in fields(ac_variants[name])]
@@ -233,6 +244,11 @@ HONESTY = {
     "torchtitan_preset": (7 * D, OUT),
     "modalities_preset": (9 * D, 0),
     "offload": (0, 0),
+    "nested": (0, QKV + OUT + UP),
+    "one_region_of_all": (0, QKV + OUT + UP),
+    # the recomputation of the outer region ends where the inner one has its input, before any product
+    "each_block_in_two_regions": (0, QKV + OUT + UP),
+    "nested_to_the_end": (0, 2 * (QKV + OUT + UP + DOWN)),
 }
 
 
@@ -256,4 +272,6 @@ def measure_reference(setting: Setting) -> Any:
     torch.manual_seed(0)
     model = Stack(Block(bias=False, dropout=0.0))
     setting.make(ac_freq=1).apply(model)
-    return measure(model.block, torch.randn(2, 4, WIDTH, requires_grad=True))
+    x = torch.randn(2, 4, WIDTH, requires_grad=True)
+    model(x)
+    return measure(model, x)

@@ -1,0 +1,198 @@
+"""Regions in regions around 64 equal blocks: what is kept, and what is recomputed for it.
+
+r levels of 64^(1/r) regions keep 64^(1/r) block inputs after forward, and at the peak of backward as
+many of each level: of 64 blocks 64, then twice 8, thrice 4, six times 2, which is O(N), O(sqrt N), ...,
+O(log N). They cost r more forwards, with early stop less. Kept bytes, and without early stop FLOPs and
+calls, follow from the levels exactly, and are checked; every row trains beside its twin for three steps,
+with dropout.
+
+Each region also keeps the state of the CPU's generator, in host memory also where the model is on a GPU.
+
+    python -m bench.nested
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from operator import mul
+
+import torch
+from rich.table import Table
+
+from bench.output import parser, publish
+from bench.trials import experiments
+from harness.assemble import Assembled, assemble
+from harness.difference import PARTS, describe_difference
+from harness.experiment import Experiment
+from harness.measure.parity import compare_steps
+from harness.measure.snapshot import steps
+from harness.measure.step import instrument
+from harness.models.base import Batch
+from strategies.host import allocating_on_host
+
+BLOCKS, WIDTH, BATCH_SIZE, SEQUENCE_LENGTH = 64, 64, 8, 128
+SIZES = (
+    "model=mlp",
+    f"model.n_layers={BLOCKS}",
+    f"model.width={WIDTH}",
+    f"model.hidden_width={WIDTH}",
+    "model.vocab_size=16",  # logits as small as they can be: the blocks are what is looked at
+    "model.dropout=0.1",
+    "data=synthetic",
+    f"batch_size={BATCH_SIZE}",
+    f"sequence_length={SEQUENCE_LENGTH}",
+)
+BLOCK_INPUT_BYTES = 4 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH
+BLOCKS_FLOPS = BLOCKS * 2 * (2 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH * WIDTH)
+LEVELS = ((64,), (8, 8), (4, 4, 4), (2, 2, 2, 2, 2, 2))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One step.
+
+    Fields:
+        levels: regions by level; empty for `ac=none`.
+        early_stop: whether recomputations end at the last tensor that is needed.
+        saved_bytes: kept after forward.
+        rng_bytes: of these the states of the generator, one for each region.
+        activation_peak_bytes: highest total of what the step made, gradients of parameters left out.
+        recomputed_flops: of operators of forward that ran in backward.
+        most_calls: forward calls of the block that had the most.
+        difference: the first one to the twin in three steps; `None` where all is equal bit for bit.
+    """
+
+    levels: tuple[int, ...]
+    early_stop: bool
+    saved_bytes: int
+    rng_bytes: int
+    activation_peak_bytes: int
+    recomputed_flops: int
+    most_calls: int
+    difference: str | None
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON; return 1 where a number is not the one that follows."""
+    arguments = parser(__doc__, "nested").parse_args()
+    torch.set_num_threads(1)
+    chosen = [((), True), *((levels, early_stop) for levels in LEVELS for early_stop in (False, True))]
+    overrides = [
+        [
+            *SIZES,
+            *(
+                ["ac=nested", f"ac.levels=[{','.join(map(str, levels))}]", f"ac.early_stop={early_stop}"]
+                if levels
+                else ["ac=none"]
+            ),
+        ]
+        for levels, early_stop in chosen
+    ]
+    rows = [
+        _measure(*each, experiment) for each, experiment in zip(chosen, experiments(overrides), strict=True)
+    ]
+    publish(
+        _table(rows),
+        arguments.out,
+        protocol={
+            "overrides": SIZES,
+            "parity_steps": 3,
+            "block_input_bytes": BLOCK_INPUT_BYTES,
+            "blocks_flops": BLOCKS_FLOPS,
+        },
+        results=[asdict(row) for row in rows],
+    )
+    wrong = [row for row in rows if not is_as_claimed(row, rows)]
+    for row in wrong:
+        sys.stderr.write(f"not as claimed: {row}\n")
+    return int(bool(wrong))
+
+
+def is_as_claimed(row: Row, rows: list[Row]) -> bool:
+    """Whether `row` is neutral and, where it follows from its levels, exact."""
+    if row.difference is not None:
+        return False
+    if not row.levels or row.early_stop:
+        return True
+    flat = next(each for each in rows if each.levels == LEVELS[0] and not each.early_stop)
+    depth = len(row.levels)
+    kept, kept_flat = row.saved_bytes - row.rng_bytes, flat.saved_bytes - flat.rng_bytes
+    return (
+        kept_flat - kept == (flat.levels[0] - row.levels[0]) * BLOCK_INPUT_BYTES
+        and row.recomputed_flops == depth * BLOCKS_FLOPS
+        and row.most_calls == 1 + depth
+    )
+
+
+def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) -> Row:
+    batches = [_batch(experiment, step) for step in range(experiment.protocol.parity_steps)]
+    trainee = _assembled(experiment, batches[0])
+    for batch in batches:
+        _train(trainee, batch)
+    report = instrument(trainee, batches[0], is_host=allocating_on_host)
+    return Row(
+        levels=levels,
+        early_stop=early_stop,
+        saved_bytes=report.memory.saved_bytes,
+        rng_bytes=sum(accumulate(levels, mul)) * torch.get_rng_state().nbytes,
+        activation_peak_bytes=report.memory.activation_peak_bytes,
+        recomputed_flops=report.work.recomputed_flops,
+        most_calls=max(report.work.calls.values()),
+        difference=_difference(experiment, batches),
+    )
+
+
+def _difference(experiment: Experiment, batches: list[Batch]) -> str | None:
+    expected, actual = (
+        steps(_assembled(each, batches[0]), batches, seed=each.seed, dp_rank=0)
+        for each in (experiment.twin(), experiment)
+    )
+    parity = compare_steps(expected, actual, count=len(batches), rank=0)
+    unequal = (part for part in PARTS if not getattr(parity, part).equal)
+    return next((describe_difference(part, getattr(parity, part).first_difference) for part in unequal), None)
+
+
+def _assembled(experiment: Experiment, batch: Batch) -> Assembled:
+    return assemble(experiment, torch.device("cpu"), None, batch)
+
+
+def _batch(experiment: Experiment, step: int) -> Batch:
+    source = experiment.data.source(
+        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
+    )
+    return source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed)
+
+
+def _train(trainee: Assembled, batch: Batch) -> None:
+    trainee.zero_grad()
+    _, loss = trainee.forward(batch)
+    trainee.backward(loss)
+    trainee.update()
+
+
+def _table(rows: list[Row]) -> Table:
+    title = f"{BLOCKS} equal blocks, {BLOCK_INPUT_BYTES:,} bytes of input each; x: in inputs of a block"
+    table = Table(title=title, title_justify="left")
+    for heading in ("levels", "parity", "early stop", "saved bytes", "without RNG", "activation peak"):
+        table.add_column(heading, justify="left" if heading in {"levels", "parity"} else "right")
+    for heading in ("recomputed FLOPs", "in forwards", "calls"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            str(list(row.levels)) if row.levels else "none",
+            row.difference or "bitwise",
+            "on" if row.early_stop else "off",
+            f"{row.saved_bytes:,}",
+            f"{(row.saved_bytes - row.rng_bytes) / BLOCK_INPUT_BYTES:.1f} x",
+            f"{row.activation_peak_bytes:,} = {row.activation_peak_bytes / BLOCK_INPUT_BYTES:.1f} x",
+            f"{row.recomputed_flops:,}",
+            f"{row.recomputed_flops / BLOCKS_FLOPS:.2f}",
+            str(row.most_calls),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
