@@ -13,11 +13,11 @@ import yaml
 from torch import nn
 
 from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.blocks import names_of_children, unwrapped
+from strategies.blocks import names_of_children, plain_class, unwrapped
 from strategies.errors import StrategyError
 from strategies.fx.listing import code_text
-from strategies.fx.regions import Path, even_paths, parse_path, path_name
 from strategies.fx.program import Program
+from strategies.fx.regions import Path, even_paths, parse_path, path_name
 from strategies.fx.scopes import Labels, check_names
 from strategies.fx.shadow import Shadow
 from strategies.nesting import Nest, NestedForward
@@ -153,9 +153,9 @@ class Nested(Strategy):
             offload=_kinds(self.offload or {}),
             kept=frozenset(map(tuple, self.keep)),
         )
+        refuse_own_forward({plain_class(plain).__name__: plain})
         forward = NestedForward(nest, shadow=shadow)
         programs = forward.lay_out(plain, sample, {}) if sample else []
-        refuse_own_forward({"": plain})
         enclose(plain, forward, holds_call=False)
         return forward, programs
 
@@ -169,12 +169,11 @@ class Nested(Strategy):
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return Labels(paths=paths, where="ac.labels", is_partial=False)
         names = names_of_children(model, self.layers_fqn)
-        paths = (
-            _root_paths(len(names))
-            if self.levels is None
-            else even_paths(len(names), self.levels, "ac.levels")
-        )
-        return Labels(paths=dict(zip(names, paths, strict=True)), where="ac.levels", is_partial=True)
+        if self.levels is None:
+            split = _root_paths(len(names))
+        else:
+            split = even_paths(len(names), self.levels, "ac.levels")
+        return Labels(paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True)
 
 
 def _forwards(model: nn.Module) -> list[NestedForward]:
@@ -244,7 +243,10 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Sequence[int]]]) -> dict[Path,
 
 def _read(file: str) -> Any:
     try:
-        return yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
+        labels = yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise StrategyError("ac.labels_file", f"cannot be read: {reason}") from error
+    if labels is None:
+        raise StrategyError("ac.labels_file", "is empty; it must hold a mapping from submodules to paths")
+    return labels
