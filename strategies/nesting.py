@@ -35,6 +35,10 @@ from strategies.offloading import HostLedger, Offloading, OffloadKind
 from strategies.region import enclose, refuse_own_forward
 
 
+PROGRAMS = 64
+"""Kinds of input whose programs are kept; the oldest gives way."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nest:
     """What is to be done to one model, and the notes of doing it.
@@ -103,6 +107,8 @@ class NestedForward:
         if program is None or not program.fits(module):
             with _unwatched():
                 program = self.program(module, args, kwargs)
+            if len(self._programs) == PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             self._programs[kind] = program
         return program([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 

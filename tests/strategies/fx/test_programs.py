@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.nesting import NestedForward
+from strategies.nesting import PROGRAMS, NestedForward
 from strategies.region import regions
 from tests.strategies.fx.examination import Calls, Case, Given, different, rows, step
 
@@ -279,3 +279,13 @@ def test_calls_that_part_a_region_in_a_later_step_are_refused() -> None:
         "ac.labels: region 0 ends at 'a' and begins again at 'b'; 'c' stands between: "
         "put what is between into the region, or give the second part another index"
     )
+
+
+def test_no_more_kinds_of_input_are_kept_than_a_program_should_hold() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    Nested(labels={"0": 0, "1": 0}).apply(model)
+    for rows in range(1, PROGRAMS + 3):
+        model(torch.ones(rows, 4)).sum().backward()
+    (region,) = regions(model).values()
+    assert isinstance(region, NestedForward)
+    assert len(region._programs) == PROGRAMS
