@@ -155,12 +155,26 @@ class _Emitter:
         self._treatment = treatment
         self._outer = outer
         self._at = {node: position for position, node in enumerate(nodes)}
+        self._codes: list[fx.GraphModule] = []
 
     def whole(self, graph: fx.Graph, regions: Sequence[Region]) -> fx.GraphModule:
         """Return the code of all nodes."""
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         (result,) = next(node for node in graph.nodes if node.op == "output").args
-        return self._code(inputs, list(result), regions, 0, len(self._nodes), "forward", is_tuple=True)
+        code = self._code(inputs, list(result), regions, 0, len(self._nodes), "forward", is_tuple=True)
+        for each in self._codes:  # when all are made: each compiles those inside it once more
+            cls: Any = type(each)  # a class of its own, which torch.fx has made for this graph
+            cls.__call__ = cls.forward
+        return code
+
+    def _made(self, held: dict[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+        """Return code whose call will be its forward and nothing else.
+
+        The call that torch.fx gives it reads the traceback of every exception, to print one; with early stop
+        each recomputation ends with an exception, which would cost 0.6 ms a region.
+        """
+        self._codes.append(fx.GraphModule(held, graph, name))
+        return self._codes[-1]
 
     def _interface(self, region: Region) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return what the region takes from outside, and what is used outside of what it makes."""
@@ -201,7 +215,7 @@ class _Emitter:
                 position += 1
         results = tuple(known[node] for node in outputs)
         graph.output(results if is_tuple or len(results) != 1 else results[0])
-        return fx.GraphModule(held, graph, name)
+        return self._made(held, graph, name)
 
     def _call(
         self, region: Region, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
@@ -230,7 +244,7 @@ class _Emitter:
         graph, held = fx.Graph(), dict[str, nn.Module]()
         arguments = tuple(graph.placeholder(node.name) for node in inputs)
         graph.output(self._checkpoint(graph, code, arguments, held))
-        return fx.GraphModule(held, graph, f"call_{code.__class__.__name__}")
+        return self._made(held, graph, f"call_{code.__class__.__name__}")
 
     def _checkpoint(
         self,

@@ -284,8 +284,8 @@ def test_calls_that_part_a_region_in_a_later_step_are_refused() -> None:
 def test_no_more_kinds_of_input_are_kept_than_a_program_should_hold() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     Nested(labels={"0": 0, "1": 0}).apply(model)
-    for rows in range(1, PROGRAMS + 3):
-        model(torch.ones(rows, 4)).sum().backward()
+    for count in range(1, PROGRAMS + 3):
+        model(torch.ones(count, 4)).sum().backward()
     (region,) = regions(model).values()
     assert isinstance(region, NestedForward)
     assert len(region._programs) == PROGRAMS
