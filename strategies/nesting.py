@@ -34,7 +34,6 @@ from strategies.fx.shadow import Shadow
 from strategies.offloading import HostLedger, Offloading, OffloadKind
 from strategies.region import enclose, refuse_own_forward
 
-
 PROGRAMS = 64
 """Kinds of input whose programs are kept; the oldest gives way."""
 

@@ -82,12 +82,12 @@ class Nested(Strategy):
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
         kinds = _kinds(self.offload or {})
-        for path in map(tuple, self.keep):
+        for path in self.keep:
             if path not in kinds:
                 problem = f"region {path_name(path)} would be neither recomputed nor offloaded"
                 raise StrategyError("ac.keep", f"{problem}; name it in ac.offload too")
         for path, kind in kinds.items():
-            if kind == "internals" and path not in map(tuple, self.keep):
+            if kind == "internals" and path not in self.keep:
                 problem = (
                     f"region {path_name(path)} is recomputed, its internals are not saved and cannot move"
                 )
@@ -151,7 +151,7 @@ class Nested(Strategy):
             labels=labels,
             options={"use_reentrant": False} | self._unusual_options(),
             offload=_kinds(self.offload or {}),
-            kept=frozenset(map(tuple, self.keep)),
+            kept=frozenset(self.keep),
         )
         refuse_own_forward({plain_class(plain).__name__: plain})
         forward = NestedForward(nest, shadow=shadow)
@@ -211,7 +211,7 @@ def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
     return {fqn: list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
 
 
-def _parse_offload(offload: Any) -> dict[OffloadKind, list[list[int]]] | None:
+def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:
     if offload is None:
         return None
     if not isinstance(offload, Mapping) or not set(offload) <= set(OFFLOAD_KINDS):
@@ -220,20 +220,20 @@ def _parse_offload(offload: Any) -> dict[OffloadKind, list[list[int]]] | None:
     return {kind: _parse_paths(paths, f"ac.offload.{kind}") for kind, paths in offload.items()}
 
 
-def _parse_keep(keep: Any) -> list[list[int]]:
+def _parse_keep(keep: Any) -> tuple[Path, ...]:
     return _parse_paths(keep, "ac.keep")
 
 
-def _parse_paths(paths: Any, where: str) -> list[list[int]]:
+def _parse_paths(paths: Any, where: str) -> tuple[Path, ...]:
     if not isinstance(paths, Sequence) or isinstance(paths, str):
         raise StrategyError(where, f"must be a list of paths, got {paths!r}")
-    return [list(parse_path(path, where)) for path in paths]
+    return tuple(parse_path(path, where) for path in paths)
 
 
-def _kinds(offload: Mapping[OffloadKind, Sequence[Sequence[int]]]) -> dict[Path, OffloadKind]:
+def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadKind]:
     kinds: dict[Path, OffloadKind] = {}
     for kind, paths in offload.items():
-        for path in map(tuple, paths):
+        for path in paths:
             if path in kinds:
                 problem = f"region {path_name(path)} is in {kinds[path]} already"
                 raise StrategyError(f"ac.offload.{kind}", f"{problem}; name it once")
