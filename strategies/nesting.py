@@ -226,7 +226,8 @@ class OffloadedCode(nn.Module):
 @contextmanager
 def _unwatched() -> Iterator[None]:
     """Keep what is recorded out of the step: from modes that measure it, and from a region that saves it."""
-    with _disable_current_modes(), saved_tensors_hooks(_itself, _itself):
+    # a result that is saved as it is would hold itself, by its own graph, and never be freed
+    with _disable_current_modes(), saved_tensors_hooks(Tensor.detach, _itself):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from strategies import StrategyError
@@ -289,3 +291,14 @@ def test_no_more_kinds_of_input_are_kept_than_a_program_should_hold() -> None:
     (region,) = regions(model).values()
     assert isinstance(region, NestedForward)
     assert len(region._programs) == PROGRAMS
+
+
+def test_nothing_of_a_recording_outlives_its_model() -> None:
+    gc.collect()
+    before = sum(type(each) is FakeTensor for each in gc.get_objects())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.LayerNorm(4))
+    Nested(labels={"0": [0, 0], "1": 0, "2": 0}).apply(model)
+    model(torch.ones(2, 4)).sum().backward()
+    del model
+    gc.collect()
+    assert sum(type(each) is FakeTensor for each in gc.get_objects()) == before
