@@ -35,7 +35,7 @@ from strategies.offloading import HostLedger, Offloading, OffloadKind
 from strategies.region import enclose, refuse_own_forward
 
 PROGRAMS = 64
-"""Kinds of input whose programs are kept; the oldest gives way."""
+"""Kinds of input whose programs are kept; the one that was not used for longest gives way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +106,10 @@ class NestedForward:
         if program is None or not program.fits(module):
             with _unwatched():
                 program = self.program(module, args, kwargs)
-            if len(self._programs) == PROGRAMS:
-                del self._programs[next(iter(self._programs))]
-            self._programs[kind] = program
+        self._programs.pop(kind, None)
+        self._programs[kind] = program  # the latest comes last
+        if len(self._programs) > PROGRAMS:
+            del self._programs[next(iter(self._programs))]
         return program([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     def lay_out(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Program]:
@@ -154,7 +155,7 @@ class NestedForward:
         recording = record(shadow, self._scope, *shadowed(shadow, (args, kwargs), device))
         treatment = Treatment(
             options=self._nest.options,
-            wraps={path: partial(self._offloaded, module, path) for path in self._nest.offload},
+            wraps={path: partial(self._offloaded, path) for path in self._nest.offload},
             kept=self._nest.kept,
         )
         return make_program(recording, self._scope, module, treatment)
@@ -203,32 +204,36 @@ class NestedForward:
         self._shadow = Shadow.of(module, self._shadow if has_units else None)
         return self._shadow
 
-    def _offloaded(self, module: nn.Module, path: Path, code: fx.GraphModule) -> nn.Module:
+    def _offloaded(self, path: Path, code: fx.GraphModule) -> nn.Module:
         kind = self._nest.offload[path]
         offloading = self.offloadings.setdefault(path, Offloading(ledger=self._nest.ledger, kind=kind))
-        return OffloadedCode(code, offloading, module)
+        return OffloadedCode(code, offloading)
 
 
 class OffloadedCode(nn.Module):
     """The code of a region, with what autograd saves of it in host memory."""
 
-    def __init__(self, code: fx.GraphModule, offloading: Offloading, owner: nn.Module) -> None:
+    def __init__(self, code: fx.GraphModule, offloading: Offloading) -> None:
         super().__init__()
         self.code = code
         self.offloading = offloading
-        self._owner = (owner,)  # not a submodule: it holds this one
 
     def forward(self, *inputs: Tensor) -> Any:
         """Return what the code returns."""
-        return self.offloading(self._owner[0], self.code, inputs, {})
+        return self.offloading(self.code, self.code, inputs, {})  # it holds the modules that it calls
 
 
 @contextmanager
 def _unwatched() -> Iterator[None]:
     """Keep what is recorded out of the step: from modes that measure it, and from a region that saves it."""
     # a result that is saved as it is would hold itself, by its own graph, and never be freed
-    with _disable_current_modes(), saved_tensors_hooks(Tensor.detach, _itself):
+    with _disable_current_modes(), saved_tensors_hooks(_detached, _itself):
         yield
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody shall record this)
+        return tensor.detach()
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -206,9 +206,13 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
 def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
     if labels is None:
         return None
-    if not isinstance(labels, Mapping) or not labels or not all(isinstance(fqn, str) for fqn in labels):
+    if not isinstance(labels, Mapping) or not labels:
         raise StrategyError("ac.labels", f"must be a mapping from submodules to paths, got {labels!r}")
-    return {fqn: list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
+    wrong = next((fqn for fqn in labels if type(fqn) not in {str, int}), None)
+    if wrong is not None:  # 2.10 would arrive as 2.1
+        problem = f"must name submodules in words, got {wrong!r}; quote such names in a file, ac.labels_file"
+        raise StrategyError("ac.labels", problem)
+    return {str(fqn): list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
 
 
 def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:

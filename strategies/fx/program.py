@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -129,8 +130,10 @@ def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeS
         structure,
         tuple(kind_of_input(leaf) for leaf in leaves),
         tuple(places.get(id(leaf)) for leaf in leaves),  # a forward may ask whether two inputs are one
-        module.training,
-        tuple((inner.training, _has_hooks(inner)) for inner in looked_into),
+        # what submodules give follows from these too, and forward may ask for its dtype
+        tuple(inner.training for inner in module.modules()),
+        tuple((held.dtype, held.requires_grad) for held in chain(module.parameters(), module.buffers())),
+        tuple(_has_hooks(inner) for inner in looked_into),
         tuple(
             (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
             for device in ("cpu", "cuda")

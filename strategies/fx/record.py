@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from strategies.errors import StrategyError
+from strategies.fx.known import QUESTIONS, followed_as_with_data
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import BOOKKEEPING, CONSTANTS, Effects, restored_generators
 
@@ -111,7 +112,7 @@ class Recorder(TorchFunctionMode):
         assert self._shadow.mode is not None
         self._shadow.listen(self)
         try:
-            with restored_generators(), self._shadow.mode, self:
+            with restored_generators(), self._shadow.mode, followed_as_with_data(), self:
                 self._effects.forgive("")
                 self._is_quiet = False
                 leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
@@ -170,7 +171,8 @@ class Recorder(TorchFunctionMode):
         name = _name(func)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
         if not has_tensors and not changed:
-            if name in _QUERIES and func.__name__ != "__set__":
+            is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
+            if is_answered or (name in _QUERIES and func.__name__ != "__set__"):
                 return result
             raise self._error(f"calls {name!r}, whose result depends on data or stays outside of a graph")
         self._check_context(repr(name))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from strategies.errors import StrategyError
+from strategies.fx.known import followed_as_with_data
 from strategies.fx.regions import Path, Region, every_region, filled, nest, render
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import restored_generators
@@ -179,6 +180,7 @@ class _Listing:
             with (
                 restored_generators(),
                 self._shadow.mode,
+                followed_as_with_data(),
                 following(lambda: repr(self._running) if self._running else "the model"),
             ):
                 self._shadow.model(*args, **kwargs)

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn import functional
 
 from harness.models import ModelSpec, families
 from strategies import StrategyError
@@ -47,7 +48,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half a region": ({"levels": [1.5]}, LEVELS.format("[1.5]")),
     "no labels": ({"labels": {}}, LABELS.format("{}")),
     "a list of labels": ({"labels": [0]}, LABELS.format("[0]")),
-    "a number for a submodule": ({"labels": {0: 0}}, LABELS.format("{0: 0}")),
+    "a fraction for a submodule": (
+        {"labels": {2.1: 0}},
+        "ac.labels: must name submodules in words, got 2.1; quote such names in a file, ac.labels_file",
+    ),
     "a word for a path": ({"labels": {"a": "0"}}, f"ac.labels.a: {PATH.format(repr('0'))}"),
     "a number behind null": (
         {"labels": {"a": [None, 0]}},
@@ -364,3 +368,32 @@ def test_parity_with_labels_inside_blocks(
     assert different(step(plain, tokens), step(model, tokens)) == []
     expected = {fqn: 1 + (1 if isinstance(path, int) else len(path)) for fqn, path in labels.items()}
     assert {fqn: counted[fqn] for fqn in labels} == expected
+
+
+def test_a_number_names_a_submodule() -> None:
+    assert Nested(labels={0: 1}).labels == {"0": [1]}
+
+
+@pytest.mark.parametrize("name", ["GPT-2 of transformers", "Llama of transformers"])
+def test_attention_gets_the_mask_that_it_gets_without_regions(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+    attention = functional.scaled_dot_product_attention
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append((kwargs.get("attn_mask") is None, bool(kwargs.get("is_causal"))))
+        return attention(*args, **kwargs)
+
+    option, changes = MODELS[name]
+    spec = spec_of(option, **changes)
+    plain, nested = spec.build(), spec.build()
+    Nested(layers_fqn=spec.layers_fqn, levels=[1], early_stop=False).apply(nested)
+    tokens_BS = torch.zeros(2, 16, dtype=torch.int64)
+    nested(tokens_BS).logits.sum().backward()
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    plain(tokens_BS).logits.sum().backward()
+    expected, seen[:] = list(seen), []
+    nested(tokens_BS).logits.sum().backward()
+    assert expected[0] == (True, True)
+    assert seen == 2 * expected

@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "a factory of nothing": (
         [f"{HERE}:nothing", "--levels", "[1]"],
-        "factory: must return (model, positional inputs), got NoneType\n",
+        "factory: must return (model, positional inputs) and perhaps a loss, got NoneType\n",
     ),
     "a file that is not there": (
         ["--labels-file", "nowhere.yaml"],
