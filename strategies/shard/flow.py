@@ -87,7 +87,9 @@ def attention_flops(node: fx.Node, inputs: Sequence[Value]) -> int:
     if function_name(node) != _ATTENTION:
         return 0
     query, key, value = (each.shape for each in inputs[:3])
-    return 3 * 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    # backward, each of the two products has two others
+    passes = 3 if any(each.needs_gradient for each in inputs) else 1
+    return passes * 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def is_view(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -36,10 +36,17 @@ class TensorAxis:
         ranks: on it, >= 1.
         splits: `{FQN pattern: "column" | "row"}` of the linears between which the model's code runs on a
             shard of features, as it does on any number of heads; a star stands for one name.
+        data_ranks: ranks on the axis before this one, each of which has its own rows of the batch.
+        parameter_shards: FSDP shards into which a rank's parameters and gradients are cut once more.
+        parameter_itemsize: bytes an element of parameters at rest, where they are computed with in another
+            dtype; `None` for the dtype in which the model is given.
     """
 
     ranks: int
     splits: Mapping[str, str]
+    data_ranks: int = 1
+    parameter_shards: int = 1
+    parameter_itemsize: int | None = None
 
     def split(self, fqn: str) -> str | None:
         """Return what `splits` say of a module."""
@@ -49,6 +56,12 @@ class TensorAxis:
             if len(parts) == len(names) and all(map(fnmatchcase, names, parts)):
                 return style
         return None
+
+    def resting_bytes(self, parameter: Tensor) -> int:
+        """Return what a rank keeps of a whole parameter, and of its gradient where it gets one."""
+        itemsize = self.parameter_itemsize or parameter.element_size()
+        whole = (1 + parameter.requires_grad) * parameter.numel() * itemsize
+        return -(-whole // self.parameter_shards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +85,18 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelGraph:
-    """Fields: nodes: in order; outputs: indices of those that the model returns, whole."""
+    """A model, its parameters included.
+
+    Fields:
+        nodes: in order.
+        outputs: indices of those that the model returns, whole.
+        resident_bytes: what a rank keeps, however the nodes run: parameters that are in no option, because
+            several calls read them or nothing is known of the one that does, with their gradients.
+    """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    resident_bytes: int = 0
 
 
 def model_graph(
@@ -95,8 +116,10 @@ def model_graph(
     """
     graph = _recorded(model, sample, where)
     modules = dict(model.named_modules())
-    builder = _Builder(graph, modules, _tied(model, graph), axis, hardware)
-    return builder.build()
+    built = _Builder(graph, modules, _tied(model, graph), axis, hardware).build()
+    in_options = sum(sum(node.leaf.parameter_bytes.values()) for node in built.nodes if node.leaf is not None)
+    all_bytes = sum(map(axis.resting_bytes, model.parameters()))
+    return replace(built, resident_bytes=all_bytes - in_options)
 
 
 class _Builder:
@@ -156,6 +179,11 @@ class _Builder:
             input=_read(node, node.all_input_nodes[0]),
             output=given[0],
             split=self._axis.split(str(node.target)) if isinstance(module, nn.Linear) else None,
+            parameter_bytes={
+                name: self._axis.resting_bytes(parameter)
+                for name, parameter in module.named_parameters(recurse=False)
+                if id(parameter) not in self._tied
+            },
         )
 
     def _placed(self, leaf: Leaf) -> Iterator[Option]:

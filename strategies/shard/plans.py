@@ -60,7 +60,7 @@ class ShardPlan:
                 if node.leaf is not None
             ),
             seconds=sum(option.seconds for option in choice),
-            memory_bytes=sum(option.memory_bytes for option in choice),
+            memory_bytes=graph.resident_bytes + sum(option.memory_bytes for option in choice),
         )
 
     @property

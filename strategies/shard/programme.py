@@ -56,6 +56,8 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
         for size, limit in ((_memory, limits.memory_bytes), (_communicated, limits.communicated_bytes))
         if limit is not None
     }
+    if _memory in bounds:
+        bounds[_memory] -= graph.resident_bytes
     fastest = _solve(graph, _seconds, bounds)
     if fastest is None:
         return None
@@ -66,7 +68,9 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
 def smallest_memory_bytes(graph: ModelGraph) -> int | None:
     """Return the least memory that a rank needs, however it runs; `None` where no options fit together."""
     choice = _solve(graph, _memory, {})
-    return None if choice is None else sum(option.memory_bytes for option in choice)
+    if choice is None:
+        return None
+    return graph.resident_bytes + sum(option.memory_bytes for option in choice)
 
 
 def _seconds(option: Option) -> float:

@@ -107,6 +107,8 @@ class Leaf:
         input, output: the tensors it reads and gives.
         split: what the model allows for its features: `column`, that the code behind it runs on a shard of
             its output features; `row`, that the code before it gives a shard of its input features.
+        parameter_bytes: what a rank keeps of each parameter that this module alone reads, and of its
+            gradient, where it is whole.
     """
 
     fqn: str
@@ -114,6 +116,7 @@ class Leaf:
     input: Value
     output: Value
     split: str | None
+    parameter_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def ways(leaf: Leaf, ranks: int, hardware: Hardware) -> tuple[Way, ...]:
@@ -194,24 +197,20 @@ def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
 
 
 def _parameter_bytes(leaf: Leaf, way: Way, ranks: int) -> int:
-    """Return the bytes of parameters and of the gradients of those that get one."""
-    total = 0
-    for name, parameter in leaf.module.named_parameters(recurse=False):
-        held = way.parameters.get(name)
-        parts = ranks if held is not None and held.placement.is_shard() else 1
-        total += (1 + parameter.requires_grad) * parameter.numel() * parameter.element_size() // parts
-    return total
+    """Return the bytes of parameters, and of the gradients of those that get one."""
+    cut = {name for name, held in way.parameters.items() if held.placement.is_shard()}
+    return sum(count // (ranks if name in cut else 1) for name, count in leaf.parameter_bytes.items())
 
 
 def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:
     # whole or in even shards: what the operator's own enumeration has
     found = linear.from_module(module, leaf.input.shape, (ranks,), "complete", hardware=hardware)
     for candidate in found:
-        yield _way(candidate, module)
+        yield _way(candidate, leaf)
         if candidate.choices == ("k",):
             for dim in range(len(leaf.output.shape) - 1):
                 if leaf.output.can_be_cut(dim, ranks):
-                    yield _way(_scattered(candidate, dim, hardware), module)
+                    yield _way(_scattered(candidate, dim, hardware), leaf)
 
 
 def _scattered(candidate: Candidate, dim: int, hardware: Hardware) -> Candidate:
@@ -226,9 +225,11 @@ def _scattered(candidate: Candidate, dim: int, hardware: Hardware) -> Candidate:
     )
 
 
-def _way(candidate: Candidate, module: nn.Linear) -> Way:
+def _way(candidate: Candidate, leaf: Leaf) -> Way:
     entered, output = candidate.operand("input"), candidate.output
     (placement,) = output.placements
+    # the products of a linear's backward, one for each of input and weight, are of one size
+    gradients = leaf.input.needs_gradient + _needs_gradient(leaf.module, "weight")
     return Way(
         name=candidate.name,
         choice=candidate.choices[0],
@@ -238,11 +239,11 @@ def _way(candidate: Candidate, module: nn.Linear) -> Way:
         parameters={
             operand.name: Held(
                 placement=operand.placements[0],
-                reduction=operand.reduction if _needs_gradient(module, operand.name) else (),
+                reduction=operand.reduction if _needs_gradient(leaf.module, operand.name) else (),
             )
             for operand in candidate.inputs[1:]
         },
-        flops=candidate.cost.forward_flops + candidate.cost.backward_flops,
+        flops=candidate.cost.forward_flops + candidate.cost.backward_flops * gradients // 2,
     )
 
 

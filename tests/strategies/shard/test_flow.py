@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +146,8 @@ def test_random_functions_are_known(function: Any, random: bool) -> None:
     assert is_random(_last(function, [_X])) is random
 
 
-def test_attention_counts_scores_and_values_forward_and_backward() -> None:
+@pytest.mark.parametrize(("needs_gradient", "passes"), [(True, 3), (False, 1)])
+def test_attention_counts_scores_and_values_forward_and_backward(needs_gradient: bool, passes: int) -> None:
     node = _last(lambda q: functional.scaled_dot_product_attention(q, q, q), [_HEADS])
-    assert attention_flops(node, [Value.of(_HEADS)] * 3) == 3 * (2 * 4 * 2 * 6 * 6 * 8) * 2
+    value = replace(Value.of(_HEADS), needs_gradient=needs_gradient)
+    assert attention_flops(node, [value] * 3) == passes * (2 * 4 * 2 * 6 * 6 * 8) * 2

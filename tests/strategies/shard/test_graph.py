@@ -9,7 +9,7 @@ from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.graph import Node, TensorAxis, model_graph
 from strategies.shard.state import Value
 from strategies.shard.ways import Leaf, Option
-from tests.strategies.shard.models import AXIS, Chain, Tied, graph, meta
+from tests.strategies.shard.models import AXIS, SAMPLE, SPLITS, Chain, Tied, graph, meta
 
 LINEAR = ["RR = RR x RR", "RR = RS0 x S0R", "RS0 = RR x RS0", "S0R = S0R x RR_0", "S0R = S0R x RR_1"]
 WAYS = [
@@ -136,4 +136,39 @@ def test_a_leaf_is_what_is_known_of_it() -> None:
         input=Value(shape=(4, 6, 16), dtype=torch.float32, needs_gradient=True),
         output=Value(shape=(4, 6, 8), dtype=torch.float32, needs_gradient=True),
         split="row",
+        parameter_bytes={"weight": 2 * 8 * 16 * 4, "bias": 2 * 8 * 4},
     )
+
+
+class _Partly(Chain):
+    """Tied weights, a module of which nothing is known, and parameters that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+        self.blocks[0].norm = nn.GroupNorm(6, 6)
+        self.head.weight.requires_grad_(False)  # noqa: FBT003 (torch's own argument)
+        self.spare = nn.Parameter(torch.zeros(3))
+
+
+def test_parameters_are_counted_once_whoever_reads_them() -> None:
+    tied, unknown, spare = 80 * 4, 2 * (6 + 6) * 4, 2 * 3 * 4
+    assert graph(_Partly).resident_bytes == tied + unknown + spare
+    assert graph(Chain).resident_bytes == 0
+
+
+def test_fsdp_keeps_shards_of_parameters_in_their_own_dtype() -> None:
+    axis = TensorAxis(ranks=2, splits=SPLITS, parameter_shards=3, parameter_itemsize=4)
+    assert axis.resting_bytes(nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))) == 27
+    frozen = nn.Parameter(torch.zeros(10), requires_grad=False)
+    assert axis.resting_bytes(frozen) == 14
+
+
+def test_what_needs_no_gradient_costs_no_backward() -> None:
+    model = meta(Chain)
+    whole = graph(Chain)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)  # noqa: FBT003 (torch's own argument)
+    frozen = model_graph(model, SAMPLE, AXIS, DEFAULT_HARDWARE, where="shard")
+    seconds = [sum(node.options[0].seconds for node in each.nodes) for each in (whole, frozen)]
+    assert seconds[0] == pytest.approx(3 * seconds[1])
