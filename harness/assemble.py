@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,16 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from harness.experiment import Experiment
 from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
+from harness.precision import PARAMETER_DTYPE, autocast
+from harness.sharding import plan_sharding
 from strategies import Observation
 from strategies.blocks import children_of, find_blocks
-from strategies.shard.graph import TensorAxis
 from strategies.shard.plans import ShardPlan
 from strategies.sharding import Sharding
 
-_PARAMETER_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.float32}
 _NUMPY_SEEDS = 1 << 32
-COMPUTE_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.bfloat16}
-"""The dtype of matrix multiplications by `dtype`; parameters may be wider."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +68,24 @@ class Assembled:
 
 
 def assemble(
-    experiment: Experiment, device: torch.device, devices: DeviceMesh | None, sample: Batch
+    experiment: Experiment,
+    device: torch.device,
+    devices: DeviceMesh | None,
+    sample: Batch,
+    *,
+    sharding: ShardPlan | None = None,
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
     Every rank builds the whole model from the seed before it is sharded, so parameters are the same
     on every mesh and for every module a user may bring, with its own initialisation.
+
+    Args:
+        experiment: what to build.
+        device: of this rank.
+        devices: the mesh; `None` for one rank.
+        sample: a batch of this rank.
+        sharding: what a sharding variant shall do; by default what `plan_sharding` says.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -85,9 +95,12 @@ def assemble(
     layers_fqn = experiment.model.layers_fqn
     units = children_of(model, layers_fqn) if layers_fqn else {}
     blocks = _reported(model, units, experiment)
-    sharding = None
+    if not isinstance(experiment.shard, Sharding):
+        sharding = None
+    elif sharding is None:
+        sharding = plan_sharding(experiment, sample.inputs, device)
     if mesh.tp > 1 and devices is not None:
-        model, sharding = _shard(model, experiment, devices["tp"], sample)
+        model = _shard(model, experiment, devices["tp"], sharding)
     model = experiment.chunk.apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
@@ -104,7 +117,7 @@ def assemble(
         blocks=blocks,
         optimizer=_optimizer(model, experiment),
         spec=experiment.model,
-        autocast=_autocast(experiment, device),
+        autocast=autocast(experiment, device),
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
@@ -119,7 +132,7 @@ def build(experiment: Experiment, device: torch.device) -> nn.Module:
     np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
     with torch.device(device):
         model = experiment.model.build()
-    return model.to(device=device, dtype=_PARAMETER_DTYPE[experiment.dtype]).train()
+    return model.to(device=device, dtype=PARAMETER_DTYPE[experiment.dtype]).train()
 
 
 def _reported(
@@ -131,15 +144,12 @@ def _reported(
 
 
 def _shard(
-    model: nn.Module, experiment: Experiment, devices: DeviceMesh, sample: Batch
-) -> tuple[nn.Module, ShardPlan | None]:
+    model: nn.Module, experiment: Experiment, devices: DeviceMesh, sharding: ShardPlan | None
+) -> nn.Module:
     """Return the model as its variant shards it over the ranks of `devices`, or as its own plan does."""
-    splits = experiment.model.tensor_parallel_plan()
-    if not isinstance(experiment.shard, Sharding):
-        return parallelise_tensors(model, splits, devices), None
-    axis = TensorAxis(ranks=devices.size(), splits=splits)
-    plan = experiment.shard.plan(model, sample.inputs, axis)
-    return experiment.shard.realise(model, plan, devices), plan
+    if isinstance(experiment.shard, Sharding) and sharding is not None:
+        return experiment.shard.realise(model, sharding, devices)
+    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
 
 
 def _observe(observed: Callable[[], Observation], sharding: ShardPlan | None) -> Observation:
@@ -167,9 +177,3 @@ def _optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.Optimize
     if experiment.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
     return torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
-
-
-def _autocast(experiment: Experiment, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    if experiment.dtype != "bf16_mixed" or experiment.mesh.is_sharded:  # FSDP casts by its own policy
-        return nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -14,6 +14,7 @@ from harness.culprit import Outcome, TrialError
 from harness.environment import describe, environment_id
 from harness.experiment import Experiment
 from harness.preflight import device_type
+from harness.proof import chain
 from harness.rank_report import PHASES, read_reports
 from harness.record import Ending, Identity, Record, build, refused
 from harness.shapes import Seat
@@ -147,9 +148,17 @@ def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
 
 def note_of(experiment: Experiment, baseline: str) -> str | None:
     """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
-    tolerance = experiment.tolerance
-    reason = None if tolerance is None else f"within {_in_words(tolerance)} of the twin: {tolerance.reason}"
-    return "; ".join(part for part in (_NOTES[baseline], reason) if part) or None
+    first, *others = chain(experiment)
+    parts = [_NOTES[baseline]]
+    if first.tolerance is not None:
+        parts.append(f"within {_in_words(first.tolerance)} of the twin: {first.tolerance.reason}")
+    if baseline != "none":
+        parts += [
+            f"{link.compared} within {_in_words(link.tolerance)}"
+            for link in others
+            if link.tolerance is not None
+        ]
+    return "; ".join(part for part in parts if part) or None
 
 
 def _in_words(tolerance: Tolerance) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,13 +60,42 @@ class PartParity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What was compared with what, and what was accepted.
+
+    Fields:
+        variant, baseline: strategies of the two, `ac=full chunk=none shard=megatron`.
+        dtype, optimizer: of both.
+        relative: largest accepted |actual - expected| / max|expected| of one tensor; `None` where all bits
+            must be equal.
+        parameters: the same of parameters, where it is another.
+        floor: share of the largest tensor of a part below which no tensor's own size counts.
+    """
+
+    variant: str
+    baseline: str
+    dtype: str
+    optimizer: str
+    relative: float | None = None
+    parameters: float | None = None
+    floor: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.variant} against {self.baseline} in {self.dtype}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parity:
     """Variant against twin over all parity steps, as one rank saw it.
 
     Fields:
-        level: `bitwise`, or `tolerance` when the strategy declares one.
+        level: `bitwise`, or `tolerance` when a strategy between the variant and the end of the chain declares
+            one.
         steps: optimizer steps compared.
         losses: the variant's loss after each step.
+        compared: the two; `None` in records of earlier versions.
+        chain: what the twin itself was compared with, so that all together reach from the variant to the
+            plain model on the same mesh; empty where the twin is that.
     """
 
     level: str
@@ -78,11 +107,22 @@ class Parity:
     rng_state: PartParity
     parameters: PartParity
     losses: tuple[float, ...]
+    compared: Compared | None = None
+    chain: tuple[Parity, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        """Say whether every part is equal."""
-        return all(getattr(self, part).equal for part in PARTS)
+        """Say whether every part is equal, here and along the chain."""
+        return all(getattr(self, part).equal for part in PARTS) and all(each.is_equal for each in self.chain)
+
+    def differences(self) -> Iterator[str]:
+        """Yield the sentence about the first difference of each part, then those of the chain."""
+        for link in (self, *self.chain):
+            for part in PARTS:
+                difference = getattr(link, part).first_difference
+                if difference is not None:
+                    where = "" if link is self else f" ({link.compared})"
+                    yield describe_difference(part, difference) + where
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""

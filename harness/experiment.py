@@ -88,12 +88,17 @@ class Experiment(Recipe):
     @property
     def is_baseline(self) -> bool:
         """Whether this is its own twin."""
-        return not (self._saves_memory or self._is_sharded)
+        return not (self._saves_memory or self.is_sharded)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a sharding variant decides where operators run."""
+        return name_of(self.shard) != "none"
 
     @property
     def is_placed_as_twin(self) -> bool:
         """Whether every rank holds the parts of parameters that it holds of the twin's."""
-        return self._saves_memory or not self._is_sharded
+        return self._saves_memory or not self.is_sharded
 
     @property
     def tolerance(self) -> Tolerance | None:
@@ -121,9 +126,13 @@ class Experiment(Recipe):
 
         Where nothing is anyway, it is the model as the mesh alone shards it.
         """
-        if self._saves_memory:
-            return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
-        return dataclasses.replace(self, shard=shard_variants["none"]())
+        return (
+            self.plain() if self._saves_memory else dataclasses.replace(self, shard=shard_variants["none"]())
+        )
+
+    def plain(self) -> Experiment:
+        """Return this experiment, sharded as it is, with nothing recomputed and nothing chunked."""
+        return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as JSON values; every group states its `name`."""
@@ -145,12 +154,8 @@ class Experiment(Recipe):
     def _saves_memory(self) -> bool:
         return name_of(self.ac) != "none" or name_of(self.chunk) != "none"
 
-    @property
-    def _is_sharded(self) -> bool:
-        return name_of(self.shard) != "none"
-
     def _require_ranks_to_shard_over(self) -> None:
-        if self._is_sharded and self.mesh.tp == 1:
+        if self.is_sharded and self.mesh.tp == 1:
             raise ConfigError(
                 "mesh.tp",
                 f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1; "

@@ -155,12 +155,16 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
 def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
     """Return the parity of a trial: equal only where all ranks are; `None` unless all ranks compared."""
     parities = [rank.parity for rank in ranks if rank.parity is not None]
-    if not parities or len(parities) < len(ranks):
-        return None
+    return _merge_links(parities) if parities and len(parities) == len(ranks) else None
+
+
+def _merge_links(parities: Sequence[Parity]) -> Parity:
     return Parity(
         level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
         steps=min(parity.steps for parity in parities),
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
+        compared=parities[0].compared,
+        chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
         **{name: _merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS},
     )
 

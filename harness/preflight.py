@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,10 +20,10 @@ from harness.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
+from harness.protocol import Protocol
+from harness.sharding import plan_sharding
 from strategies import Strategy, StrategyError
 from strategies.blocks import children_of
-from strategies.shard.graph import TensorAxis
-from strategies.sharding import Sharding
 
 
 class Preflight:
@@ -51,8 +52,9 @@ class Preflight:
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
         self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
-        if isinstance(experiment.shard, Sharding):
-            self._once(deadline_s, _check_sharding, model, experiment.shard, mesh.tp, batch)
+        if experiment.is_sharded:
+            usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
+            self._once(deadline_s, _check_sharding, model, usual)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -99,8 +101,9 @@ def _check_variant(
         ac.check_units(built, children_of(built, model.layers_fqn))
 
 
-def _check_sharding(model: ModelSpec, shard: Sharding, tp: int, batch: tuple[int, int]) -> None:
-    shard.plan(*_without_memory(model, batch), TensorAxis(ranks=tp, splits=model.tensor_parallel_plan()))
+def _check_sharding(model: ModelSpec, experiment: Experiment) -> None:
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    plan_sharding(experiment, _inputs(model, batch), torch.device(device_type(experiment.mesh)))
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -132,10 +135,12 @@ def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module
     """Return the model, in training mode, and a rank's inputs, without memory."""
     with torch.device("meta"):
         built = model.build().train()
+    return built, _inputs(model, batch)
+
+
+def _inputs(model: ModelSpec, batch: tuple[int, int]) -> tuple[Any, ...]:
     fixed = model.fixed_batch()
-    if fixed is not None:
-        return built, fixed.inputs
-    return built, (torch.zeros(batch, dtype=torch.int64, device="meta"),)
+    return (torch.zeros(batch, dtype=torch.int64, device="meta"),) if fixed is None else fixed.inputs
 
 
 def device_type(mesh: Mesh) -> str:

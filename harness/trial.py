@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness.assemble import COMPUTE_DTYPE, Assembled, assemble
+from harness.assemble import Assembled, assemble
 from harness.difference import Parity
 from harness.environment import describe
 from harness.experiment import Experiment
 from harness.measure.allocator import install
-from harness.measure.parity import Accepted, compare_steps
 from harness.measure.rates import peak_flops
-from harness.measure.snapshot import Snapshot, steps
 from harness.measure.step import allocator_truth, instrument
 from harness.measure.timing import Samples, clock_for, consecutive, interleave
 from harness.models.base import Batch
 from harness.nvml import energy_meter
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.precision import COMPUTE_DTYPE
+from harness.proof import Prover
 from harness.ranks import RankContext
+from harness.sharding import plan_sharding
 from strategies.host import allocating_on_host
+from strategies.shard.plans import ShardPlan
 
 BASELINES = ("paired", "sequential", "none")
 
@@ -55,10 +57,11 @@ class _Bench:
     context: RankContext
     devices: DeviceMesh | None
     batch: Callable[[int], Batch]
+    sharding: ShardPlan | None
 
     def assemble(self, experiment: Experiment) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        return assemble(experiment, self.context.device, self.devices, self.batch(0))
+        return assemble(experiment, self.context.device, self.devices, self.batch(0), sharding=self.sharding)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
@@ -77,7 +80,14 @@ def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
     with cpu_stands_in_for_cuda(mesh, context.device):
         context.phase("build")
         devices = device_mesh(mesh, context.device)
-        bench = _Bench(plan=plan, context=context, devices=devices, batch=_batches(plan.experiment, context))
+        batch = _batches(plan.experiment, context)
+        bench = _Bench(
+            plan=plan,
+            context=context,
+            devices=devices,
+            batch=batch,
+            sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
+        )
         variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
         context.phase("parity")
         baseline = None if plan.baseline == "none" else _measure(bench, plan.experiment.twin())
@@ -92,14 +102,6 @@ def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
             "time": _time(bench),
             "environment": describe(context.device, plan.experiment.files),
         }
-
-
-def accepted(experiment: Experiment) -> Accepted | None:
-    """Return how far variant and twin may differ; `None` where they may not."""
-    tolerance = experiment.tolerance
-    if tolerance is None:
-        return None
-    return Accepted(relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor)
 
 
 def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Batch]:
@@ -154,34 +156,17 @@ def _step(trainee: Assembled, batch: Batch) -> None:
 
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
-    experiment = bench.plan.experiment
-    protocol = experiment.protocol
-    with _deterministic(enabled=protocol.deterministic):
-        expected, actual = _steps(bench, experiment.twin()), _steps(bench, experiment)
-        if bench.plan.baseline == "sequential":
-            expected = iter([snapshot.to_host() for snapshot in expected])
-            actual = (snapshot.to_host() for snapshot in actual)
-        return compare_steps(
-            expected,
-            actual,
-            count=protocol.parity_steps,
-            rank=bench.context.rank,
-            tolerance=accepted(experiment),
-        )
-
-
-def _steps(bench: _Bench, experiment: Experiment) -> Iterator[Snapshot]:
-    """Yield what each parity step computes; the model lives as long as the iterator."""
-    trainee = bench.assemble(experiment)
-    count, context = experiment.protocol.parity_steps, bench.context
-    batches = (bench.batch(step) for step in range(count))
-    share, whole = dp_rank(experiment.mesh, context.rank), not bench.plan.experiment.is_placed_as_twin
-    for done, snapshot in enumerate(
-        steps(trainee, batches, seed=experiment.seed, dp_rank=share, whole=whole)
-    ):
-        context.progress(done, count)
-        yield snapshot
-    _release(trainee)
+    experiment, context = bench.plan.experiment, bench.context
+    prover = Prover(
+        assembled=bench.assemble,
+        batch=bench.batch,
+        rank=context.rank,
+        dp_rank=dp_rank(experiment.mesh, context.rank),
+        is_sequential=bench.plan.baseline == "sequential",
+        progress=context.progress,
+    )
+    with _deterministic(enabled=experiment.protocol.deterministic):
+        return prover.prove(experiment)
 
 
 def _time(bench: _Bench) -> dict[str, Any] | None:

@@ -73,12 +73,14 @@ class Strategy:
     Attributes:
         tolerance: `None` where results are bitwise equal to the plain model's.
         reduced_tolerance: in half precision, where it is another.
+        step_tolerance: of one step in fp32, of strategies that are proven by one in every precision.
         reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
         views: what `view` can show of the strategy.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
+    step_tolerance: ClassVar[Tolerance | None] = None
     reads_parameters: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ()
 

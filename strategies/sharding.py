@@ -34,6 +34,8 @@ class Sharding(Strategy):
         relative=1e-1, parameters=3e-1, floor=5e-2, reason=_REASON
     )
 
+    step_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-4, floor=1e-3, reason=_REASON)
+
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
         """Return what is decided for `model`; nothing of it runs.
 

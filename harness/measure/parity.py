@@ -109,7 +109,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
     """
     if not compared:
         raise ValueError("parity: needs at least one compared step, got none")
-    merged = {part: _merge([step.parts[part] for step in compared]) for part in PARTS}
+    merged: dict[str, Any] = {part: _merge([step.parts[part] for step in compared]) for part in PARTS}
     return Parity(
         level=compared[0].level,
         steps=len(compared),

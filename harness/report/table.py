@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.difference import PARTS, Parity, describe_difference
 from harness.merge import Memory, Work
 from harness.record import Failure, Record
 from harness.report.labels import group_name, mesh_labels, variant_labels
@@ -230,7 +229,7 @@ def _notes(record: Record) -> Iterator[str]:
     if record.error is not None:
         yield f"{record.status}, {_failure(record.error)}"
     if record.verdict == "differs" and record.parity is not None:
-        yield from _differences(record.parity)
+        yield from record.parity.differences()
     if record.memory is not None and record.work is not None:
         yield from _inaction(record.verdict, record.memory, record.work)
     if foreign := record.environment.get("foreign_processes"):
@@ -244,13 +243,6 @@ def _failure(error: Failure) -> str:
     phase = "" if error.phase is None else f" during {error.phase}"
     message, *_ = [*error.message.strip().splitlines(), ""]
     return f"{error.kind}{rank}{phase}: {message}"
-
-
-def _differences(parity: Parity) -> Iterator[str]:
-    for part in PARTS:
-        difference = getattr(parity, part).first_difference
-        if difference is not None:
-            yield describe_difference(part, difference)
 
 
 def _inaction(verdict: str, memory: Memory, work: Work) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MethodType
@@ -108,6 +108,20 @@ class Shadow:
         assert self.mode is not None
         with self.mode:
             return _empty_like(value, device)
+
+
+def compute_in(dtype: torch.dtype, model: nn.Module, units: Iterable[nn.Module]) -> None:
+    """Prepare a plain `model` without memory for its shadow to be that of FSDP's mixed precision.
+
+    Args:
+        dtype: of parameters in use, and of floating-point inputs of units.
+        model: on the meta device; changed in place.
+        units: its modules that will be FSDP units.
+    """
+    for parameter in model.parameters():
+        _set_dtype(parameter, dtype)
+    for unit in units:
+        vars(unit)[_INPUTS] = dtype
 
 
 def _cast(

@@ -242,6 +242,18 @@ def test_parity_needs_every_rank_and_names_the_earliest_step_of_the_lowest_rank(
     assert merged.to_dict()["parity"]["loss"]["equal"] is True
 
 
+def test_links_of_the_chain_are_merged_over_ranks_one_by_one() -> None:
+    results = [rank_result(rank) for rank in range(2)]
+    for rank in range(2):
+        equal = rank_result()["parity"]
+        unequal = equal["gradients"] | {"equal": rank == 0, "max_abs": float(rank)}
+        results[rank]["parity"]["chain"] = [equal, equal | {"gradients": unequal}]
+    parity = record(None, *results).parity
+    assert parity is not None
+    assert [link.gradients.max_abs for link in (parity, *parity.chain)] == [0.0, 0.0, 1.0]
+    assert [link.is_equal for link in (*parity.chain, parity)] == [True, False, False]
+
+
 def test_never_fired_means_on_no_rank() -> None:
     results = [rank_result(rank) for rank in (0, 1)]
     for result, never in zip(results, (["mm", "comm"], ["comm"]), strict=True):

@@ -81,7 +81,8 @@ RECORD_KEYS = {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
         "status", "error", "verdict", "parity", "memory", "work", "time", "plan", "environment", "note",
     },
-    "parity": {"level", "steps", "losses", *PARTS},
+    "parity": {"level", "steps", "losses", "compared", "chain", *PARTS},
+    "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},
     "parity.gradients": {"equal", "max_abs", "max_rel", "first_difference"},
     "memory": {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",

@@ -45,6 +45,10 @@ DIFFERS = [
     pytest.param("none", result(parity={"loss": UNEQUAL}), id="the plain trial is not repeatable"),
     pytest.param("full", result(parity={"gradients": UNEQUAL}, memory=SAME, work=IDLE), id="outranks inert"),
 ]
+CHAIN = [
+    pytest.param({}, "neutral", id="the twin equals the plain model"),
+    pytest.param({"gradients": UNEQUAL}, "differs", id="the twin repeats the variant's error"),
+]
 INERT = [
     pytest.param("full", result(memory=SAME, work=IDLE), id="as many bytes, nothing recomputed"),
     pytest.param(
@@ -93,3 +97,10 @@ def test_chunking_alone_can_be_inert() -> None:
 def test_sharding_is_never_inert(ac: str, verdict: str) -> None:
     same = result(memory=SAME, work=IDLE)
     assert record(experiment(ac, shard={"name": "megatron"}), same).verdict == verdict
+
+
+@pytest.mark.parametrize(("changes", "verdict"), CHAIN)
+def test_the_verdict_is_of_the_whole_chain(changes: dict[str, Any], verdict: str) -> None:
+    link = rank_result()["parity"] | changes
+    sharded = experiment("full", shard={"name": "megatron"})
+    assert record(sharded, result(parity={"chain": [link]})).verdict == verdict

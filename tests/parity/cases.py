@@ -11,19 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness.assemble import assemble
 from harness.data import Synthetic
-from harness.difference import Parity, describe_difference
+from harness.difference import Parity
 from harness.experiment import Experiment
-from harness.measure.parity import compare_steps
-from harness.measure.snapshot import steps
 from harness.mesh import Mesh
-from harness.models.base import ModelSpec
+from harness.models.base import Batch, ModelSpec
 from harness.models.gpt import GPTSpec
 from harness.models.llama import LlamaSpec
 from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.proof import Prover
 from harness.protocol import Protocol
-from harness.trial import accepted
+from harness.sharding import plan_sharding
 from strategies import ac_variants, chunk_variants, shard_variants
 
 _SIZES: dict[str, Any] = {
@@ -85,36 +84,31 @@ def prove(rank: int, case: Experiment) -> list[str]:
 
 
 def parity(rank: int, case: Experiment) -> Parity:
-    """Train `case` and its twin side by side on this rank and compare every step."""
+    """Train `case` and what it is proven against side by side on this rank and compare every step."""
     device = torch.device("cpu")
     devices = _devices(replace(case.mesh, cpu_offload=False)) if case.mesh.world_size > 1 else None
     source = case.data.source(vocab_size=case.model.vocab_size, sequence_length=case.sequence_length)
     share = dp_rank(case.mesh, rank)
-    batches = [
-        source.batch(
+
+    def batch(step: int) -> Batch:
+        return source.batch(
             step=step, batch_size=case.batch_size, seed=case.seed, dp_rank=share, dp_size=case.mesh.dp
         )
-        for step in range(case.protocol.parity_steps)
-    ]
+
     with cpu_stands_in_for_cuda(case.mesh, device):
-        expected, actual = (
-            steps(
-                assemble(each, device, devices, batches[0]),
-                batches,
-                seed=case.seed,
-                dp_rank=share,
-                whole=not case.is_placed_as_twin,
-            )
-            for each in (case.twin(), case)
+        sharding = plan_sharding(case, batch(0).inputs, device)
+        prover = Prover(
+            assembled=lambda each: assemble(each, device, devices, batch(0), sharding=sharding),
+            batch=batch,
+            rank=rank,
+            dp_rank=share,
         )
-        return compare_steps(expected, actual, count=len(batches), rank=rank, tolerance=accepted(case))
+        return prover.prove(case)
 
 
 def differences(found: Parity) -> list[str]:
     """Return the first difference of each part that is not equal."""
-    parts = ("outputs", "loss", "gradients", "buffers", "rng_state", "parameters")
-    unequal = {part: getattr(found, part) for part in parts if not getattr(found, part).equal}
-    return [describe_difference(part, each.first_difference) for part, each in unequal.items()]
+    return list(found.differences())
 
 
 @cache  # process groups are made once a rank, not once a case

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.parity import cases
+from tests.parity import cases, planted
 from tests.rank_pool import RankPool
 
 _SLOW_LINKS = {"latency_s": 0.0, "bandwidth_bytes_per_s": 3e9, "flops_per_s": 1e9}
@@ -87,3 +88,35 @@ def test_checkpointing_is_bitwise_neutral_in_every_order(pool4: RankPool, wrap_o
         mesh=cases.MESHES["shard2_tp2"], shard="candidate", sharding=_BATCH, wrap_order=wrap_order
     )
     assert pool4.run(cases.prove, case) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "bf16_mixed"])
+@pytest.mark.parametrize("error", planted.ERRORS)
+def test_a_planted_error_is_found_in_every_precision(pool2: RankPool, error: str, dtype: str) -> None:
+    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", dtype=dtype, parity_steps=1)
+    for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=error))):
+        (step,) = found.chain
+        assert not step.is_equal
+        assert step.compared is not None
+        assert str(step.compared) == (
+            "ac=none chunk=none shard=planted against ac=none chunk=none shard=none in fp32"
+        )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "bf16_mixed"])
+@pytest.mark.parametrize("error", planted.ERRORS)
+def test_checkpointing_repeats_a_planted_error_and_does_not_hide_it(
+    pool2: RankPool, error: str, dtype: str
+) -> None:
+    case = cases.experiment(mesh=cases.MESHES["tp2"], dtype=dtype, parity_steps=1)
+    for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=error))):
+        assert (found.gradients.equal, found.gradients.max_abs) == (True, 0.0)
+        assert not found.chain[-1].is_equal
+        assert not found.is_equal
+
+
+@pytest.mark.parametrize(("variant", "count"), [("none", 1), ("full", 2)])
+def test_without_an_error_nothing_is_found(pool2: RankPool, variant: str, count: int) -> None:
+    case = cases.experiment(mesh=cases.MESHES["tp2"], variant=variant, dtype="bf16", parity_steps=1)
+    for found in pool2.run(cases.parity, replace(case, shard=planted.Planted())):
+        assert (found.is_equal, found.level, len(found.chain)) == (True, "tolerance", count)

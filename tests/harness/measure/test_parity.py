@@ -377,7 +377,7 @@ class TestSummary:
                 "actual": "nan",
             },
         }
-        assert list(plain) == ["level", "steps", *PARTS, "losses"]
+        assert list(plain) == ["level", "steps", *PARTS, "losses", "compared", "chain"]
 
 
 MESSAGES = [
@@ -624,7 +624,8 @@ def test_steps_on_a_gpu_seed_and_compare_its_generator() -> None:
 
 def test_the_whole_is_equal_when_all_parts_are() -> None:
     equal = PartParity()
-    whole = Parity(level="bitwise", steps=1, losses=(1.0,), **dict.fromkeys(PARTS, equal))
+    parts: dict[str, Any] = dict.fromkeys(PARTS, equal)
+    whole = Parity(level="bitwise", steps=1, losses=(1.0,), **parts)
     assert whole.is_equal
     for part in PARTS:
         unequal: dict[str, Any] = {part: PartParity(equal=False)}

@@ -147,7 +147,7 @@ class _Partly(Chain):
         super().__init__()
         self.head.weight = self.embedding.weight
         self.blocks[0].norm = nn.GroupNorm(6, 6)
-        self.head.weight.requires_grad_(False)  # noqa: FBT003 (torch's own argument)
+        self.head.weight.requires_grad_(False)
         self.spare = nn.Parameter(torch.zeros(3))
 
 
@@ -168,7 +168,7 @@ def test_what_needs_no_gradient_costs_no_backward() -> None:
     model = meta(Chain)
     whole = graph(Chain)
     for parameter in model.parameters():
-        parameter.requires_grad_(False)  # noqa: FBT003 (torch's own argument)
+        parameter.requires_grad_(False)
     frozen = model_graph(model, SAMPLE, AXIS, DEFAULT_HARDWARE, where="shard")
     seconds = [sum(node.options[0].seconds for node in each.nodes) for each in (whole, frozen)]
     assert seconds[0] == pytest.approx(3 * seconds[1])

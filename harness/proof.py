@@ -1,0 +1,148 @@
+"""The proof of a trial: from its variant to the plain model, link by link, everything a step computes.
+
+    ac=full shard=megatron  --bit for bit-->  ac=none shard=megatron  --within rounding-->  ac=none shard=none
+
+What recomputes is compared with what is sharded alike, and what is sharded with what is not. A sharding
+does not depend on the precision, so it is proven in fp32 whatever the trial computes in: rounding of half
+precision would hide a lost all-reduce.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from harness.assemble import Assembled
+from harness.difference import Compared, Parity
+from harness.experiment import Experiment, name_of
+from harness.measure.parity import Accepted, compare_steps
+from harness.measure.snapshot import Snapshot, steps
+from harness.models.base import Batch
+from strategies import Tolerance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Two experiments that must compute the same.
+
+    Fields:
+        variant, baseline: which.
+        steps: optimizer steps to compare.
+        tolerance: `None` where all bits must be equal.
+        whole: compare gradients and parameters as wholes, which the two place differently.
+    """
+
+    variant: Experiment
+    baseline: Experiment
+    steps: int
+    tolerance: Tolerance | None
+    whole: bool
+
+    @property
+    def compared(self) -> Compared:
+        """What stands in the record."""
+        accepted = self.tolerance
+        return Compared(
+            variant=_choices(self.variant),
+            baseline=_choices(self.baseline),
+            dtype=self.variant.dtype,
+            optimizer=self.variant.optimizer,
+            relative=None if accepted is None else accepted.relative,
+            parameters=None if accepted is None else accepted.parameters,
+            floor=None if accepted is None else accepted.floor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prover:
+    """What compares two experiments on one rank.
+
+    Fields:
+        assembled: makes a fresh model of an experiment, with the weights of every other one of its seed.
+        batch: a step's batch on this rank.
+        rank: recorded with differences.
+        dp_rank: index of the rank's batch among all data-parallel ones.
+        is_sequential: the baseline's steps wait in host memory, because two models do not fit.
+        progress: told the number of steps done, and of all.
+    """
+
+    assembled: Callable[[Experiment], Assembled]
+    batch: Callable[[int], Batch]
+    rank: int
+    dp_rank: int
+    is_sequential: bool = False
+    progress: Callable[[int, int], None] = lambda _done, _total: None
+
+    def prove(self, experiment: Experiment) -> Parity:
+        """Return how the links of `experiment` compare: the first one's numbers, and the others after it."""
+        links = chain(experiment)
+        total = sum(link.steps for link in links)
+        found: list[Parity] = []
+        for link in links:
+            done = sum(parity.steps for parity in found)
+            found.append(self._compare(link, done, total))
+            gc.collect()  # before the next two models are built
+        is_exact = all(parity.level == "bitwise" for parity in found)
+        return replace(found[0], level="bitwise" if is_exact else "tolerance", chain=tuple(found[1:]))
+
+    def _compare(self, link: Link, done: int, total: int) -> Parity:
+        expected = self._trained(link, link.baseline)
+        actual = self._trained(link, link.variant)
+        if self.is_sequential:
+            expected = iter([snapshot.to_host() for snapshot in expected])
+            actual = (snapshot.to_host() for snapshot in actual)
+        parity = compare_steps(
+            expected,
+            self._reported(actual, done, total),
+            count=link.steps,
+            rank=self.rank,
+            tolerance=_accepted(link.tolerance),
+        )
+        return replace(parity, compared=link.compared)
+
+    def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
+        """Yield what each step computes; the model lives as long as the iterator."""
+        batches = map(self.batch, range(link.steps))
+        yield from steps(
+            self.assembled(experiment), batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
+        )
+
+    def _reported(self, snapshots: Iterator[Snapshot], done: int, total: int) -> Iterator[Snapshot]:
+        for step, snapshot in enumerate(snapshots, done):
+            self.progress(step, total)
+            yield snapshot
+            del snapshot  # as in `steps`
+
+
+def chain(experiment: Experiment) -> tuple[Link, ...]:
+    """Return what is compared with what; the first link is the variant and its twin."""
+    first = Link(
+        variant=experiment,
+        baseline=experiment.twin(),
+        steps=experiment.protocol.parity_steps,
+        tolerance=experiment.tolerance,
+        whole=not experiment.is_placed_as_twin,
+    )
+    if not experiment.is_sharded:
+        return (first,)
+    plain = experiment.plain()
+    # SGD moves parameters by gradients, AdamW by the sign of what is only rounding too
+    single = replace(plain, dtype="fp32", optimizer="sgd")
+    others = [(single, experiment.shard.step_tolerance)]
+    if plain != experiment and experiment.dtype != "fp32":
+        others.insert(0, (plain, plain.tolerance))
+    return first, *(
+        Link(variant=each, baseline=each.twin(), steps=1, tolerance=tolerance, whole=True)
+        for each, tolerance in others
+    )
+
+
+def _accepted(tolerance: Tolerance | None) -> Accepted | None:
+    if tolerance is None:
+        return None
+    return Accepted(relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor)
+
+
+def _choices(experiment: Experiment) -> str:
+    return " ".join(f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard"))
