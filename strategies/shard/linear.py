@@ -12,8 +12,9 @@ A mesh axis replicates, or shards the contracted dimension `k`, the output dimen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from strategies.shard.layout import Shape, checked_shape
 from strategies.shard.operation import Dimensions, LocalOperands, OperandType, Operation
 from strategies.shard.products import is_classic_in_rows, name_in_rows
 
+_OF_ONE_DTYPE: Mapping[str, torch.dtype] = MappingProxyType({})
+
 
 def candidates(
     input_shape: Sequence[int],
@@ -39,6 +42,7 @@ def candidates(
     weight_type: OperandType = "param",
     bias_type: OperandType = "param",
     dtype: torch.dtype = torch.float32,
+    dtypes: Mapping[str, torch.dtype] = _OF_ONE_DTYPE,
     hardware: Hardware = DEFAULT_HARDWARE,
 ) -> tuple[Candidate, ...]:
     """Return the sharding candidates of a linear, full replication first.
@@ -56,7 +60,8 @@ def candidates(
         bias: whether there is one.
         weight_type: `param`, or `arg` for a weight that the graph computes.
         bias_type: the same for the bias.
-        dtype: of all operands; it is what bytes are counted in.
+        dtype: of operands; it is what bytes are counted in.
+        dtypes: of operands that have another.
         hardware: what costs are reckoned on.
 
     Raises:
@@ -70,6 +75,7 @@ def candidates(
         checked_shape("out_features", [out_features])[0],
         types=types,
         dtype=dtype,
+        dtypes=dtypes,
     )
     return enumerate_candidates(
         operation,
@@ -87,9 +93,18 @@ def from_module(
     mesh_shape: Sequence[int],
     mode: Mode = "classic",
     *,
+    dtypes: Mapping[str, torch.dtype] = _OF_ONE_DTYPE,
     hardware: Hardware = DEFAULT_HARDWARE,
 ) -> tuple[Candidate, ...]:
     """Return the candidates of an `nn.Linear`, which may be on the meta device.
+
+    Args:
+        module: the linear.
+        input_shape: batch dimensions, then its input features.
+        mesh_shape: sizes of the mesh axes.
+        mode: `classic` or `complete`.
+        dtypes: of operands that have another than the weight, as autocast makes them.
+        hardware: what costs are reckoned on.
 
     Raises:
         StrategyError: as `candidates`; or `input_shape` does not end in the module's input features.
@@ -102,6 +117,7 @@ def from_module(
         mode,
         bias=module.bias is not None,
         dtype=module.weight.dtype,
+        dtypes=dtypes,
         hardware=hardware,
     )
 
@@ -135,7 +151,12 @@ def from_function(
 
 
 def describe(
-    input_shape: Shape, out_features: int, *, types: dict[str, OperandType], dtype: torch.dtype
+    input_shape: Shape,
+    out_features: int,
+    *,
+    types: dict[str, OperandType],
+    dtype: torch.dtype,
+    dtypes: Mapping[str, torch.dtype] = _OF_ONE_DTYPE,
 ) -> Operation:
     """Return the description of a linear; `types` has an entry `bias` where there is one."""
     *batch, in_features = input_shape
@@ -143,7 +164,12 @@ def describe(
     rows = tuple(range(len(batch)))
     tensors = [
         Dimensions(
-            name="input", type="arg", shape=input_shape, labels=(*labels, "k"), logical=(rows, (len(batch),))
+            name="input",
+            type="arg",
+            shape=input_shape,
+            labels=(*labels, "k"),
+            logical=(rows, (len(batch),)),
+            dtype=dtypes.get("input"),
         ),
         Dimensions(
             name="weight",
@@ -168,6 +194,7 @@ def describe(
                 shape=(*batch, out_features),
                 labels=(*labels, "n"),
                 logical=(rows, (len(batch),)),
+                dtype=dtypes.get("output"),
             ),
         ),
         terms=(("input", "weight"), ("bias",))[: len(types)],

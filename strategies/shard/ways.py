@@ -186,6 +186,19 @@ def _option(leaf: Leaf, way: Way, passage: _Passage, ranks: int, hardware: Hardw
     )
 
 
+def summed_parameter(name: str, parameter: Tensor, ranks: int, hardware: Hardware) -> Option:
+    """Return the option of a parameter whose readers give summands of its gradient."""
+    leaving = Move(backward=_reduction(parameter, Partial(), ranks))
+    moved = leaving.collectives(name)
+    return Option(
+        inputs=(),
+        output=SUMMED,
+        leaving=leaving,
+        collectives=moved,
+        seconds=hardware.communication_s(moved),
+    )
+
+
 def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
     """Yield the states of a tensor beside a leaf module; only the model says where features are sharded."""
     yield WHOLE
@@ -204,7 +217,10 @@ def _parameter_bytes(leaf: Leaf, way: Way, ranks: int) -> int:
 
 def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:
     # whole or in even shards: what the operator's own enumeration has
-    found = linear.from_module(module, leaf.input.shape, (ranks,), "complete", hardware=hardware)
+    dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
+    found = linear.from_module(
+        module, leaf.input.shape, (ranks,), "complete", dtypes=dtypes, hardware=hardware
+    )
     for candidate in found:
         yield _way(candidate, leaf)
         if candidate.choices == ("k",):
@@ -255,20 +271,17 @@ def _needs_gradient(module: nn.Module, name: str) -> bool:
 def _held(module: nn.Module, gradient: Placement, ranks: int) -> dict[str, Held]:
     """Return the parameters of a module, whole on every rank, with gradients that are wholes or summands."""
     return {
-        name: Held(
-            placement=Replicate(),
-            reduction=plan(
-                (gradient,),
-                (Replicate(),),
-                shape=tuple(parameter.shape),
-                mesh_shape=(ranks,),
-                itemsize=parameter.element_size(),
-            )
-            if parameter.requires_grad
-            else (),
-        )
+        name: Held(placement=Replicate(), reduction=_reduction(parameter, gradient, ranks))
         for name, parameter in module.named_parameters(recurse=False)
     }
+
+
+def _reduction(parameter: Tensor, gradient: Placement, ranks: int) -> tuple[Step, ...]:
+    """Return what makes the gradient of a parameter whole, if it gets one."""
+    if not parameter.requires_grad:
+        return ()
+    sizes = {"shape": tuple(parameter.shape), "mesh_shape": (ranks,), "itemsize": parameter.element_size()}
+    return plan((gradient,), (Replicate(),), **sizes)
 
 
 def _batch_dims(leaf: Leaf) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,6 +26,7 @@ from harness.proof import Prover
 from harness.protocol import Protocol
 from harness.sharding import plan_sharding
 from strategies import ac_variants, chunk_variants, shard_variants
+from tests.strategies.shard.shard_ranks import Collectives, Counts, promised
 
 _SIZES: dict[str, Any] = {
     "layers_fqn": "layers",
@@ -85,25 +88,42 @@ def prove(rank: int, case: Experiment) -> list[str]:
 
 def parity(rank: int, case: Experiment) -> Parity:
     """Train `case` and what it is proven against side by side on this rank and compare every step."""
-    device = torch.device("cpu")
-    devices = _devices(replace(case.mesh, cpu_offload=False)) if case.mesh.world_size > 1 else None
-    source = case.data.source(vocab_size=case.model.vocab_size, sequence_length=case.sequence_length)
-    share = dp_rank(case.mesh, rank)
-
-    def batch(step: int) -> Batch:
-        return source.batch(
-            step=step, batch_size=case.batch_size, seed=case.seed, dp_rank=share, dp_size=case.mesh.dp
-        )
-
+    device, batch = torch.device("cpu"), _batches(rank, case)
     with cpu_stands_in_for_cuda(case.mesh, device):
         sharding = plan_sharding(case, batch(0).inputs, device)
         prover = Prover(
-            assembled=lambda each: assemble(each, device, devices, batch(0), sharding=sharding),
+            assembled=lambda each: assemble(each, device, _devices(each), batch(0), sharding=sharding),
             batch=batch,
             rank=rank,
-            dp_rank=share,
+            dp_rank=dp_rank(case.mesh, rank),
         )
         return prover.prove(case)
+
+
+def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
+    """Return the all-reduces that the plan of `case` promises, and those of a step; FSDP has none."""
+    device, batch = torch.device("cpu"), _batches(rank, case)(0)
+    plan = plan_sharding(case, batch.inputs, device)
+    assert plan is not None
+    trainee = assemble(case, device, _devices(case), batch, sharding=plan)
+    with Collectives() as counter:
+        _, loss = trainee.forward(batch)
+        counter.phase = "backward"
+        trainee.backward(loss)
+    found = (promised(plan.collectives), counter.counts)
+    ours, theirs = (Counter({key: n for key, n in each.items() if key[1] == "all_reduce"}) for each in found)
+    return ours, theirs
+
+
+def _batches(rank: int, case: Experiment) -> Callable[[int], Batch]:
+    source = case.data.source(vocab_size=case.model.vocab_size, sequence_length=case.sequence_length)
+    return lambda step: source.batch(
+        step=step,
+        batch_size=case.batch_size,
+        seed=case.seed,
+        dp_rank=dp_rank(case.mesh, rank),
+        dp_size=case.mesh.dp,
+    )
 
 
 def differences(found: Parity) -> list[str]:
@@ -111,6 +131,10 @@ def differences(found: Parity) -> list[str]:
     return list(found.differences())
 
 
+def _devices(case: Experiment) -> DeviceMesh | None:
+    return _devices_of(replace(case.mesh, cpu_offload=False))
+
+
 @cache  # process groups are made once a rank, not once a case
-def _devices(mesh: Mesh) -> DeviceMesh | None:
+def _devices_of(mesh: Mesh) -> DeviceMesh | None:
     return device_mesh(mesh, torch.device("cpu"))

@@ -120,3 +120,17 @@ def test_without_an_error_nothing_is_found(pool2: RankPool, variant: str, count:
     case = cases.experiment(mesh=cases.MESHES["tp2"], variant=variant, dtype="bf16", parity_steps=1)
     for found in pool2.run(cases.parity, replace(case, shard=planted.Planted())):
         assert (found.is_equal, found.level, len(found.chain)) == (True, "tolerance", count)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "bf16_mixed"])
+@pytest.mark.parametrize(("shard", "sharding"), [("megatron", {}), ("candidate", _BATCH)])
+def test_a_step_communicates_in_its_precision_what_the_plan_promises(
+    pool2: RankPool, pool4: RankPool, shard: str, sharding: dict[str, Any], dtype: str
+) -> None:
+    for pool, mesh in ((pool2, "tp2"), (pool4, "shard2_tp2")):
+        case = cases.experiment(
+            mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=sharding, dtype=dtype
+        )
+        for expected, measured in pool.run(cases.all_reduces, case):
+            assert expected
+            assert measured == expected
