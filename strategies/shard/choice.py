@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from strategies.errors import StrategyError
 from strategies.shard.graph import ModelGraph
-from strategies.shard.programme import Choice, Limits, cheapest
+from strategies.shard.programme import Choice, Limits, cheapest, first_stop
 from strategies.shard.state import WHOLE
 from strategies.shard.ways import Leaf, Option
 
@@ -44,14 +44,11 @@ def megatron(graph: ModelGraph, *, where: str) -> Choice:
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     if not any(node.leaf is not None and node.leaf.split for node in graph.nodes):
-        raise StrategyError(where, "needs linears that the model's tensor parallel plan splits; it has none")
+        some = next((f"{fqn!r} {reason}" for fqn, reason in graph.unplaced.items()), "it has none")
+        raise StrategyError(where, f"needs linears that the model's tensor parallel plan splits; {some}")
     choice = cheapest(restricted(graph, _is_megatron), Limits())
     if choice is None:
-        raise StrategyError(
-            where,
-            "the code between the linears that the model's tensor parallel plan splits is not known to run "
-            "on a shard of features; use shard=none",
-        )
+        raise StrategyError(where, _stopped(graph))
     return choice
 
 
@@ -72,6 +69,21 @@ def with_random_numbers_of(graph: ModelGraph, choice: Choice) -> ModelGraph:
             for node, chosen in zip(graph.nodes, choice, strict=True)
         ),
     )
+
+
+def _stopped(graph: ModelGraph) -> str:
+    """Return what stops a shard of features on its way from one linear to the next."""
+    problem = (
+        "the code between the linears that the model's tensor parallel plan splits is not known to run on a "
+        "shard of features"
+    )
+    for fqn, reason in graph.unplaced.items():
+        return f"{problem}: {fqn!r} {reason}; use shard=none"
+    stop = first_stop(restricted(graph, _is_megatron))
+    if stop is None:
+        return f"{problem}; use shard=none"
+    sources = ", ".join(repr(graph.nodes[source].name) for source in stop.sources)
+    return f"{problem}: {stop.place or repr(stop.name)} reads {sources}; use shard=none"
 
 
 def _is_megatron(leaf: Leaf, option: Option) -> bool:

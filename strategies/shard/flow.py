@@ -2,23 +2,27 @@
 
 A function stands in the model's code, where nothing can be put before it; it runs on what its producers
 give. `flows` says which states of all its tensors fit together, such that every rank's result is its part
-of the whole result. What is not listed here takes and gives whole tensors, which is right for every
-function.
+of the whole result. What has no rule takes and gives whole tensors, which is right for every function.
 
-A gradient is linear in the gradient that comes back to it, so any listed function passes summands on.
+A gradient is linear in the gradient that comes back to it, so any function with a rule passes summands on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, fx
 
-from strategies.shard.layout import Shape
+from strategies.shard.rules import ATTENTION, RULES, Call, Operands, Rule, as_summand
 from strategies.shard.state import SUMMED, WHOLE, State, Value, sharded
+
+_OF_TORCH = frozenset(
+    {"torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator"}
+)
+"""Modules whose functions the names of rules are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,67 +38,68 @@ class Flow:
     output: State
 
 
-DimensionMap: TypeAlias = Callable[[fx.Node, Shape], Mapping[int, int]]
-"""From a call and the shape of its first input to {dimension of the input: the same one of the output}."""
-
-_ELEMENTWISE = frozenset(
-    {"add", "sub", "mul", "div", "truediv", "radd", "rsub", "rmul", "neg", "pow", "sqrt", "rsqrt", "square"}
-    | {"exp", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "mish", "leaky_relu", "softplus", "dropout"}
-    | {"to", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone"}
-)
-_MATRIX = 2
-"""Dimensions of attention that it works on as a whole: sequence and head width."""
-
-
-def flows(node: fx.Node, inputs: Sequence[Value], ranks: int) -> tuple[Flow, ...]:
+def flows(node: fx.Node, inputs: Sequence[Value | None], ranks: int) -> tuple[Flow, ...]:
     """Return in which states a call may run, the one on whole tensors first.
 
     Args:
         node: the call, with what it gives in `meta["val"]`.
-        inputs: the tensors among the arguments, in their order.
+        inputs: what it reads, in the order of `sources_of`; `None` for what is no tensor.
         ranks: on the mesh axis.
     """
     whole = Flow(inputs=(WHOLE,) * len(inputs), output=WHOLE)
+    call = _call(node, inputs)
     given = outputs_of(node)
-    name = function_name(node)
-    is_known = name in _ELEMENTWISE or name in _MAPS or name in (_CAT, _ATTENTION)
-    if not is_known or not given or not inputs or node.meta.get("mutates"):
+    if call is None or not (_changes_nothing(node) or _changes_its_first(node)):
         return (whole,)
-    summed = Flow(inputs=tuple(map(_as_summand, inputs)), output=SUMMED)
-    found = [whole] if not given[0].needs_gradient else [whole, summed]
+    found = [whole]
+    if given[0].needs_gradient and _changes_nothing(node):
+        found.append(Flow(inputs=tuple(map(as_summand, call.values.values())), output=SUMMED))
     for dim in range(len(given[0].shape)):
-        if not all(value.can_be_cut(dim, ranks) for value in given):
-            continue
-        states = _states(node, inputs, given[0].shape, dim)
-        if states is not None and _are_even(states, inputs, ranks):
-            found.append(Flow(inputs=states, output=sharded(dim)))
+        if all(value.can_be_cut(dim, ranks) for value in given):
+            states = _states(call, RULES[function_name(node)].states(call, dim), ranks)
+            if states is not None:
+                found.append(Flow(inputs=states, output=sharded(dim)))
     return tuple(found)
+
+
+def sources_of(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the nodes whose results a call reads, without those of mere sizes."""
+    return tuple(source for source in node.all_input_nodes if "val" in source.meta)
+
+
+def rule_of(node: fx.Node) -> Rule | None:
+    """Return what is known of the function that a node calls, if anything."""
+    is_known = node.op == "call_method" or getattr(node.target, "__module__", None) in _OF_TORCH
+    return RULES.get(function_name(node)) if is_known else None
 
 
 def is_random(node: fx.Node) -> bool:
     """Return whether a call draws random numbers, as many as its tensors have elements on this rank."""
     name = function_name(node)
     if name == "dropout":
-        return bool(argument(node, "training", 2, True)) and argument(node, "p", 1, 0.5) > 0
-    return name == _ATTENTION and argument(node, "dropout_p", 4, 0.0) > 0
+        is_on = argument(node, "training", 2, default=True) and argument(node, "train", 2, default=True)
+        return bool(is_on) and argument(node, "p", 1, default=0.5) > 0
+    return name == ATTENTION and argument(node, "dropout_p", 4, default=0.0) > 0
 
 
-def attention_flops(node: fx.Node, inputs: Sequence[Value]) -> int:
+def attention_flops(node: fx.Node, inputs: Sequence[Value | None]) -> int:
     """Return the FLOPs of scores and values in one step, forward and backward; 0 for other functions.
 
     The whole square is counted; a causal kernel may skip half of it.
     """
-    if function_name(node) != _ATTENTION:
+    call = _call(node, inputs)
+    if call is None or function_name(node) != ATTENTION:
         return 0
-    query, key, value = (each.shape for each in inputs[:3])
+    query, key, value = (call.values[call.arguments[name]].shape for name in ("query", "key", "value"))
     # backward, each of the two products has two others
-    passes = 3 if any(each.needs_gradient for each in inputs) else 1
+    passes = 3 if any(each.needs_gradient for each in call.values.values()) else 1
     return passes * 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def is_view(node: fx.Node) -> bool:
     """Return whether a call gives what its input holds already."""
-    return function_name(node) in _VIEWS
+    rule = rule_of(node)
+    return rule is not None and rule.is_view
 
 
 def outputs_of(node: fx.Node) -> tuple[Value, ...]:
@@ -114,107 +119,48 @@ def function_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", "")).strip("_") if node.op == "call_function" else ""
 
 
-def argument(node: fx.Node, name: str, position: int, default: Any) -> Any:
+def argument(node: fx.Node, name: str, position: int, *, default: Any) -> Any:
     """Return an argument of a call, given by name or by position."""
     given = node.kwargs.get(name, default)
     return node.args[position] if position < len(node.args) else given
 
 
-def _as_summand(value: Value) -> State:
-    return SUMMED if value.needs_gradient else WHOLE
+def _call(node: fx.Node, inputs: Sequence[Value | None]) -> Call | None:
+    """Return the call of a function with a rule on tensors, and what it gives."""
+    rule, given = rule_of(node), outputs_of(node)
+    values = {
+        source: value for source, value in zip(sources_of(node), inputs, strict=True) if value is not None
+    }
+    if rule is None or not given or not values or len(values) < len(inputs):
+        return None
+    return rule.call(node, values, given[0])
 
 
-def _states(node: fx.Node, inputs: Sequence[Value], shape: Shape, dim: int) -> tuple[State, ...] | None:
-    """Return the states of the inputs with which dimension `dim` of the output is sharded."""
-    name = function_name(node)
-    if name in _ELEMENTWISE:
-        return tuple(_broadcast(value, shape, dim) for value in inputs)
-    if name == _CAT:
-        along = argument(node, "dim", 1, 0) % len(shape)
-        return None if dim == along else (sharded(dim),) * len(inputs)
-    if name == _ATTENTION:
-        is_batch = dim < len(shape) - _MATRIX
-        return tuple(_broadcast(value, shape, dim) for value in inputs) if is_batch else None
-    sources = {target: source for source, target in _MAPS[name](node, inputs[0].shape).items()}
-    return (sharded(sources[dim]),) if dim in sources and len(inputs) == 1 else None
+def _changes_nothing(node: fx.Node) -> bool:
+    return not node.meta.get("mutates")
 
 
-def _broadcast(value: Value, shape: Shape, dim: int) -> State:
-    """Return the state of an operand of an elementwise function whose result shards `dim`."""
-    own = dim - len(shape) + len(value.shape)
-    is_there = own >= 0 and not (value.shape[own] == 1 and shape[dim] > 1)
-    return sharded(own) if is_there else _as_summand(value)
-
-
-def _are_even(states: Sequence[State], inputs: Sequence[Value], ranks: int) -> bool:
-    return all(
-        state.dim is None or value.can_be_cut(state.dim, ranks)
-        for state, value in zip(states, inputs, strict=True)
+def _changes_its_first(node: fx.Node) -> bool:
+    """Return whether a call changes its first tensor, one element after another, and returns it."""
+    rule, first = rule_of(node), node.args[0] if node.args else None
+    changed = node.meta["mutates"]
+    return (
+        rule is not None
+        and rule.is_elementwise
+        and isinstance(first, fx.Node)
+        and len(changed) == 1
+        and changed[0] is first.meta["val"] is node.meta["val"]
     )
 
 
-def _transposed(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    one, other = (argument(node, f"dim{at}", at + 1, 0) % len(shape) for at in range(2))
-    return {dim: other if dim == one else one if dim == other else dim for dim in range(len(shape))}
-
-
-def _unsqueezed(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    at = argument(node, "dim", 1, 0) % (len(shape) + 1)
-    return {dim: dim + (dim >= at) for dim in range(len(shape))}
-
-
-def _split(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    along = argument(node, "dim", 2, 0) % len(shape)
-    return {dim: dim for dim in range(len(shape)) if dim != along}
-
-
-def _unbound(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    along = argument(node, "dim", 1, 0) % len(shape)
-    return {dim: dim - (dim > along) for dim in range(len(shape)) if dim != along}
-
-
-def _picked(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    """Return the dimensions that an index leaves whole; those of a part of a tuple are its own."""
-    source, index = node.args
-    if isinstance(source, fx.Node) and not isinstance(source.meta["val"], Tensor):
-        return {dim: dim for dim in range(len(shape))}
-    entries = index if isinstance(index, tuple) else (index,)
-    if not all(isinstance(entry, slice) or entry is ... for entry in entries):
-        return {}
-    hidden = len(shape) - sum(entry is not ... for entry in entries)
-    spread = [each for entry in entries for each in ([slice(None)] * hidden if entry is ... else [entry])]
-    return {dim: dim for dim in range(len(shape)) if dim >= len(spread) or spread[dim] == slice(None)}
-
-
-def _viewed(node: fx.Node, shape: Shape) -> Mapping[int, int]:
-    """Return the dimensions that are the outermost of those that a view joins or splits, before and after."""
-    (output,) = outputs_of(node)
-    return dict(_outermost(shape, output.shape)) if prod(shape) else {}
-
-
-def _outermost(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
-    """Yield the outermost dimensions of the smallest groups that hold the same elements."""
-    left = right = 0
-    while left < len(before) and right < len(after):
-        stop, end = left + 1, right + 1
-        while (held := prod(before[left:stop])) != (wanted := prod(after[right:end])):
-            stop, end = stop + (held < wanted), end + (held > wanted)
-        yield left, right
-        left, right = stop, end
-
-
-_CAT = "cat"
-_ATTENTION = "scaled_dot_product_attention"
-_MAPS: Mapping[str, DimensionMap] = {
-    "transpose": _transposed,
-    "unsqueeze": _unsqueezed,
-    "chunk": _split,
-    "split": _split,
-    "unbind": _unbound,
-    "getitem": _picked,
-    "view": _viewed,
-    "reshape": _viewed,
-    "flatten": _viewed,
-    "unflatten": _viewed,
-}
-_VIEWS = frozenset(_MAPS)
+def _states(call: Call, operands: Operands | None, ranks: int) -> tuple[State, ...] | None:
+    """Return the states of all tensors in order; `None` where one is in two, or cannot be."""
+    if operands is None:
+        return None
+    found: dict[fx.Node, State] = {}
+    for node, state in operands:
+        if found.setdefault(node, state) != state:
+            return None
+        if state.dim is not None and not call.values[node].can_be_cut(state.dim, ranks):
+            return None
+    return tuple(found[node] for node in call.values) if found.keys() == call.values.keys() else None

@@ -1,31 +1,42 @@
 """The graph of a whole model: which call's output reaches which other's input, and how each may run.
 
-The forward is recorded on a shadow, down to those modules that hold tensors. Linears, embeddings and norms
-may change the state of what they read and give; functions pass on what they get; all else takes wholes.
+The forward is recorded on a shadow, down to torch's own modules that hold tensors. Linears, embeddings and
+norms may change the state of what they read and give; functions pass on what they get; all else takes wholes.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook  # no public way
 from torch.utils._pytree import tree_leaves
 
 from strategies.errors import StrategyError
-from strategies.fx.program import device_of, record, shadowed
-from strategies.fx.scopes import Scope
 from strategies.fx.shadow import Shadow
 from strategies.shard.cost import Hardware
-from strategies.shard.flow import Flow, attention_flops, flows, function_name, is_random, is_view, outputs_of
+from strategies.shard.flow import (
+    Flow,
+    attention_flops,
+    flows,
+    function_name,
+    is_random,
+    is_view,
+    outputs_of,
+    sources_of,
+)
+from strategies.shard.leaves import has_hooks, is_seen_through, why_not_placed
+from strategies.shard.recording import Followed, Forward
+from strategies.shard.soundness import Conflict, described, first_conflict
 from strategies.shard.state import WHOLE, Value
-from strategies.shard.ways import Leaf, Option, options, ways
-
-_PLACEABLE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+from strategies.shard.ways import Leaf, Option, options, summed_parameter, ways
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,14 +84,35 @@ class Node:
         sources: indices of the nodes whose tensors it reads.
         options: how it may run, on whole tensors first.
         leaf: of a leaf module that can stand in other states than what surrounds it.
+        parameter: FQN, of a parameter that a function reads.
         is_random: whether it draws random numbers, as many as a rank has elements.
+        place: what is called, and where; the same in all blocks that are built alike.
     """
 
     name: str
     sources: tuple[int, ...]
     options: tuple[Option, ...]
     leaf: Leaf | None = None
+    parameter: str | None = None
     is_random: bool = False
+    place: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What a graph was made of.
+
+    Fields:
+        forward: can be recorded again.
+        whole: what it does on whole tensors.
+        indices: of nodes of the recording, in the graph.
+        ranks: on the mesh axis.
+    """
+
+    forward: Forward
+    whole: Followed
+    indices: Mapping[fx.Node, int]
+    ranks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +124,55 @@ class ModelGraph:
         outputs: indices of those that the model returns, whole.
         resident_bytes: what a rank keeps, however the nodes run: parameters that are in no option, because
             several calls read them or nothing is known of the one that does, with their gradients.
+        unplaced: why linears that the model says how to split are no leaf modules, by FQN.
+        recorded: what it was made of.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     resident_bytes: int = 0
+    unplaced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    recorded: Recorded | None = None
+
+    def conflict_of(self, choice: Sequence[Option]) -> Conflict | None:
+        """Return where the model's code does something else on a rank's parts than on the whole, if anywhere.
+
+        Args:
+            choice: one option a node.
+        """
+        if self.recorded is None:
+            return None
+        return first_conflict(
+            self.recorded.forward,
+            self.recorded.whole,
+            {node: choice[index].output for node, index in self.recorded.indices.items()},
+            {node.leaf.fqn for node in self.nodes if node.leaf is not None},
+            self.recorded.ranks,
+        )
+
+    def without(self, conflict: Conflict, choice: Sequence[Option]) -> ModelGraph | None:
+        """Return the graph where the likeliest suspect, and those built alike, are in another state.
+
+        Args:
+            conflict: of the choice.
+            choice: one option a node.
+
+        `None` where nothing is suspected.
+        """
+        assert self.recorded is not None
+        if not conflict.suspects:
+            return None
+        suspect = self.recorded.indices[conflict.suspects[0]]
+        place, state = self.nodes[suspect].place, choice[suspect].output
+        return replace(
+            self,
+            nodes=tuple(
+                replace(node, options=tuple(option for option in node.options if option.output != state))
+                if index == suspect or (place and node.place == place)
+                else node
+                for index, node in enumerate(self.nodes)
+            ),
+        )
 
 
 def model_graph(
@@ -114,86 +190,162 @@ def model_graph(
     Raises:
         StrategyError: the forward cannot be recorded, or depends on data.
     """
-    graph = _recorded(model, sample, where)
-    modules = dict(model.named_modules())
-    built = _Builder(graph, modules, _tied(model, graph), axis, hardware).build()
-    in_options = sum(sum(node.leaf.parameter_bytes.values()) for node in built.nodes if node.leaf is not None)
+    if _has_any_global_hook():
+        raise StrategyError(where, "needs a process without hooks on all modules, which would see shards")
+    forward, graph, whole = _recorded(model, sample, where)
+    builder = _Builder(model, whole, axis, hardware)
+    nodes = builder.nodes(graph)
+    in_options = sum(sum(node.leaf.parameter_bytes.values()) for node in nodes if node.leaf is not None)
     all_bytes = sum(map(axis.resting_bytes, model.parameters()))
-    return replace(built, resident_bytes=all_bytes - in_options)
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return ModelGraph(
+        nodes=nodes,
+        outputs=tuple(builder.indices[each] for each in output.all_input_nodes),
+        resident_bytes=all_bytes - in_options,
+        unplaced=builder.unplaced,
+        recorded=Recorded(forward=forward, whole=whole, indices=builder.indices, ranks=axis.ranks),
+    )
 
 
 class _Builder:
-    def __init__(
-        self,
-        graph: fx.Graph,
-        modules: Mapping[str, nn.Module],
-        tied: frozenset[int],
-        axis: TensorAxis,
-        hardware: Hardware,
-    ) -> None:
-        self._graph = graph
-        self._modules = modules
-        self._tied = tied
+    """Makes the nodes of a graph.
+
+    Attributes:
+        indices: of nodes of the recording; all reads of a parameter are one node.
+        unplaced: as of `ModelGraph`.
+    """
+
+    def __init__(self, model: nn.Module, whole: Followed, axis: TensorAxis, hardware: Hardware) -> None:
+        self.indices: dict[fx.Node, int] = {}
+        self.unplaced: dict[str, str] = {}
+        self._modules = dict(model.named_modules())
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._axis = axis
         self._hardware = hardware
-        self._calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-        self._indices: dict[fx.Node, int] = {}
+        self._steps = {step.node: step for step in whole.steps}
+        self._bypassed = whole.bypassed
+        self._calls = Counter(step.node.target for step in whole.steps if step.node.op == "call_module")
+        self._read = {
+            id(self._parameters[str(step.node.target)])
+            for step in whole.steps
+            if step.node.op == "get_attr" and step.node.target in self._parameters
+        }
+        self._holders = Counter(map(id, self._parameters.values()))
 
-    def build(self) -> ModelGraph:
+    def nodes(self, graph: fx.Graph) -> tuple[Node, ...]:
+        """Return the nodes of all that is used."""
         nodes: list[Node] = []
-        for node in self._graph.nodes:
-            if node.op == "output":
-                return ModelGraph(
-                    nodes=tuple(nodes),
-                    outputs=tuple(self._indices[each] for each in node.all_input_nodes),
-                )
-            self._indices[node] = len(nodes)
+        parameters: dict[str, int] = {}
+        for node in graph.nodes:
+            if node not in self._steps or node.op == "output":
+                continue
+            if node.op == "get_attr":
+                self.indices[node] = parameters.setdefault(str(node.target), len(nodes))
+                if self.indices[node] < len(nodes):
+                    continue
+            self.indices[node] = len(nodes)
             nodes.append(self._node(node))
-        raise AssertionError("a graph ends in its output")
+        return tuple(nodes)
 
     def _node(self, node: fx.Node) -> Node:
-        if node.op in ("placeholder", "get_attr"):
+        if node.op == "placeholder":
             return Node(name=node.name, sources=(), options=(Option(inputs=(), output=WHOLE),))
-        sources = tuple(node.all_input_nodes)
-        indices = tuple(self._indices[source] for source in sources)
-        module = self._modules[str(node.target)] if node.op == "call_module" else None
-        leaf = self._leaf(node, module)
+        if node.op == "get_attr":
+            return self._attribute(node)
+        sources = sources_of(node)
+        indices = tuple(self.indices[source] for source in sources)
+        leaf = self._leaf(node) if node.op == "call_module" else None
         if leaf is not None:
-            return Node(name=leaf.fqn, sources=indices, options=tuple(self._placed(leaf)), leaf=leaf)
-        inputs = [_read(node, source) for source in sources]
+            place = described(self._steps[node])
+            return Node(
+                name=leaf.fqn,
+                sources=indices,
+                options=tuple(self._placed(leaf)),
+                leaf=leaf,
+                place=re.sub(r"\.\d+\b", ".*", place),
+            )
+        inputs = [_value(node, source) for source in sources]
         return Node(
             name=node.name,
             sources=indices,
             options=tuple(self._passed(node, inputs, flow) for flow in flows(node, inputs, self._axis.ranks)),
             is_random=is_random(node),
+            place=described(self._steps[node]),
         )
 
-    def _leaf(self, node: fx.Node, module: nn.Module | None) -> Leaf | None:
-        given = outputs_of(node)
-        is_plain_call = len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs
-        if not isinstance(module, _PLACEABLE) or self._calls[node.target] > 1 or not is_plain_call:
+    def _attribute(self, node: fx.Node) -> Node:
+        """Return the node of a parameter or buffer that functions read, in any state that can be arranged."""
+        fqn = str(node.target)
+        whole = Option(inputs=(), output=WHOLE)
+        parameter = self._parameters.get(fqn)
+        if parameter is None or not self._is_read_at_home(fqn, parameter):
+            return Node(name=node.name, sources=(), options=(whole,))
+        _, _, name = fqn.rpartition(".")
+        summed = summed_parameter(name, parameter, self._axis.ranks, self._hardware)
+        return Node(name=node.name, sources=(), options=(whole, summed), parameter=fqn)
+
+    def _is_read_at_home(self, fqn: str, parameter: Tensor) -> bool:
+        """Return whether nobody reads a parameter but a module without submodules, in its own forward."""
+        home, _, _ = fqn.rpartition(".")
+        reads = (step for step in self._steps.values() if step.node.target == fqn)
+        return (
+            parameter.requires_grad
+            and self._holders[id(parameter)] == 1
+            and not any(True for _ in self._modules[home].children())
+            and all(home in step.within for step in reads)
+        )
+
+    def _leaf(self, node: fx.Node) -> Leaf | None:
+        fqn = str(node.target)
+        module = self._modules[fqn]
+        split = self._axis.split(fqn) if isinstance(module, nn.Linear) else None
+        problem = why_not_placed(module) or self._why_not_called_so(node, module)
+        if problem is not None:
+            if split is not None:
+                self.unplaced[fqn] = problem
             return None
+        (source,) = sources_of(node)
+        value = _value(node, source)
+        assert value is not None
         return Leaf(
-            fqn=str(node.target),
+            fqn=fqn,
             module=module,
-            input=_read(node, node.all_input_nodes[0]),
-            output=given[0],
-            split=self._axis.split(str(node.target)) if isinstance(module, nn.Linear) else None,
+            input=value,
+            output=outputs_of(node)[0],
+            split=split,
             parameter_bytes={
                 name: self._axis.resting_bytes(parameter)
                 for name, parameter in module.named_parameters(recurse=False)
-                if id(parameter) not in self._tied
+                if not self._is_shared(parameter)
             },
         )
 
+    def _why_not_called_so(self, node: fx.Node, module: nn.Module) -> str | None:
+        given = (*node.args, *node.kwargs.values())
+        if self._calls[node.target] > 1:
+            return f"is called {self._calls[node.target]} times"
+        if len(given) != 1 or not isinstance(given[0], fx.Node):
+            return "is called with more than one tensor"
+        if node.target in self._bypassed:
+            return "has its forward called directly, too"
+        return None
+
+    def _is_shared(self, parameter: Tensor) -> bool:
+        return self._holders[id(parameter)] > 1 or id(parameter) in self._read
+
     def _placed(self, leaf: Leaf) -> Iterator[Option]:
-        is_tied = any(id(parameter) in self._tied for parameter in leaf.module.parameters())
+        stays_whole = any(map(self._stays_whole, leaf.module.parameters()))
         for way in ways(leaf, self._axis.ranks, self._hardware):
             splits_parameters = any(held.placement.is_shard() for held in way.parameters.values())
-            if not (is_tied and splits_parameters):
+            if not (stays_whole and splits_parameters):
                 yield from options(leaf, way, self._axis.ranks, self._hardware)
 
-    def _passed(self, node: fx.Node, inputs: Sequence[Value], flow: Flow) -> Option:
+    def _stays_whole(self, parameter: Tensor) -> bool:
+        """Return whether a parameter may not be split: others have it, or hooks wait for its gradient."""
+        hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 (no public way)
+        return self._is_shared(parameter) or any(hooks)
+
+    def _passed(self, node: fx.Node, inputs: Sequence[Value | None], flow: Flow) -> Option:
         ranks = self._axis.ranks
         flops = attention_flops(node, inputs) // (1 if flow.output.dim is None else ranks)
         held = 0 if is_view(node) else sum(each.local_bytes(flow.output, ranks) for each in outputs_of(node))
@@ -205,40 +357,42 @@ class _Builder:
         )
 
 
-def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> fx.Graph:
-    device = device_of(tree_leaves(sample))
-    through = frozenset(name for name, module in model.named_modules() if name and _is_seen_through(module))
-    scope = Scope(fqn="", through=through, paths={}, depth=0)
+def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> tuple[Forward, fx.Graph, Followed]:
+    """Return the forward down to functions; down to modules, where these are not to be looked into."""
     try:
-        shadow = Shadow.of(model).on(device)
-        recording = record(shadow, scope, *shadowed(shadow, (sample, {}), device))
+        shadow = Shadow.of(model)
+        forward = _forward(model, shadow, sample, to_functions=True)
+        try:
+            graph, whole = forward.on_wholes()
+        except StrategyError:
+            forward = _forward(model, shadow, sample, to_functions=False)
+            graph, whole = forward.on_wholes()
     except StrategyError as error:
         raise StrategyError(where, f"needs a forward that can be followed; {error.problem}") from error
-    for node in recording.graph.nodes:
+    for node in graph.nodes:
         sizes = [size for each in tree_leaves(node.meta.get("val")) for size in getattr(each, "shape", ())]
         if any(isinstance(size, torch.SymInt) for size in sizes):
             raise StrategyError(where, f"needs sizes that do not depend on data; those of {node.name!r} do")
-    return recording.graph
+    return forward, graph, whole
 
 
-def _is_seen_through(module: nn.Module) -> bool:
-    """Return whether a module stands for the modules and functions that it calls: it holds no tensors."""
-    has_children = any(True for _ in module.children())
-    return has_children or not any(True for _ in (*module.parameters(), *module.buffers()))
+def _forward(model: nn.Module, shadow: Shadow, sample: tuple[Any, ...], *, to_functions: bool) -> Forward:
+    through = {
+        name: module
+        for name, module in model.named_modules()
+        if name and is_seen_through(module, to_functions=to_functions)
+    }
+    return Forward(
+        shadow=shadow,
+        sample=sample,
+        through=frozenset(through),
+        hooked=frozenset(name for name, module in through.items() if has_hooks(module)),
+    )
 
 
-def _tied(model: nn.Module, graph: fx.Graph) -> frozenset[int]:
-    """Return the `id` of each parameter that more than one module, or a function, reads."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    holders = Counter(map(id, parameters.values()))
-    read = {id(parameters[node.target]) for node in graph.nodes if node.target in parameters}
-    return frozenset({key for key, count in holders.items() if count > 1} | read)
-
-
-def _read(node: fx.Node, source: fx.Node) -> Value:
+def _value(node: fx.Node, source: fx.Node) -> Value | None:
     """Return the tensor that `node` reads of `source`; of a tuple, the part that it picks."""
     given = source.meta["val"]
-    if isinstance(given, Tensor):
-        return Value.of(given)
-    picked = node.meta["val"] if function_name(node) == "getitem" else given[0]
-    return Value.of(picked)
+    if not isinstance(given, Tensor):
+        given = node.meta["val"] if function_name(node) == "getitem" else None
+    return Value.of(given) if isinstance(given, Tensor) else None

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.shard.graph import ModelGraph
+from strategies.shard.layout import Shape, local_shape
 from strategies.shard.redistribution import Collective
-from strategies.shard.ways import Option
+from strategies.shard.state import WHOLE
+from strategies.shard.ways import Leaf, Option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,10 +21,14 @@ class PlacedModule:
     Fields:
         fqn: its plain FQN.
         option: one with a way.
+        shape: of its input on one rank.
+        is_training: whether it is planned for in training mode.
     """
 
     fqn: str
     option: Option
+    shape: Shape
+    is_training: bool
 
     @property
     def is_plain(self) -> bool:
@@ -34,12 +40,26 @@ class PlacedModule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedParameter:
+    """A parameter that functions read, each rank of which gives a summand of its gradient.
+
+    Fields:
+        fqn: its plain FQN.
+        option: makes the gradient whole.
+    """
+
+    fqn: str
+    option: Option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardPlan:
     """What a sharding strategy decided for one model.
 
     Fields:
         ranks: of the mesh axis.
         modules: leaf modules, in the order in which they run.
+        parameters: of other modules.
         seconds: of one rank in one step: FLOPs of linears and attention, and all collectives.
         memory_bytes: of one rank: parameters, their gradients, and what all calls give.
     """
@@ -48,16 +68,21 @@ class ShardPlan:
     modules: tuple[PlacedModule, ...]
     seconds: float
     memory_bytes: int
+    parameters: tuple[PlacedParameter, ...] = ()
 
     @classmethod
     def of(cls, graph: ModelGraph, choice: Sequence[Option], ranks: int) -> ShardPlan:
         """Return the plan of a graph, the nodes of which run by `choice`."""
+        chosen = tuple(zip(graph.nodes, choice, strict=True))
         return cls(
             ranks=ranks,
             modules=tuple(
-                PlacedModule(fqn=node.leaf.fqn, option=option)
-                for node, option in zip(graph.nodes, choice, strict=True)
-                if node.leaf is not None
+                _placed(node.leaf, option, ranks) for node, option in chosen if node.leaf is not None
+            ),
+            parameters=tuple(
+                PlacedParameter(fqn=node.parameter, option=option)
+                for node, option in chosen
+                if node.parameter is not None and option.output != WHOLE
             ),
             seconds=sum(option.seconds for option in choice),
             memory_bytes=graph.resident_bytes + sum(option.memory_bytes for option in choice),
@@ -66,7 +91,8 @@ class ShardPlan:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """All collectives of one step, by module."""
-        return tuple(each for placed in self.modules for each in placed.option.collectives)
+        options = [each.option for each in self.modules] + [each.option for each in self.parameters]
+        return tuple(collective for option in options for collective in option.collectives)
 
     @property
     def communicated_bytes(self) -> int:
@@ -78,12 +104,25 @@ class ShardPlan:
         return {
             "ranks": self.ranks,
             "candidates": {placed.fqn: _name(placed) for placed in self.modules},
-            "resharding": [described for placed in self.modules for described in _resharding(placed)],
+            "resharding": [
+                *(described for placed in self.modules for described in _resharding(placed)),
+                *(_summed(placed) for placed in self.parameters),
+            ],
             "collectives": _summary(self.collectives),
             "communicated_bytes": self.communicated_bytes,
             "memory_bytes": self.memory_bytes,
             "seconds": self.seconds,
         }
+
+
+def _placed(leaf: Leaf, option: Option, ranks: int) -> PlacedModule:
+    (state,) = option.inputs
+    return PlacedModule(
+        fqn=leaf.fqn,
+        option=option,
+        shape=local_shape(leaf.input.shape, (state.value,), (ranks,)),
+        is_training=leaf.module.training,
+    )
 
 
 def _name(placed: PlacedModule) -> str:
@@ -99,6 +138,11 @@ def _resharding(placed: PlacedModule) -> Iterable[dict[str, str]]:
     for operand, source, target in ends:
         if source != target:
             yield {"module": placed.fqn, "operand": operand, "from": str(source), "to": str(target)}
+
+
+def _summed(placed: PlacedParameter) -> dict[str, str]:
+    module, _, name = placed.fqn.rpartition(".")
+    return {"module": module, "operand": name, "from": str(WHOLE), "to": str(placed.option.output)}
 
 
 def _summary(collectives: Iterable[Collective]) -> list[dict[str, Any]]:

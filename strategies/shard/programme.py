@@ -12,15 +12,17 @@ of its own. Solved to optimality by HiGHS (Huangfu, Hall 2018, doi:10.1007/s1253
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
 
-from strategies.shard.graph import ModelGraph
+from strategies.errors import StrategyError
+from strategies.shard.graph import ModelGraph, Node
 from strategies.shard.state import WHOLE, State
 from strategies.shard.ways import Option
 
@@ -49,8 +51,38 @@ class Limits:
 def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
     """Return the options that together take the least time; `None` where none fit together.
 
-    Of choices that take the same time it is one with the fewest communicated bytes.
+    Of choices that take the same time it is one with the fewest communicated bytes. Where the model's code
+    does something else on a rank's parts than on the whole, what it stumbles over takes another state.
+
+    Raises:
+        StrategyError: without that state none fit together any more.
     """
+    problem = None
+    while (choice := _cheapest(graph, limits)) is not None:
+        conflict = graph.conflict_of(choice)
+        if conflict is None:
+            return choice
+        problem = conflict.problem
+        narrower = graph.without(conflict, choice)
+        if narrower is None:
+            break
+        graph = narrower
+    if problem is None:
+        return None
+    raise StrategyError("shard", f"needs code that does on a shard what it does on the whole; {problem}")
+
+
+def first_stop(graph: ModelGraph) -> Node | None:
+    """Return the first node that no options of itself and those before it fit; `None` where all fit."""
+
+    def fails(count: int) -> bool:
+        return _solve(replace(graph, nodes=graph.nodes[:count], outputs=()), _seconds, {}) is None
+
+    count = bisect_left(range(len(graph.nodes) + 1), x=True, key=fails)
+    return graph.nodes[count - 1] if count <= len(graph.nodes) else None
+
+
+def _cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
     bounds: dict[Size, float] = {
         size: limit
         for size, limit in ((_memory, limits.memory_bytes), (_communicated, limits.communicated_bytes))

@@ -6,10 +6,11 @@ What is sharded becomes a `DTensor` parameter of the mesh axis, which FSDP2 shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,10 +20,13 @@ from strategies.blocks import Disguised
 from strategies.errors import StrategyError
 from strategies.shard.execution import redistribute
 from strategies.shard.layout import local_part
-from strategies.shard.plans import ShardPlan
-from strategies.shard.ways import Held, Option
+from strategies.shard.plans import PlacedModule, ShardPlan
+from strategies.shard.redistribution import Step
+from strategies.shard.ways import Held
 
-_ATTRIBUTE = "_acbench_placed"
+_PLACED = "_acbench_placed"
+_REDUCTIONS = "_acbench_reductions"
+_Reductions: TypeAlias = Mapping[str, tuple[Step, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,60 +34,66 @@ class Placed:
     """What stands around the forward of one leaf module.
 
     Fields:
-        option: its own.
+        plan: its own.
         mesh: of one axis.
+        where: configuration path of the strategy, for messages.
     """
 
-    option: Option
+    plan: PlacedModule
     mesh: DeviceMesh
+    where: str
 
-    def run(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
+    def run(self, module: nn.Module, body: Callable[[Tensor], Tensor], entered: Tensor) -> Tensor:
         """Return what `module` gives, in the state that the option promises.
 
         Args:
             module: whose parameters are used.
-            body: its own forward, a function of the module and its input.
-            args: the input.
+            body: its own forward.
+            entered: the input.
+
+        Raises:
+            StrategyError: the input, or the mode of the module, is not what was planned for.
         """
-        way = self.option.way
+        self._check(module, entered)
+        option, way = self.plan.option, self.plan.option.way
         assert way is not None
-        entering, finish, leaving = self.option.entering, way.finish, self.option.leaving
-        (entered,) = args
+        entering, finish, leaving = option.entering, way.finish, option.leaving
         entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
-        parameters = {
-            name: self._used(parameter, way.parameters[name])
-            for name, parameter in module.named_parameters(recurse=False)
-        }
+        reductions = {name: held.reduction for name, held in way.parameters.items()}
+        parameters = _reduced(module, reductions, self.mesh)
         bias = parameters.get("bias")
         is_partial = bool(finish.forward)
         if is_partial and bias is not None:
             parameters["bias"] = None  # every rank would add it
-        output: Tensor = body(_Stand(module, parameters), entered)
+        with _holding(module, parameters):
+            output = body(entered)
         output = redistribute(output, forward=finish.forward, backward=finish.backward, mesh=self.mesh)
         if is_partial and bias is not None:
             output = output + bias.to(output.dtype)
         return redistribute(output, forward=leaving.forward, backward=leaving.backward, mesh=self.mesh)
 
-    def _used(self, parameter: Tensor, held: Held) -> Tensor | None:
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        return redistribute(local, forward=(), backward=held.reduction, mesh=self.mesh)
-
-
-class _Stand:
-    """A module with other parameters, for its forward to read."""
-
-    def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor | None]) -> None:
-        self._module = module
-        self.__dict__.update(parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+    def _check(self, module: nn.Module, entered: Tensor) -> None:
+        fqn, shape = self.plan.fqn, tuple(entered.shape)
+        if shape != self.plan.shape:
+            problem = f"{fqn!r} is sharded for inputs of {self.plan.shape} on a rank, got {shape}"
+            raise StrategyError(self.where, f"{problem}; use batches of one shape")
+        if module.training is not self.plan.is_training:
+            mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
+            raise StrategyError(self.where, f"{fqn!r} is sharded for {mode}, got {other}; plan for that mode")
 
 
 class _PlacedForward(Disguised):
-    def forward(self, *args: Any) -> Tensor:
-        placed: Placed = vars(self)[_ATTRIBUTE]
-        return placed.run(self, super().forward.__func__, args)  # type: ignore[misc, arg-type]
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        placed: Placed = vars(self)[_PLACED]
+        (entered,) = (*args, *kwargs.values())
+        return placed.run(self, super().forward, entered)  # type: ignore[misc, arg-type]
+
+
+class _ReducedForward(Disguised):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        reductions, mesh = vars(self)[_REDUCTIONS]
+        with _holding(self, _reduced(self, reductions, mesh)):  # type: ignore[arg-type]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) -> nn.Module:
@@ -110,10 +120,46 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
         for name, held in placed.option.way.parameters.items():
             if held.placement.is_shard():
                 _shard(module, name, held, mesh)
-        module.__dict__[_ATTRIBUTE] = Placed(option=placed.option, mesh=mesh)
-        cls: Any = type(module)
-        module.__class__ = _placed_class(cls)
+        _disguise(module, _PlacedForward, _PLACED, Placed(plan=placed, mesh=mesh, where=where))
+    for home, reductions in _by_module(plan).items():
+        _disguise(model.get_submodule(home), _ReducedForward, _REDUCTIONS, (reductions, mesh))
     return model
+
+
+def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
+    """Return what makes gradients whole, by module and parameter."""
+    found: dict[str, dict[str, tuple[Step, ...]]] = {}
+    for placed in plan.parameters:
+        home, _, name = placed.fqn.rpartition(".")
+        found.setdefault(home, {})[name] = placed.option.leaving.backward
+    return dict(found)
+
+
+def _reduced(module: nn.Module, reductions: _Reductions, mesh: DeviceMesh) -> dict[str, Tensor | None]:
+    """Return the local parts of parameters, the gradients of which are reduced on their way back."""
+    parameters: dict[str, Tensor | None] = {}
+    for name, reduction in reductions.items():
+        held: Tensor = getattr(module, name)
+        local = held.to_local() if isinstance(held, DTensor) else held
+        parameters[name] = redistribute(local, forward=(), backward=reduction, mesh=mesh)
+    return parameters
+
+
+@contextmanager
+def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterator[None]:
+    """Let a module hold other tensors in the place of parameters; FSDP1 keeps these among its attributes."""
+    places: dict[str, dict[str, Any]] = {
+        name: module._parameters if name in module._parameters else vars(module)  # noqa: SLF001 (no public way to put a tensor there)
+        for name in tensors
+    }
+    before = {name: place[name] for name, place in places.items()}
+    try:
+        for name, place in places.items():
+            place[name] = tensors[name]
+        yield
+    finally:
+        for name, place in places.items():
+            place[name] = before[name]
 
 
 def _shard(module: nn.Module, name: str, held: Held, mesh: DeviceMesh) -> None:
@@ -128,9 +174,18 @@ def _shard(module: nn.Module, name: str, held: Held, mesh: DeviceMesh) -> None:
         shape=whole.shape,
         stride=whole.stride(),
     )
-    setattr(module, name, nn.Parameter(sharded, requires_grad=whole.requires_grad))
+    parameter = nn.Parameter(sharded, requires_grad=whole.requires_grad)
+    vars(parameter).update(vars(whole))  # what optimizers and users have noted on it
+    setattr(module, name, parameter)
+
+
+def _disguise(module: nn.Module, mark: type[Any], attribute: str, value: object) -> None:
+    module.__dict__[attribute] = value
+    front: Any = mark
+    original: Any = type(module)
+    module.__class__ = _disguised_class(front, original)
 
 
 @cache  # one class per class, so that identical blocks stay identical
-def _placed_class(original: type[Any]) -> type[nn.Module]:
-    return type(f"Placed{original.__name__}", (_PlacedForward, original), {"__module__": original.__module__})
+def _disguised_class(mark: type[Any], original: type[Any]) -> type[nn.Module]:
+    return type(f"Placed{original.__name__}", (mark, original), {"__module__": original.__module__})

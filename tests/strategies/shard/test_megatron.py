@@ -64,5 +64,5 @@ def test_refuses_code_that_is_not_known_to_run_on_a_shard() -> None:
         Megatron().plan(meta(Unlisted), SAMPLE, AXIS)
     assert str(refusal.value) == (
         "shard: the code between the linears that the model's tensor parallel plan splits is not known "
-        "to run on a shard of features; use shard=none"
+        "to run on a shard of features: 'sort' at models.py:69 reads 'relu'; use shard=none"
     )
