@@ -105,4 +105,6 @@ def _compute(local: LocalOperands, *, beta: float, alpha: float) -> Tensor:
     added, left, right = (local.tensors[name] for name in ("input", "mat1", "mat2"))
     if local.finish is None:
         return torch.addmm(added, left, right, beta=beta, alpha=alpha)
+    if not beta:  # torch leaves out what beta=0 multiplies, be it NaN, and gives it gradients of zero
+        added = added.nan_to_num(0.0, 0.0, 0.0)
     return alpha * local.finish(left @ right) + beta * added

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
+from strategies.shard import linear
 from strategies.shard.choice import megatron, restricted, with_random_numbers_of
 from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.graph import ModelGraph, TensorAxis, model_graph
+from strategies.shard.graph import ModelGraph, Node, TensorAxis, model_graph
+from strategies.shard.operation import Choice
 from strategies.shard.plans import ShardPlan
+from strategies.shard.products import name_in_rows
 from strategies.shard.programme import Limits, cheapest
 from strategies.shard.ways import Leaf, Option
 from strategies.sharding import Sharding
@@ -29,8 +34,10 @@ class OneCandidate(Sharding):
         of the ways to do that, the cheapest.
 
     Fields:
-        candidate: name of a candidate of a linear on one mesh axis: `RS0 = RR x RS0` shards output features,
-            `RR = RS0 x S0R` input features, `S0R = S0R x RR_0` the first dimension of the batch.
+        candidate: name of a candidate of a linear on the axis `tp`: `RS0 = RR x RS0` shards output features,
+            `RR = RS0 x S0R` input features, `S0R = S0R x RR_0` the first dimension of the batch. Or on two
+            axes: 0 are the data-parallel ranks, each of which has rows of the batch, and 1 is `tp`. So
+            `S0S1 = S0R x RS1_0` is the first of these where there are data-parallel ranks.
         modules: pattern of the FQNs of linears, in which `*` stands for any characters.
     """
 
@@ -43,41 +50,65 @@ class OneCandidate(Sharding):
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
         """Return the plan; as `Sharding.plan`."""
         graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
-        self._check(graph)
+        names = self._names(graph, axis)
         if any(node.is_random for node in graph.nodes):
             graph = with_random_numbers_of(graph, megatron(graph, where="shard"))
-        choice = cheapest(restricted(graph, self._allows), Limits())
+        choice = cheapest(restricted(graph, partial(_allows, names)), Limits())
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
             raise StrategyError("shard.candidate", f"{problem}; use model.dropout=0, or other modules")
         return ShardPlan.of(graph, choice, axis.ranks)
 
-    def _check(self, graph: ModelGraph) -> None:
-        """Refuse a pattern without linears, and a name that one of them does not have."""
-        linears = [node.leaf.fqn for node in graph.nodes if node.leaf is not None and _is_linear(node.leaf)]
-        if not any(self._matches(fqn) for fqn in linears):
-            some = ", ".join(linears[:4]) + (", ..." if len(linears) > 4 else "")  # noqa: PLR2004 (enough to see how they are named)
+    def _names(self, graph: ModelGraph, axis: TensorAxis) -> dict[str, str]:
+        """Return the candidate on `tp` of each linear that matches, by its FQN.
+
+        Raises:
+            StrategyError: no linear matches, or one that does has no such candidate.
+        """
+        linears = {
+            node.leaf.fqn: node for node in graph.nodes if node.leaf is not None and _is_linear(node.leaf)
+        }
+        matching = {fqn: node for fqn, node in linears.items() if fnmatchcase(fqn, self.modules)}
+        if not matching:
+            some = ", ".join(list(linears)[:4]) + (", ..." if len(linears) > 4 else "")  # noqa: PLR2004 (enough to see how they are named)
             raise StrategyError(
                 "shard.modules", f"{self.modules!r} matches no linear; there are {some or 'none'}"
             )
-        for node in graph.nodes:
-            if node.leaf is None or not _is_linear(node.leaf) or not self._matches(node.leaf.fqn):
-                continue
-            names = dict.fromkeys(option.way.name for option in node.options if option.way is not None)
-            if self.candidate not in names:
-                raise StrategyError(
-                    "shard.candidate",
-                    f"{node.leaf.fqn!r} has no candidate {self.candidate!r}; it has: {', '.join(names)}",
-                )
+        return {fqn: self._name(fqn, node, axis) for fqn, node in matching.items()}
 
-    def _matches(self, fqn: str) -> bool:
-        return fnmatchcase(fqn, self.modules)
+    def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
+        on_tp = {option.way.name: option.way.choice for option in node.options if option.way is not None}
+        if self.candidate in on_tp:
+            return self.candidate
+        assert node.leaf is not None
+        on_both = {
+            _name_on_both(node.leaf, choice): name for name, choice in on_tp.items() if choice is not None
+        }
+        if axis.data_ranks > 1 and self.candidate in on_both:
+            return on_both[self.candidate]
+        problem = f"{fqn!r} has no candidate {self.candidate!r}"
+        if self.candidate in on_both:
+            problem += ", because there are no data-parallel ranks to be axis 0; use mesh=shard2_tp2"
+        elif axis.data_ranks > 1:
+            on_tp |= dict.fromkeys(on_both)
+            problem += " on axes 0, the data-parallel ranks with rows of their own, and 1, tp, or on tp alone"
+        raise StrategyError("shard.candidate", f"{problem}; it has: {', '.join(on_tp)}")
 
-    def _allows(self, leaf: Leaf, option: Option) -> bool:
-        assert option.way is not None
-        if _is_linear(leaf) and self._matches(leaf.fqn):
-            return option.way.name == self.candidate
-        return option.way.choice is None
+
+def _name_on_both(leaf: Leaf, choice: Choice) -> str:
+    """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
+    assert isinstance(leaf.module, nn.Linear)
+    operation = linear.describe(
+        leaf.input.shape, leaf.module.out_features, types={"weight": "param"}, dtype=leaf.input.dtype
+    )
+    return name_in_rows(operation, ("b0", choice))
+
+
+def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:
+    assert option.way is not None
+    if leaf.fqn in names:
+        return option.way.name == names[leaf.fqn]
+    return option.way.choice is None
 
 
 def _is_linear(leaf: Leaf) -> bool:

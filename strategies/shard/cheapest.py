@@ -33,7 +33,8 @@ class Cheapest(Sharding):
 
     Fields:
         memory_limit_mib: what parameters, their gradients and the outputs of all calls may take on one rank,
-            > 0; null for any amount. Optimizer state, and what AC saves, are not counted.
+            > 0; null for any amount. Of FSDP's parameters the rank's shard counts, not what is gathered for a
+            while. Optimizer state, and what AC saves, are not counted.
         flops_per_s: of one rank, > 0.
         bandwidth_bytes_per_s: that a rank sends and receives at once, > 0.
         latency_s: of one collective, >= 0.

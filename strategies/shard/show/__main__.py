@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from strategies.errors import StrategyError
 from strategies.shard.show.operators import OPERATORS
-from strategies.shard.show.options import sizes
+from strategies.shard.show.options import joined, sizes
 from strategies.shard.show.table import print_candidates
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument("--mode", choices=("classic", "complete"), default="classic")
         for option in shown.options:
             option.add_to(command)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
     try:
         found = OPERATORS[options.operator].candidates(options)
     except StrategyError as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strategies.shard.getitem import Entry, Index
 from strategies.shard.layout import Shape
 
+_NEGATIVE = re.compile(r"-\d")
 _CONSTANTS: dict[str, Entry] = {"None": None, "...": ...}
 
 
@@ -47,6 +49,18 @@ class Option:
             action="append" if self.is_repeated else "store",
             help=self.help,
         )
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """Return `--dims -1,0` as `--dims=-1,0`: argparse takes plain numbers alone for values."""
+    found: list[str] = []
+    for argument in arguments:
+        is_value = _NEGATIVE.match(argument) and found and found[-1].startswith("--") and "=" not in found[-1]
+        if is_value:
+            found[-1] += f"={argument}"
+        else:
+            found.append(argument)
+    return found
 
 
 def sizes(text: str) -> Shape:

@@ -98,6 +98,11 @@ CASES: dict[str, Case] = {
         candidates=addmm.candidates((4,), (8, 16), (16, 4), MESH, "complete", beta=3, alpha=2, dtype=F64),
         torch=lambda of: torch.addmm(of["input"], of["mat1"], of["mat2"], beta=3, alpha=2),
     ),
+    "addmm that leaves out what is added": Case(
+        count=16,
+        candidates=addmm.candidates((4,), (8, 16), (16, 4), MESH, "complete", beta=0, alpha=2, dtype=F64),
+        torch=lambda of: torch.addmm(of["input"], of["mat1"], of["mat2"], beta=0, alpha=2),
+    ),
     "addmm with a matrix": Case(
         count=16,
         candidates=addmm.candidates((8, 4), (8, 16), (16, 4), MESH, "complete", dtype=F64),

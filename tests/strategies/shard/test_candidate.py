@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from strategies import StrategyError
@@ -38,8 +40,51 @@ def test_what_lies_between_two_of_them_stays_sharded() -> None:
 
 
 @pytest.mark.parametrize(
+    ("on_both", "on_tp"),
+    [
+        ("S0S1 = S0R x RS1_0", _COLUMN),
+        ("S0R = S0S1 x S1R_0", _ROW),
+        ("S01R = S01R x RR_0", _BATCH),
+        ("S01R = S01R x RR_0_1", "S0R = S0R x RR_1"),
+    ],
+)
+def test_data_parallel_ranks_are_the_first_of_two_axes(on_both: str, on_tp: str) -> None:
+    strategy = OneCandidate(candidate=on_both, modules="*.up")
+    names = strategy.plan(meta(Chain), SAMPLE, replace(AXIS, data_ranks=2)).as_json()["candidates"]
+    assert names == _plan(on_tp, "*.up").as_json()["candidates"]
+    assert names["blocks.0.up"] == on_tp
+
+
+def test_a_name_without_a_second_axis_is_of_tp_on_every_mesh() -> None:
+    strategy = OneCandidate(candidate=_BATCH, modules="*.up")
+    plan = strategy.plan(meta(Chain), SAMPLE, replace(AXIS, data_ranks=2))
+    assert plan.as_json() == _plan(_BATCH, "*.up").as_json()
+
+
+def test_a_name_that_data_parallel_ranks_cannot_have_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(StrategyError) as refusal:
+        OneCandidate(candidate="S1S0 = S1R x RS0_0", modules="*.up").plan(
+            meta(Chain), SAMPLE, replace(AXIS, data_ranks=2)
+        )
+    assert str(refusal.value) == (
+        "shard.candidate: 'blocks.0.up' has no candidate 'S1S0 = S1R x RS0_0' on axes 0, the data-parallel "
+        "ranks with rows of their own, and 1, tp, or on tp alone; it has: RR = RR x RR, S0R = S0R x RR_0, "
+        "S0R = S0R x RR_1, RR = RS0 x S0R, RS0 = RR x RS0, S01R = S01R x RR_0, S01R = S01R x RR_0_1, "
+        "S0R = S0S1 x S1R_0, S0S1 = S0R x RS1_0"
+    )
+
+
+@pytest.mark.parametrize(
     ("candidate", "modules", "message"),
     [
+        pytest.param(
+            "S0S1 = S0R x RS1_0",
+            "*.up",
+            "shard.candidate: 'blocks.0.up' has no candidate 'S0S1 = S0R x RS1_0', because there are no "
+            "data-parallel ranks to be axis 0; use mesh=shard2_tp2; it has: RR = RR x RR, S0R = S0R x RR_0, "
+            "S0R = S0R x RR_1, RR = RS0 x S0R, RS0 = RR x RS0",
+            id="a name on two axes where there is one",
+        ),
         pytest.param(
             "S1R = S1R x RR",
             "*.up",

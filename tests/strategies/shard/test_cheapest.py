@@ -18,11 +18,18 @@ _MIB = 1 << 20
 _SLOW = {"latency_s": 0.0, "flops_per_s": 1e9, "bandwidth_bytes_per_s": 3e9}
 
 
-def _plan(spec: ModelSpec, strategy: Cheapest | Megatron, *, tokens: tuple[int, int] = (4, 16)) -> ShardPlan:
+def _plan(
+    spec: ModelSpec,
+    strategy: Cheapest | Megatron,
+    *,
+    tokens: tuple[int, int] = (4, 16),
+    parameter_shards: int = 1,
+) -> ShardPlan:
     with torch.device("meta"):
         model = spec.build().train()
         sample = (torch.zeros(tokens, dtype=torch.int64),)
-    return strategy.plan(model, sample, TensorAxis(ranks=2, splits=spec.tensor_parallel_plan()))
+    axis = TensorAxis(ranks=2, splits=spec.tensor_parallel_plan(), parameter_shards=parameter_shards)
+    return strategy.plan(model, sample, axis)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -67,6 +74,15 @@ def test_stays_within_its_memory(limit_mib: float) -> None:
 def test_less_memory_takes_no_less_time() -> None:
     times = [_plan(MODELS["gpt"], Cheapest(memory_limit_mib=limit)).seconds for limit in (0.27, 0.35, 0.5)]
     assert times == sorted(times, reverse=True)
+
+
+def test_fsdp_keeps_a_shard_of_what_it_would_hold() -> None:
+    spec = MODELS["gpt"]
+    alone = _plan(spec, Cheapest())
+    sharded = _plan(spec, Cheapest(), parameter_shards=2)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in spec.build().parameters())
+    assert alone.memory_bytes - sharded.memory_bytes == 2 * 4 * count // 2
 
 
 def test_dropout_keeps_the_local_shapes_of_megatron() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
 from strategies.shard import addmm, bmm, conv2d, embedding, matmul
 from strategies.shard.candidates import Candidate
+from strategies.shard.operation import LocalOperands
 from tests.rank_pool import RankPool
 
 IN_ROWS = {
@@ -349,3 +350,18 @@ def test_refusals(call: Callable[[], object], message: str) -> None:
     with pytest.raises(StrategyError) as error:
         call()
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("finish", [None, lambda term: term], ids=["in one kernel", "after a reduction"])
+def test_addmm_leaves_out_what_beta_of_zero_multiplies(finish: Callable[[Tensor], Tensor] | None) -> None:
+    (candidate,) = addmm.candidates((3,), (2, 4), (4, 3), (1,), beta=0)
+    tensors = {
+        "input": torch.tensor([torch.nan, torch.inf, 1.0], requires_grad=True),
+        "mat1": torch.ones(2, 4),
+        "mat2": torch.ones(4, 3),
+    }
+    output = candidate.operation.compute(LocalOperands(tensors=tensors, finish=finish))
+    assert isinstance(output, Tensor)
+    output.sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.equal(output, torch.full((2, 3), 4.0))
+    assert torch.equal(cast("Tensor", tensors["input"].grad), torch.zeros(3))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -131,6 +132,15 @@ def test_the_smallest_memory_is_that_of_the_best_choice() -> None:
     assert smallest_memory_bytes(graph) == min(
         _total(choice, lambda option: option.memory_bytes) for choice in _choices(graph)
     )
+
+
+def test_what_is_resident_leaves_less_for_options() -> None:
+    graph = replace(_diamond(), resident_bytes=100)
+    assert cheapest(graph, Limits(memory_bytes=124)) == cheapest(_diamond(), Limits(memory_bytes=24))
+    assert cheapest(graph, Limits(memory_bytes=99)) is None
+    smallest = smallest_memory_bytes(_diamond())
+    assert smallest is not None
+    assert smallest_memory_bytes(graph) == 100 + smallest
 
 
 def test_states_that_never_fit_have_no_choice() -> None:
