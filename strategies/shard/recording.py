@@ -10,6 +10,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -127,10 +128,11 @@ class Forward:
 
     def on_parts(self, parts: Parts) -> Followed:
         """Return what the forward does where some modules give parts."""
-        followed, tensors = self._on_parts(parts)
-        for step in followed.steps:
-            step.node.meta.clear()  # the last that holds its result
-        gc.collect()
+        with _collecting_what_is_new():
+            followed, tensors = self._on_parts(parts)
+            for step in followed.steps:
+                step.node.meta.clear()  # the last that holds its result
+            gc.collect()
         return replace(followed, kept=tuple(number for number, tensor in tensors if tensor() is not None))
 
     def _on_parts(self, parts: Parts) -> tuple[Followed, list[tuple[int, weakref.ref[Tensor]]]]:
@@ -158,6 +160,19 @@ class Forward:
     @property
     def _name(self) -> str:
         return Scope(fqn="", through=self.through, paths={}, depth=0).name
+
+
+@contextmanager
+def _collecting_what_is_new() -> Iterator[None]:
+    """Let collections look at what is made within, not at all that was imported; who froze the heap did so."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def seen_by_hooks(tensor: Tensor) -> Tensor:
