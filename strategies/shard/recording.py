@@ -164,7 +164,7 @@ class Forward:
 
 @contextmanager
 def _collecting_what_is_new() -> Iterator[None]:
-    """Let collections look at what is made within, not at all that was imported; who froze the heap did so."""
+    """Let collections look at what is made within alone; who has frozen the heap has done so already."""
     if gc.get_freeze_count():
         yield
         return

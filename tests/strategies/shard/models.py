@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -74,5 +75,6 @@ def meta(model: type[nn.Module], **options: Any) -> nn.Module:
         return model(**options).train()
 
 
+@cache  # a graph is for reading
 def graph(model: type[nn.Module] = Chain, **options: Any) -> ModelGraph:
     return model_graph(meta(model, **options), SAMPLE, AXIS, DEFAULT_HARDWARE, where="shard")

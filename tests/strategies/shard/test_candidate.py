@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.strategies.shard.models import AXIS, SAMPLE, Chain, meta
 _COLUMN, _ROW, _BATCH = "RS0 = RR x RS0", "RR = RS0 x S0R", "S0R = S0R x RR_0"
 
 
+@cache  # several tests look at one plan
 def _plan(candidate: str, modules: str = "*", dropout: float = 0.0) -> ShardPlan:
     return OneCandidate(candidate=candidate, modules=modules).plan(meta(Chain, dropout=dropout), SAMPLE, AXIS)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ _MIB = 1 << 20
 _SLOW = {"latency_s": 0.0, "flops_per_s": 1e9, "bandwidth_bytes_per_s": 3e9}
 
 
+@cache  # several tests look at one plan
 def _plan(
     spec: ModelSpec,
     strategy: Cheapest | Megatron,

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
 from strategies import StrategyError
 from strategies.shard.graph import TensorAxis
 from strategies.shard.megatron import Megatron
+from strategies.shard.plans import ShardPlan
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Unlisted, meta
 
 _ACTIVATION = 4 * 6 * 8 * 4
 
 
+@cache  # several tests look at one plan
+def _plan() -> ShardPlan:
+    return Megatron().plan(meta(Chain), SAMPLE, AXIS)
+
+
 def test_linears_run_by_column_and_then_by_row() -> None:
-    plan = Megatron().plan(meta(Chain), SAMPLE, AXIS)
+    plan = _plan()
     assert plan.as_json()["candidates"] == {
         "embedding": "replicated",
         "blocks.0.norm": "replicated",
@@ -27,14 +34,14 @@ def test_linears_run_by_column_and_then_by_row() -> None:
 
 
 def test_each_pair_is_all_reduced_once_forward_and_once_backward() -> None:
-    plan = Megatron().plan(meta(Chain), SAMPLE, AXIS)
+    plan = _plan()
     found = Counter((each.phase, each.kind, each.payload_bytes) for each in plan.collectives)
     assert found == {("forward", "all_reduce", _ACTIVATION): 2, ("backward", "all_reduce", _ACTIVATION): 2}
     assert plan.communicated_bytes == 4 * _ACTIVATION
 
 
 def test_the_plan_is_written_down() -> None:
-    written = Megatron().plan(meta(Chain), SAMPLE, AXIS).as_json()
+    written = _plan().as_json()
     assert written["resharding"] == [
         {"module": f"blocks.{index}.up", "operand": "input", "from": "R", "to": "R*"} for index in range(2)
     ]

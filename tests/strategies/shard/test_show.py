@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -68,11 +68,15 @@ def test_operators_without_a_set_of_the_peer_have_no_mode(capsys: pytest.Capture
     assert capsys.readouterr().err.splitlines()[-1] == message
 
 
-def test_the_command_runs_without_a_warning() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *_COMMAND.split()[1:]], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_module_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["show", *_OPTIONS])
+    monkeypatch.delitem(sys.modules, "strategies.shard.show.__main__")  # as in a new process
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("strategies.shard.show", run_name="__main__")
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.count(" = ") == 24
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
