@@ -62,10 +62,10 @@ class Unlisted(Chain):
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:
-            block.dropout = _Sorted()
+            block.dropout = Sorted()
 
 
-class _Sorted(nn.Module):
+class Sorted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.sort(x, dim=-1).values
 

@@ -9,7 +9,7 @@ from strategies import StrategyError
 from strategies.shard.graph import TensorAxis
 from strategies.shard.megatron import Megatron
 from strategies.shard.plans import ShardPlan
-from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Unlisted, meta
+from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Sorted, Unlisted, meta
 
 _ACTIVATION = 4 * 6 * 8 * 4
 
@@ -69,7 +69,8 @@ def test_refuses_a_model_without_a_plan() -> None:
 def test_refuses_code_that_is_not_known_to_run_on_a_shard() -> None:
     with pytest.raises(StrategyError) as refusal:
         Megatron().plan(meta(Unlisted), SAMPLE, AXIS)
+    line = Sorted.forward.__code__.co_firstlineno + 1
     assert str(refusal.value) == (
         "shard: the code between the linears that the model's tensor parallel plan splits is not known "
-        "to run on a shard of features: 'sort' at models.py:69 reads 'relu'; use shard=none"
+        f"to run on a shard of features: 'sort' at models.py:{line} reads 'relu'; use shard=none"
     )
