@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from harness.environment import describe
 from harness.store import write_atomically
@@ -37,12 +36,17 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def publish(
-    table: Table, path: Path, *, protocol: Mapping[str, Any], results: Any, device: torch.device | str = "cpu"
+    table: RenderableType,
+    path: Path,
+    *,
+    protocol: Mapping[str, Any],
+    results: Any,
+    device: torch.device | str = "cpu",
 ) -> None:
     """Print `table` and write what it shows to `path`.
 
     Args:
-        table: for people.
+        table: for people; one or a group of several.
         path: the JSON file; folders are made.
         protocol: how it was measured: sizes, repeats, order.
         results: JSON values; numbers in base units (bytes, seconds, FLOPs).

@@ -1,9 +1,10 @@
-"""Sharding variants on the tensor-parallel axis: what their plans promise, and what a step then does.
+"""Sharding: the candidates of a linear, and the variants on the tensor-parallel axis.
 
-For each model and mesh the plans are run and proven against the model as the mesh alone shards it. A row
-counts when the verdict is `neutral`, the step communicates what the plan promises, kind by kind (with FSDP
-on the mesh those kinds that FSDP does not use), and `cheapest` is no dearer than `megatron`, in modelled
-seconds, promised bytes and measured bytes, FSDP's included.
+First every candidate of a linear on four ranks is compared with the dense one (`bench.candidates`). Then for
+each model and mesh the plans are run and proven against the model as the mesh alone shards it, without AC and
+with it. A row counts when the verdict is `neutral`, the step communicates what the plan promises, kind by
+kind (with FSDP on the mesh those kinds that FSDP does not use; AC repeats those of its forward), and
+`cheapest` is no dearer than `megatron`, in modelled seconds, promised bytes and measured bytes, FSDP's too.
 
     python -m bench.sharding --models gpt_nano --meshes tp2
 """
@@ -19,8 +20,10 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from rich.console import Group
 from rich.table import Table
 
+from bench.candidates import enumerated, table
 from bench.output import parser, publish
 from bench.trials import PRELOAD, experiments, records
 from harness.agent import Agent, sigterm_exits
@@ -35,6 +38,12 @@ SHARDINGS: Mapping[str, tuple[str, ...]] = {
     "cheapest": ("shard=cheapest",),
     "cheapest, little memory": ("shard=cheapest", "shard.memory_limit_mib={limit_mib}"),
 }
+ACS: Mapping[str, tuple[str, ...]] = {
+    "none": tuple(SHARDINGS),
+    "full": ("none", "megatron", "cheapest"),
+    "selective_op": ("none", "megatron", "cheapest"),
+}
+"""Which shardings are run with each AC variant."""
 PROTOCOL = ("protocol=parity", "data=synthetic")
 
 _LIMIT_MIB = {"gpt_nano": {"tp2": 32, "shard2_tp2": 18}, "llama_nano": {"tp2": 40, "shard2_tp2": 24}}
@@ -50,7 +59,7 @@ class Finding:
     """One row.
 
     Fields:
-        model, mesh, sharding: what was run.
+        model, mesh, sharding, ac: what was run.
         verdict: of the trial.
         seconds: of a rank and step, modelled; `None` without a plan.
         memory_bytes: of a rank, modelled; `None` without a plan.
@@ -62,6 +71,7 @@ class Finding:
     model: str
     mesh: str
     sharding: str
+    ac: str
     verdict: str
     seconds: float | None
     memory_bytes: int | None
@@ -74,22 +84,34 @@ def main() -> int:
     """Run all rows, print the table, write the JSON; return 1 if a row does not count."""
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:
+        candidates = enumerated(agent, Path(folder, "candidates"))
         findings = [
             finding
             for model, mesh in product(arguments.models, arguments.meshes)
             for finding in _findings(agent, model, mesh, Path(folder, f"{model}-{mesh}"))
         ]
     publish(
-        _table(findings),
+        Group(table(candidates), _table(findings)),
         arguments.out,
-        protocol={"overrides": PROTOCOL, "shardings": SHARDINGS, "memory_limits_mib": _LIMIT_MIB},
-        results=[asdict(finding) for finding in findings],
+        protocol={
+            "overrides": PROTOCOL,
+            "shardings": SHARDINGS,
+            "acs": ACS,
+            "memory_limits_mib": _LIMIT_MIB,
+        },
+        results={
+            "candidates": [asdict(row) for row in candidates],
+            "trials": [asdict(finding) for finding in findings],
+        },
     )
+    wrong = [row for row in candidates if row.problem is not None]
+    for row in wrong:
+        print(f"linear of {row.input_shape}: {row.problem}")
     problems = [finding for finding in findings if finding.problem is not None]
     for finding in problems:
-        print(f"{finding.sharding} on {finding.mesh}, {finding.model}: {finding.problem}")
+        print(f"{finding.sharding}, AC {finding.ac}, on {finding.mesh}, {finding.model}: {finding.problem}")
     print(f"neutral, and as promised: {len(findings) - len(problems)} of {len(findings)}")
-    return int(bool(problems))
+    return int(bool(problems or wrong))
 
 
 def _arguments() -> argparse.Namespace:
@@ -100,46 +122,50 @@ def _arguments() -> argparse.Namespace:
 
 
 def _findings(agent: Agent, model: str, mesh: str, trial_dir: Path) -> list[Finding]:
-    limit_mib = _LIMIT_MIB[model][mesh]
+    rows = [(sharding, ac) for ac, shardings in ACS.items() for sharding in shardings]
     overrides = [
         [
             f"model={model}",
             f"mesh={mesh}",
             "mesh.device=cpu",
-            *(each.format(limit_mib=limit_mib) for each in choice),
+            f"ac={ac}",
+            *(each.format(limit_mib=_LIMIT_MIB[model][mesh]) for each in SHARDINGS[sharding]),
             *PROTOCOL,
         ]
-        for choice in SHARDINGS.values()
+        for sharding, ac in rows
     ]
-    found = dict(zip(SHARDINGS, records(agent, experiments(overrides), trial_dir), strict=True))
+    found = dict(zip(rows, records(agent, experiments(overrides), trial_dir), strict=True))
     return [
-        _finding((model, mesh, sharding), record, found["megatron"]) for sharding, record in found.items()
+        _finding(model, mesh, row, record, found["megatron", row[1]] if row[0] == "cheapest" else None)
+        for row, record in found.items()
     ]
 
 
-def _finding(row: tuple[str, str, str], record: Record, megatron: Record) -> Finding:
-    model, mesh, sharding = row
+def _finding(model: str, mesh: str, row: tuple[str, str], record: Record, megatron: Record | None) -> Finding:
     plan = (record.plan or {}).get("sharding")
+    sharding, ac = row
     return Finding(
         model=model,
         mesh=mesh,
         sharding=sharding,
+        ac=ac,
         verdict=record.verdict,
         seconds=plan and plan["seconds"],
         memory_bytes=plan and plan["memory_bytes"],
         promised_bytes=plan and plan["communicated_bytes"],
         measured_bytes=sum(_measured(record).values()),
-        problem=problem(record, megatron if sharding == "cheapest" else None, is_sharded=mesh != "tp2"),
+        problem=problem(record, megatron, is_sharded=mesh != "tp2", is_recomputed=ac != "none"),
     )
 
 
-def problem(record: Record, megatron: Record | None, *, is_sharded: bool) -> str | None:
+def problem(record: Record, megatron: Record | None, *, is_sharded: bool, is_recomputed: bool) -> str | None:
     """Say what keeps a row from counting; `None` when nothing does.
 
     Args:
         record: of the row.
         megatron: what it must not be dearer than, where there is such a thing.
         is_sharded: whether FSDP runs collectives of its own beside those of the plan.
+        is_recomputed: whether AC repeats those of the plan's forward.
     """
     if record.error is not None:
         return f"{record.status}: {record.error.message}"
@@ -150,7 +176,7 @@ def problem(record: Record, megatron: Record | None, *, is_sharded: bool) -> str
         {key: count for key, count in found.items() if key[1] not in ignored}
         for found in (_promised(record), _measured(record))
     )
-    if record.plan is not None and promised != measured:
+    if record.plan is not None and promised != measured and not is_recomputed:
         return f"promised {promised}, measured {measured}"
     if megatron is not None:
         return _dearer(record, megatron)
@@ -187,21 +213,22 @@ def _promised(record: Record) -> Counter[tuple[str, str]]:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(title="Sharding over two tensor-parallel ranks, a rank and step")
-    for heading in ("model", "mesh", "sharding", "verdict"):
-        table.add_column(heading)
+    made = Table(title="Sharding over two tensor-parallel ranks, a rank and step")
+    for heading in ("model", "mesh", "sharding", "AC", "verdict"):
+        made.add_column(heading)
     for heading in ("modelled µs", "modelled memory MiB", "promised MiB", "measured MiB"):
-        table.add_column(heading, justify="right")
+        made.add_column(heading, justify="right")
     for row in findings:
-        table.add_row(
+        made.add_row(
             row.model,
             row.mesh,
             row.sharding,
+            row.ac,
             row.verdict,
             _number(row.seconds, 1e6),
             *(_number(size, 1 / _MIB) for size in (row.memory_bytes, row.promised_bytes, row.measured_bytes)),
         )
-    return table
+    return made
 
 
 def _number(value: float | None, scale: float) -> str:

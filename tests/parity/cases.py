@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench.collectives import Collectives, Counts, promised
 from harness.assemble import assemble
 from harness.data import Synthetic
 from harness.difference import Parity
@@ -26,7 +27,6 @@ from harness.proof import Prover
 from harness.protocol import Protocol
 from harness.sharding import plan_sharding
 from strategies import ac_variants, chunk_variants, shard_variants
-from tests.strategies.shard.shard_ranks import Collectives, Counts, promised
 
 _SIZES: dict[str, Any] = {
     "layers_fqn": "layers",

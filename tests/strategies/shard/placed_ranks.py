@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from bench.collectives import Collectives, Counts, promised
 from strategies import StrategyError
 from strategies.shard.plans import ShardPlan
 from strategies.shard.realisation import realise
 from strategies.sharding import Sharding
 from tests.strategies.shard.models import AXIS, Chain
-from tests.strategies.shard.shard_ranks import Collectives, Counts, promised
 
 _RELATIVE = 1e-12
 

@@ -6,26 +6,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.measure.collectives import collective_name, payload_bytes
+from bench.collectives import Collectives, Counts, promised
 from strategies.shard import linear
 from strategies.shard.candidates import Candidate
 from strategies.shard.execution import apply, apply_all, distribute, place, redistribute
 from strategies.shard.layout import Placements, Shape, local_part
 from strategies.shard.operation import LocalOperands
-from strategies.shard.redistribution import Collective, Phase, plan, reversed_plan
+from strategies.shard.redistribution import plan, reversed_plan
 from strategies.shard.verification import Difference, draw, verify
 from tests.strategies.shard.operator_cases import CASES, MESH
 
-Counts = Counter[tuple[str, str, int]]
-"""How often `(phase, kind, payload bytes)` was seen."""
 SHARDED_ROWS = 2
 """Rows of a shard by which the planted errors know that they are not the dense operator."""
 
@@ -34,28 +30,6 @@ SHARDED_ROWS = 2
 def mesh_of(shape: Shape) -> DeviceMesh:
     """Return the mesh of all ranks in that shape; its groups are made once."""
     return init_device_mesh("cpu", shape)
-
-
-class Collectives(TorchDispatchMode):
-    """Counts collectives by the names and payloads of the harness, in the phase that is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counts = Counter()
-        self.phase: Phase = "forward"
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = collective_name(func)
-        if name is not None:
-            self.counts[self.phase, name, payload_bytes(args, result)] += 1
-        return result
-
-
-def promised(collectives: Sequence[Collective]) -> Counts:
-    return Counter((each.phase, each.kind, each.payload_bytes) for each in collectives)
 
 
 def differences_of_linear(

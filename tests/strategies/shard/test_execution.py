@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from bench.collectives import promised
 from strategies.shard import linear, split
 from strategies.shard.derivation import derive
 from tests.rank_pool import RankPool
@@ -14,7 +15,6 @@ from tests.strategies.shard.shard_ranks import (
     collectives_of_linear,
     differences_of_linear,
     measure_on,
-    promised,
     verify_on,
 )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.torch_version import TorchVersion
 
+from bench.collectives import promised
 from strategies.shard import batch_norm, bmm, conv2d, embedding, view
 from strategies.shard.candidates import Candidate
 from strategies.shard.derivation import derive
@@ -15,7 +16,7 @@ from strategies.shard.operation import LocalOperands
 from strategies.shard.verification import draw
 from tests.rank_pool import RankPool
 from tests.strategies.shard.operator_cases import CASES, F64, MESH, Case
-from tests.strategies.shard.shard_ranks import dtensor_runs, measure_on, promised, verify_on
+from tests.strategies.shard.shard_ranks import dtensor_runs, measure_on, verify_on
 
 every_operator = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 

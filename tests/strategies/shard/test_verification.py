@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
+from bench.collectives import promised
 from strategies.shard import batch_norm, embedding, linear
 from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
@@ -18,7 +19,6 @@ from tests.strategies.shard.shard_ranks import (
     measure_on,
     no_weight_gradient,
     own_statistics,
-    promised,
     rows_of_the_first_rank,
     verify_on,
     weight_gradient_slightly_off,

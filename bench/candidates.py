@@ -1,0 +1,160 @@
+"""Sharding candidates of a linear on four ranks, 2 x 2: how many there are, and whether they are right.
+
+The names of mode `classic` are those of ColossalAI's test of its linear handler. Of mode `complete`, every
+candidate is run and compared with the dense linear in float64 (output, all gradients, to 1e-12), and its
+collectives are counted and compared with those it promises, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from bench.collectives import Collectives, Counts, promised
+from harness.agent import Agent, RankJob
+from harness.ranks import RankContext
+from strategies.shard import linear
+from strategies.shard.candidates import Candidate
+from strategies.shard.execution import apply_all, distribute, place
+from strategies.shard.layout import Shape
+from strategies.shard.verification import draw, verify
+
+MESH = (2, 2)
+OUT_FEATURES = 32
+SHAPES: tuple[Shape, ...] = ((8, 16), (4, 4, 16), (4, 4, 4, 16))
+LIMIT_S = 60.0
+"""For all candidates of the largest shape."""
+SEED_NAMES = frozenset(
+    {f"S{a}S{b} = S{a}R x RS{b}_{i}" for a, b in ((0, 1), (1, 0)) for i in range(3)}
+    | {f"S{a}R = S{a}S{b} x S{b}R_{i}" for a, b in ((0, 1), (1, 0)) for i in range(3)}
+    | {f"RS{a} = RS{b} x S{b}S{a}" for a, b in ((0, 1), (1, 0))}
+    | {name for a in range(2) for name in (f"RR = RS{a} x S{a}R", f"RS{a} = RR x RS{a}")}
+    | {f"S01R = S01R x RR_{i}" for i in range(3)}
+    | {"RR = RS01 x S01R", "RS01 = RR x RS01", "RR = RR x RR"}
+)
+_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Enumerated:
+    """One shape.
+
+    Fields:
+        input_shape: of the linear.
+        classic, complete: number of candidates.
+        expected: number of complete ones, (b + 3)^2.
+        is_the_seeds: whether the classic names are the seed's; `None` for shapes that it has not.
+        verified: complete candidates that equal the dense linear on every rank.
+        kept: those whose collectives are the promised ones on every rank.
+        seconds: to verify all of them, of the slowest rank.
+    """
+
+    input_shape: Shape
+    classic: int
+    complete: int
+    expected: int
+    is_the_seeds: bool | None
+    verified: int
+    kept: int
+    seconds: float
+
+    @property
+    def problem(self) -> str | None:
+        """Say what keeps the row from counting; `None` where nothing does."""
+        if self.is_the_seeds is False:
+            return "other names than the seed's"
+        if not self.complete == self.expected == self.verified == self.kept:
+            return f"{self.expected} expected"
+        if self.seconds > LIMIT_S:
+            return f"more than {LIMIT_S:g} s"
+        return None
+
+
+def enumerated(agent: Agent, trial_dir: Path) -> list[Enumerated]:
+    """Run every candidate of all shapes in one set of ranks.
+
+    Raises:
+        RuntimeError: the ranks did not come to an end.
+    """
+    job = RankJob(
+        trial_dir=trial_dir, entry="bench.candidates:run", payload=SHAPES, ranks=4, deadline_s=_DEADLINE_S
+    )
+    outcome = agent.run(job)
+    if outcome.error is not None:
+        raise RuntimeError(f"candidates: {outcome.error.message}")
+    return [
+        _enumerated(shape, [result["shapes"][at] for result in outcome.results])
+        for at, shape in enumerate(SHAPES)
+    ]
+
+
+def run(shapes: Sequence[Shape], _context: RankContext) -> dict[str, Any]:
+    """Verify the candidates of all shapes on this rank; the entry of its process."""
+    mesh = init_device_mesh("cpu", MESH)
+    return {"shapes": [_shape(shape, mesh) for shape in shapes]}
+
+
+def table(rows: Sequence[Enumerated]) -> Table:
+    """Return the table of all shapes."""
+    made = Table(title="Candidates of a linear with bias on 2 x 2 ranks")
+    for heading in ("input", "classic", "complete", "equal to dense", "collectives as promised", "s"):
+        made.add_column(heading, justify="left" if heading == "input" else "right")
+    for row in rows:
+        shape = " x ".join(map(str, row.input_shape))
+        names = " (the seed's names)" if row.is_the_seeds else ""
+        made.add_row(
+            shape,
+            f"{row.classic}{names}",
+            f"{row.complete} of {row.expected}",
+            f"{row.verified}",
+            f"{row.kept}",
+            f"{row.seconds:.1f}",
+        )
+    return made
+
+
+def _enumerated(shape: Shape, ranks: Sequence[dict[str, Any]]) -> Enumerated:
+    classic = {each.name for each in linear.candidates(shape, OUT_FEATURES, MESH)}
+    complete = [each.name for each in _complete(shape)]
+    return Enumerated(
+        input_shape=shape,
+        classic=len(classic),
+        complete=len(set(complete)),
+        expected=(len(shape) + 2) ** 2,
+        is_the_seeds=classic == SEED_NAMES if shape == SHAPES[-1] else None,
+        verified=sum(all(name in rank["verified"] for rank in ranks) for name in complete),
+        kept=sum(all(name in rank["kept"] for rank in ranks) for name in complete),
+        seconds=max(rank["seconds"] for rank in ranks),
+    )
+
+
+def _complete(shape: Shape) -> tuple[Candidate, ...]:
+    return linear.candidates(shape, OUT_FEATURES, MESH, "complete", dtype=torch.float64)
+
+
+def _shape(shape: Shape, mesh: DeviceMesh) -> dict[str, Any]:
+    found = _complete(shape)
+    start_s = perf_counter()
+    verified = [each.name for each in found if not verify(each, mesh)]
+    seconds = perf_counter() - start_s
+    kept = [each.name for each in found if _measured(each, mesh) == promised(each.communication)]
+    return {"verified": verified, "kept": kept, "seconds": seconds}
+
+
+def _measured(candidate: Candidate, mesh: DeviceMesh) -> Counts:
+    whole, gradients = draw(candidate.operation)
+    placed = distribute(candidate, mesh, whole)
+    upstream = [place(each, to, mesh) for each, to in zip(gradients, candidate.outputs, strict=True)]
+    with Collectives() as counter:
+        outputs = apply_all(candidate, mesh, placed)
+        counter.phase = "backward"
+        torch.autograd.backward(outputs, upstream)
+    counts: Counts = counter.counts
+    return counts

@@ -1,0 +1,38 @@
+"""A count of collectives one by one; the harness's own meters add them up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.measure.collectives import collective_name, payload_bytes
+from strategies.shard.redistribution import Collective, Phase
+
+Counts: TypeAlias = Counter[tuple[str, str, int]]
+"""How often `(phase, kind, payload bytes)` was seen."""
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by the names and payloads of the harness, in the phase that is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counts = Counter()
+        self.phase: Phase = "forward"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = collective_name(func)
+        if name is not None:
+            self.counts[self.phase, name, payload_bytes(args, result)] += 1
+        return result
+
+
+def promised(collectives: Sequence[Collective]) -> Counts:
+    """Return the collectives of a plan in the same form."""
+    return Counter((each.phase, each.kind, each.payload_bytes) for each in collectives)
