@@ -46,7 +46,7 @@ ACS: Mapping[str, tuple[str, ...]] = {
 """Which shardings are run with each AC variant."""
 PROTOCOL = ("protocol=parity", "data=synthetic")
 
-_LIMIT_MIB = {"gpt_nano": {"tp2": 32, "shard2_tp2": 18}, "llama_nano": {"tp2": 40, "shard2_tp2": 24}}
+_LIMIT_MIB = {"gpt_nano": {"tp2": 32, "shard2_tp2": 16}, "llama_nano": {"tp2": 40, "shard2_tp2": 20}}
 """Into which no replicated model fits."""
 _MIB = 1 << 20
 _PHASES = ("forward", "backward")
