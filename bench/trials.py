@@ -16,6 +16,7 @@ from harness.agent import Agent, RankJob
 from harness.culprit import Outcome
 from harness.environment import describe, environment_id
 from harness.experiment import Experiment
+from harness.parallel import device_mesh
 from harness.preflight import device_type
 from harness.ranks import RankContext
 from harness.record import Ending, Identity, Record, build
@@ -38,7 +39,9 @@ def experiments(points: Iterable[Sequence[str]]) -> list[Experiment]:
 
 def run_all(plans: Sequence[TrialPlan], context: RankContext) -> dict[str, Any]:
     """Run the trials of `plans` one after the other in this rank; the entry of its process."""
-    return {"results": [run(plan, context) for plan in plans]}
+    # trials of one mesh: groups of their own would leave each rank with nine more threads a trial
+    devices = device_mesh(plans[0].experiment.mesh, context.device)
+    return {"results": [run(plan, context, devices) for plan in plans]}
 
 
 def records(agent: Agent, chosen: Sequence[Experiment], trial_dir: Path) -> list[Record]:

@@ -69,8 +69,14 @@ class _Bench:
         return lambda: _step(trainee, batch)
 
 
-def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
+def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None) -> dict[str, Any]:
     """Run one trial in this rank and return its rank result.
+
+    Args:
+        plan: the trial.
+        context: of the rank.
+        devices: the mesh, for a process that runs several trials on one; made here by default. Its groups
+            stay, with threads of their own, until the process ends.
 
     Phases `build` and `instrument` concern the variant alone; everything that needs the twin happens in
     `parity` and `timing`, so that running out of memory there never hides what the variant needs.
@@ -79,7 +85,7 @@ def run(plan: TrialPlan, context: RankContext) -> dict[str, Any]:
     install()
     with cpu_stands_in_for_cuda(mesh, context.device):
         context.phase("build")
-        devices = device_mesh(mesh, context.device)
+        devices = devices or device_mesh(mesh, context.device)
         batch = _batches(plan.experiment, context)
         bench = _Bench(
             plan=plan,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,6 +116,11 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     return ours, theirs
 
 
+def threads_of(_rank: int) -> int:
+    """Return how many threads this rank has."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def _batches(rank: int, case: Experiment) -> Callable[[int], Batch]:
     source = case.data.source(vocab_size=case.model.vocab_size, sequence_length=case.sequence_length)
     return lambda step: source.batch(
@@ -132,9 +138,10 @@ def differences(found: Parity) -> list[str]:
 
 
 def _devices(case: Experiment) -> DeviceMesh | None:
-    return _devices_of(replace(case.mesh, cpu_offload=False))
+    mesh = case.mesh
+    return _devices_of(Mesh(dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp))
 
 
-@cache  # process groups are made once a rank, not once a case
+@cache  # a rank makes process groups, which have threads, once for each shape
 def _devices_of(mesh: Mesh) -> DeviceMesh | None:
     return device_mesh(mesh, torch.device("cpu"))

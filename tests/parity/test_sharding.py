@@ -134,3 +134,14 @@ def test_a_step_communicates_in_its_precision_what_the_plan_promises(
         for expected, measured in pool.run(cases.all_reduces, case):
             assert expected
             assert measured == expected
+
+
+def test_another_case_on_a_mesh_makes_no_threads(pool2: RankPool) -> None:
+    counts = []
+    for learning_rate in (0.1, 0.2):
+        case = cases.experiment(
+            mesh=cases.MESHES["tp2"], variant="none", parity_steps=1, learning_rate=learning_rate
+        )
+        pool2.run(cases.prove, case)
+        counts.append(pool2.run(cases.threads_of))
+    assert counts[0] == counts[1]

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -17,6 +16,7 @@ from strategies.shard.plans import ShardPlan
 from strategies.shard.realisation import realise
 from strategies.sharding import Sharding
 from tests.strategies.shard.models import AXIS, Chain
+from tests.strategies.shard.shard_ranks import mesh_of
 
 _RELATIVE = 1e-12
 
@@ -42,7 +42,7 @@ def collectives(_rank: int, strategy: Sharding) -> tuple[Counts, Counts]:
     """Return what the plan promises, and what a step did."""
     model = _dense()
     plan = strategy.plan(model, (_tokens(),), AXIS)
-    strategy.realise(model, plan, init_device_mesh("cpu", (2,)))
+    strategy.realise(model, plan, mesh_of((2,)))
     with Collectives() as counter:
         _step(model, counter)
     return promised(plan.collectives), counter.counts
@@ -52,7 +52,7 @@ def differences(_rank: int, strategy: Sharding) -> list[str]:
     """Return the names of outputs, gradients and parameters that differ from the dense model's."""
     dense, model = _dense(), _dense()
     plan = strategy.plan(model, (_tokens(),), AXIS)
-    strategy.realise(model, plan, init_device_mesh("cpu", (2,)))
+    strategy.realise(model, plan, mesh_of((2,)))
     return _differences(dense, model)
 
 
@@ -72,7 +72,7 @@ def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
     """Return what differs where one module forgets a reduction."""
     dense, model = _dense(), _dense()
     plan = strategy.plan(model, (_tokens(),), AXIS)
-    realise(model, _forgetting(plan, fqn, what), init_device_mesh("cpu", (2,)), where="shard")
+    realise(model, _forgetting(plan, fqn, what), mesh_of((2,)), where="shard")
     return _differences(dense, model)
 
 
@@ -94,7 +94,7 @@ def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
     """Return the placement of each parameter that is a DTensor, and check that names and classes stay."""
     model = _dense()
     names = list(model.state_dict())
-    strategy.realise(model, strategy.plan(model, (_tokens(),), AXIS), init_device_mesh("cpu", (2,)))
+    strategy.realise(model, strategy.plan(model, (_tokens(),), AXIS), mesh_of((2,)))
     assert list(model.state_dict()) == names
     assert isinstance(model.head, nn.Linear)
     return {
@@ -106,7 +106,7 @@ def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
 
 def refusal(_rank: int, strategy: Sharding, ranks: int, times: int) -> str:
     """Return the message with which realising the plan of `ranks` ranks `times` times is refused."""
-    model, mesh = _dense(), _mesh()
+    model, mesh = _dense(), mesh_of((2,))
     plan = strategy.plan(model, (_tokens(),), replace(AXIS, ranks=ranks))
     try:
         for _ in range(times):
@@ -114,10 +114,6 @@ def refusal(_rank: int, strategy: Sharding, ranks: int, times: int) -> str:
     except StrategyError as error:
         return str(error)
     return "accepted"
-
-
-def _mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2,))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
 from strategies.shard import linear
 from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
+from tests.strategies.shard.shard_ranks import mesh_of
 
 SEED = (4, 4, 4, 16)
 SEED_NAMES = {
@@ -240,7 +240,7 @@ def test_refusals(call: Callable[[], object], message: str) -> None:
 
 
 def _mm_of_dtensor(_rank: int) -> list[tuple[Any, ...]]:
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of((2, 2))
     strategies = gen_einsum_strategies("mk,kn->mn", mesh).strategies
     return [
         tuple(

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
@@ -17,6 +16,7 @@ from strategies.shard import addmm, bmm, conv2d, embedding, matmul
 from strategies.shard.candidates import Candidate
 from strategies.shard.operation import LocalOperands
 from tests.rank_pool import RankPool
+from tests.strategies.shard.shard_ranks import mesh_of
 
 IN_ROWS = {
     "S0S1 = S0R x RS1",
@@ -131,7 +131,7 @@ def test_counts(candidates: Counted, classic: int, complete: int) -> None:
 
 
 def _bmm_of_dtensor(_rank: int) -> list[tuple[Any, ...]]:
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of((2, 2))
     strategies = gen_einsum_strategies("bmk,bkn->bmn", mesh).strategies
     return [
         tuple(
