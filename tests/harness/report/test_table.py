@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.record import Record, refused, validate
-from harness.report.table import human_bytes, human_flops, print_table, sheet, to_markdown
+from harness.report.table import print_table, sheet, to_markdown
+from harness.report.words import human_bytes, human_flops
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (

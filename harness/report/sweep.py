@@ -1,0 +1,208 @@
+"""A sweep as reports read it: its records with the names that tell them apart, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.record import Record
+from harness.report.document import Number, Trial
+from harness.report.labels import group_name, mesh_labels, variant_labels
+from harness.report.words import Unit
+from harness.store import RECORD, Store, Unreadable
+
+_TRIAL_ID = re.compile(r"[0-9a-f]{12}")
+_NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A record and what it is called within its sweep.
+
+    Fields:
+        record: of the trial.
+        variant, mesh: labels, with the options that differ in this sweep.
+        name: `variant on mesh`, with the model where models differ.
+        setting: what it must share with another trial to be compared with it.
+        sweep: number of its sweep among compared ones.
+    """
+
+    record: Record
+    variant: str
+    mesh: str
+    name: str
+    setting: str
+    sweep: int = 0
+
+    @property
+    def trial_id(self) -> str:
+        """Of the record."""
+        return self.record.trial_id
+
+    @property
+    def trial(self) -> Trial:
+        """The trial by its name."""
+        return Trial(name=self.name, trial_id=self.trial_id)
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return group_name(self.record.experiment, "model")
+
+    def number(self, path: str, unit: Unit) -> Number | None:
+        """Return the number at `path`, or the quotient at `a : b`; `None` where the record has none."""
+        values = [_at(self.record, each) for each in path.split(" : ")]
+        if any(not _is_number(value) for value in values) or 0 in values[1:]:
+            return None
+        value = values[0] if len(values) == 1 else values[0] / values[1]
+        return Number(value=value, unit=unit, path=path, trial_id=self.trial_id, sweep=self.sweep)
+
+    def value(self, path: str) -> Any:
+        """Return what stands at `path`; `None` where the record has nothing there."""
+        return _at(self.record, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All records of a sweep.
+
+    Fields:
+        name: of the sweep.
+        entries: one a record, baselines first within a setting.
+        waiting: trials that have a folder and no record yet.
+        unreadable: files that should be records.
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    waiting: tuple[str, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @cached_property
+    def by_setting(self) -> Mapping[str, tuple[Entry, ...]]:
+        """The entries that may be compared with one another."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.setting, []).append(entry)
+        return {setting: tuple(group) for setting, group in groups.items()}
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Names of the models."""
+        return frozenset(entry.model for entry in self.entries)
+
+    def place(self, entry: Entry) -> str:
+        """Return the mesh of a trial, with the model where models differ."""
+        return entry.mesh if len(self.models) == 1 else f"{entry.mesh}, {entry.model}"
+
+    @property
+    def records(self) -> list[Record]:
+        """The records alone."""
+        return [entry.record for entry in self.entries]
+
+
+def load(root: Path, *, number: int = 0) -> Sweep:
+    """Return the sweep in a folder, finished or not.
+
+    Args:
+        root: the folder.
+        number: of this sweep among compared ones.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    scan = Store(root).scan()
+    waiting = [
+        folder.name
+        for folder in sorted(root.iterdir())
+        if _TRIAL_ID.fullmatch(folder.name) and folder.is_dir() and not (folder / RECORD).exists()
+    ]
+    return sweep_of(
+        scan.records,
+        name=root.resolve().name,
+        waiting=waiting,
+        unreadable=scan.unreadable,
+        number=number,
+    )
+
+
+def sweep_of(
+    records: Sequence[Record],
+    *,
+    name: str,
+    waiting: Sequence[str] = (),
+    unreadable: Sequence[Unreadable] = (),
+    number: int = 0,
+) -> Sweep:
+    """Return `records` as a sweep: by model and mesh, in each the plain model first, then by name."""
+    return Sweep(
+        name=name,
+        entries=tuple(sorted(named(records, number=number), key=_place)),
+        waiting=tuple(waiting),
+        unreadable=tuple(unreadable),
+    )
+
+
+def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
+    """Return `records`, in their order, with what tells them apart; `number` is that of their sweep."""
+    experiments = [record.experiment for record in records]
+    models = [group_name(experiment, "model") for experiment in experiments]
+    differ = len(set(models)) > 1
+    labels = zip(records, variant_labels(experiments), mesh_labels(experiments), models, strict=True)
+    return [
+        Entry(
+            record=record,
+            variant=variant,
+            mesh=mesh,
+            name=f"{variant} on {mesh}" + (f", {model}" if differ else ""),
+            setting=_setting(record),
+            sweep=number,
+        )
+        for record, variant, mesh, model in labels
+    ]
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    mesh = entry.record.experiment.get("mesh")
+    ranks = (
+        [mesh.get(size, 1) for size in ("dp_replicate", "dp_shard", "tp")] if isinstance(mesh, dict) else []
+    )
+    return (
+        entry.model,
+        [size if isinstance(size, int) else 1 for size in ranks],
+        entry.mesh,
+        entry.variant.split(" ")[0] != "none",
+        entry.variant,
+        entry.trial_id,
+    )
+
+
+def _setting(record: Record) -> str:
+    """Return what two trials must share for their memory and time to be compared: all but the strategies."""
+    shared = {key: value for key, value in record.experiment.items() if key not in _NOT_OF_THE_SETTING}
+    return f"{record.environment_id} {shared!r}"
+
+
+def _at(record: Record, path: str) -> Any:
+    """Return what stands at `path`: fields, keys and indices, joined with slashes."""
+    value: Any = record
+    for key in path.split("/"):
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, list | tuple):
+            value = value[int(key)] if int(key) < len(value) else None
+        else:
+            value = getattr(value, key, None)
+        if value is None:
+            return None
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
