@@ -35,14 +35,14 @@ def document(sweep: Sweep) -> Document:
             items=_filled([verdicts(sweep)]),
         ),
         Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
-        Section(key="traffic", title="More numbers", items=_filled([collectives(sweep), prediction(sweep)])),
+        Section(key="traffic", title="More numbers", items=_filled([collectives(chosen), prediction(sweep)])),
         Section(
             key="details",
             title="Each trial",
             claims=_detail_limit(sweep),
             items=tuple(details(entry) for entry in chosen),
         ),
-        Section(key="method", title="Protocol", items=_filled([environment(sweep), commands(sweep)])),
+        Section(key="method", title="Protocol", items=_filled([environment(sweep), commands(chosen)])),
     )
     return Document(
         title=sweep.name,
@@ -89,5 +89,8 @@ def _limits(sweep: Sweep) -> tuple[Claim, ...]:
 def _detail_limit(sweep: Sweep) -> tuple[Claim, ...]:
     if len(sweep.entries) <= MOST_DETAILED:
         return ()
-    line = f"Of {len(sweep.entries)} trials, {MOST_DETAILED}: what went wrong, what is best, then others."
+    line = (
+        f"Details, collectives and commands are of {MOST_DETAILED} of {len(sweep.entries)} trials: what went "
+        "wrong, what is best, then others. The CSV file has every number and command."
+    )
     return (Claim(line=(line,), trial_ids=()),)

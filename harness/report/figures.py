@@ -173,7 +173,7 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
             "peak beyond what forward saved. The tick is the peak of the step: not all kinds live at the "
             "same time, so it may lie inside the bar."
         ),
-        spec={"height": {"step": _BAR_HEIGHT}, "layer": [bars, peaks]},
+        spec={"height": _bars_height(rows), "layer": [bars, peaks]},
         rows=tuple(rows),
         paths=columns,
     )
@@ -198,7 +198,7 @@ def work_figure(entries: Sequence[Entry]) -> Figure | None:
             "run in backward."
         ),
         spec={
-            "height": {"step": _BAR_HEIGHT},
+            "height": _bars_height(rows),
             "transform": [
                 {"calculate": "datum.backward_all - datum.recomputed", "as": "backward"},
                 {"fold": kinds, "as": ["kind", "flops"]},
@@ -333,6 +333,11 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "title": None,
         "axis": {"labelLimit": 260},
     }
+
+
+def _bars_height(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return pixels; Vega-Lite cannot fit a width and step a height at once."""
+    return _BAR_HEIGHT * len({row["name"] for row in rows})
 
 
 def _tip(column: str, title: str, number_format: str | None = None) -> dict[str, Any]:

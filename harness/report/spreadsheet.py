@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.record import Record
+from harness.report.commands import command
 from harness.report.flat import flat_config, flat_summary
 
 
 def to_csv(records: Sequence[Record]) -> str:
     """Return the rows; a column that a trial has nothing in is empty, lists and objects are JSON."""
-    rows = [flat_config(record) | flat_summary(record) for record in records]
+    rows = [
+        flat_config(record) | flat_summary(record) | {"command": command(record.experiment)}
+        for record in records
+    ]
     columns = dict.fromkeys(column for row in rows for column in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")

@@ -99,11 +99,11 @@ def failures(sweep: Sweep) -> Table:
     )
 
 
-def collectives(sweep: Sweep) -> Table:
+def collectives(entries: Sequence[Entry]) -> Table:
     """Return number and payload of collectives by phase."""
     rows: list[tuple[Line, ...]] = [
         ((entry.trial,), (name,), *(cell for phase in PHASES for cell in _traffic(entry, phase, name)))
-        for entry in sweep.entries
+        for entry in entries
         for name in _collective_names(entry)
     ]
     headings = [f"{phase}{suffix}" for phase in PHASES for suffix in ("", " bytes")]
@@ -156,11 +156,11 @@ def environment(sweep: Sweep) -> Table:
     )
 
 
-def commands(sweep: Sweep) -> Table:
+def commands(entries: Sequence[Entry]) -> Table:
     """Return the command that repeats each trial."""
     rows = [
         ((entry.trial,), (Code(text=line) if line is not None else "was refused before it was complete",))
-        for entry in sweep.entries
+        for entry in entries
         for line in [command(entry.record.experiment)]
     ]
     return Table(

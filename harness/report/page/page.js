@@ -18,14 +18,16 @@
     };
   }
 
+  const MOST_SHAPES = 1500; // beyond, elements of their own are slow
   async function draw() {
     const errors = [];
     for (const holder of document.querySelectorAll("script[data-figure]")) {
       const key = holder.dataset.figure;
       const place = document.querySelector(`div.plot[data-figure="${key}"]`);
       const about = document.querySelector(`#figure-${key} h3`).textContent;
-      const spec = { ...JSON.parse(holder.textContent), width: "container", autosize: { type: "fit-x", contains: "padding" }, description: about, config: config() };
-      const options = { actions: false, renderer: "svg", ast: true, tooltip: { theme: isDark() ? "dark" : "light" } };
+      const content = JSON.parse(holder.textContent);
+      const spec = { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" }, description: about, config: config() };
+      const options = { actions: false, renderer: content.data.values.length > MOST_SHAPES ? "canvas" : "svg", ast: true, tooltip: { theme: isDark() ? "dark" : "light" } };
       await acbenchEmbed(place, spec, options).catch((error) => errors.push(`${key}: ${error}`));
     }
     document.body.dataset.drawn = errors.length ? errors.join("; ") : "all";
@@ -85,6 +87,7 @@
         shown += visible;
         row.classList.toggle("more", !visible);
       }
+      table.classList.add("limited");
       more.hidden = shown === found;
       more.textContent = `Show all ${found}`;
       count.textContent = `${shown} of ${rows.length} rows`;
