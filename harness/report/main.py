@@ -8,18 +8,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.errors import ConfigError
 from harness.report.compare import compare
 from harness.report.contents import document
 from harness.report.document import Document, Figure, plain
 from harness.report.html import to_html
 from harness.report.markdown import to_markdown, to_svg
+from harness.report.publisher import Tracker, publish
 from harness.report.spreadsheet import to_csv
 from harness.report.sweep import Sweep, load
 from harness.report.table import print_table
-from harness.store import RECORD, write_atomically
+from harness.store import RECORD, Store, write_atomically
 
 FORMATS = ("html", "markdown", "csv", "wandb")
 
+_DEFAULT = Tracker()
 _REFUSED = 2
 _WATCH_S = 2.0
 _FIGURES = "figures"
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
     except FileNotFoundError as error:
         return _refuse(f"{error.args[0]}: no such folder; give that of a sweep, outputs/<name>")
-    except _NoRecordsError as error:
+    except (_NoRecordsError, ConfigError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 0 if options.watch else 1
@@ -55,11 +58,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--watch", action="store_true", help="write again whenever a record comes, until Ctrl-C"
     )
+    wandb = parser.add_argument_group("W&B, with --format wandb")
+    wandb.add_argument("--sync", action="store_true", help="send what is kept; otherwise it stays here")
+    wandb.add_argument("--project", default=_DEFAULT.project, help=_DEFAULT.project)
+    wandb.add_argument("--entity", default=_DEFAULT.entity, help="the account's default")
+    wandb.add_argument("--deadline-s", type=float, default=_DEFAULT.deadline_s, help="for all of it")
     options = parser.parse_args(arguments)
     if len(options.sweeps) > _MOST_COMPARED:
         parser.error(f"at most two sweeps can be compared, got {len(options.sweeps)}")
     if len(options.sweeps) == _MOST_COMPARED and not {"html", "markdown"}.issuperset(options.format):
         parser.error("--format: two sweeps are compared as html or markdown")
+    if options.sync and "wandb" not in options.format:
+        parser.error("--sync: sends to W&B; add --format wandb")
     if options.watch and (len(options.sweeps) > 1 or options.format != ("html",)):
         parser.error("--watch: follows one sweep, as html")
     return options
@@ -96,7 +106,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int
         sys.stdout.write(f"{plain(claim.line)}\n")
     if len(sweeps) == 1 and refresh_s is None:
         print_table(first.records)
-    return 0
+    return _send(options) if "wandb" in options.format else 0
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
@@ -107,6 +117,19 @@ def _write_markdown(content: Document, folder: Path, name: str) -> None:
     for figure in figures:
         write_atomically(folder / _FIGURES / f"{figure.key}.svg", to_svg(figure))
     _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
+
+
+def _send(options: argparse.Namespace) -> int:
+    """Keep runs and report for W&B, and send them where `--sync` asks for it; 1 where that failed."""
+    tracker = Tracker(
+        name="online" if options.sync else "offline",
+        project=options.project,
+        entity=options.entity,
+        deadline_s=options.deadline_s,
+    )
+    published = publish(Store(options.sweeps[0]), tracker, with_report=True)
+    sys.stderr.write(f"{published}\n")
+    return int(published is None or published.problem is not None)
 
 
 def _write(path: Path, text: str) -> None:
