@@ -56,7 +56,7 @@ def _points() -> Iterator[dict[str, Any]]:
 
 
 def _chunk(seed: int) -> dict[str, Any]:
-    return {"name": "budget", "budget_mib": 8.0 + seed} if seed % 3 == 2 else {}
+    return {"name": "budget", "budget_mib": 8.0 + seed} if seed % 2 else {}
 
 
 def _record(number: int, resolved: dict[str, Any], generator: random.Random) -> Record:

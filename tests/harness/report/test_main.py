@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+from harness.report.main import main
+from harness.store import Store
+from tests.harness.records_fixture import experiment, failed, rank_result, record
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "before")
+    for each in (record(), record(experiment("none")), failed("oom", experiment("offload"))):
+        store.write(each)
+    return store.root
+
+
+def slower(ac: str, *, saved: int) -> Record:
+    result = rank_result()
+    result["memory"]["saved_bytes"] = saved
+    result["time"]["variant_s"] = [0.8] * 6
+    return record(experiment(ac), result)
+
+
+def test_formats_are_written_beside_the_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder), "--format", "html,markdown,csv"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"wrote {folder / name}" for name in ("report.html", "report.md", "report.csv")
+    ]
+    assert said.out.startswith(
+        "On cpu, gpt_nano, 1 rank (single): full keeps 50% of the peak memory (10.0 MiB of 20.0 MiB) at "
+        "1.25× [1.25, 1.25] the step time"  # noqa: RUF001 (times)
+    )
+    assert {path.name for path in (folder / "figures").iterdir()} == {"front.svg", "memory.svg", "work.svg"}
+    assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_another_folder_and_a_name_that_exists_in_no_sweep(folder: Path, tmp_path: Path) -> None:
+    assert main([str(folder), "--format", "csv", "--out", str(tmp_path / "new" / "one")]) == 0
+    assert (tmp_path / "new" / "one" / "report.csv").is_file()
+
+
+def test_a_partial_sweep_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "0123456789ab").mkdir()
+    assert main([str(folder)]) == 0
+    page = (folder / "report.html").read_text("utf-8")
+    assert "partial: 3 of 4 trials have a record" in page
+    assert '<p class="partial" role="status">' in page
+    assert "; 1 without a record yet" in capsys.readouterr().out
+
+
+def test_a_torn_record_is_named_and_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "0123456789ab" / "record.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert main([str(folder)]) == 0
+    assert (
+        f"acbench-report: {path}: record.schema_version: must be 1, got None; left out\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_what_changed_stands_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after = Store(tmp_path / "after")
+    for each in (record(experiment("none")), slower("full", saved=4_194_304), record(experiment("nested"))):
+        after.write(each)
+    assert main([str(folder), str(after.root), "--format", "html,markdown"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 2 trials in both sweeps changed: saved of 1, step time vs baseline of 1.",
+        "1 trials are only in before, 1 only in after.",
+    ]
+    text = (folder / "compared-with-after.md").read_text("utf-8")
+    changed, same = text.index("## Changed"), text.index("## Unchanged")
+    assert changed < same < text.index("## In one sweep only")
+    assert text[changed:same].splitlines()[7] == (
+        "| full on single | saved, step time vs baseline | ok | neutral | 3.0 MiB → 4.0 MiB | 10.0 MiB "
+        "| 1.00 G | 1.25× [1.25, 1.25] → 2.00× [2.00, 2.00] |"  # noqa: RUF001 (times)
+    )
+
+
+def test_watching_writes_again_when_a_record_comes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps = iter([None, record(experiment("nested")), None])
+
+    def nap(_: float) -> None:
+        try:
+            coming = next(naps)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        if coming is not None:
+            Store(folder).write(coming)
+
+    monkeypatch.setattr("harness.report.main.time.sleep", nap)
+    assert main([str(folder), "--watch"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"wrote {folder / 'report.html'}"] * 2
+    assert 'data-refresh-s="2"' in (folder / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(
+            ["nowhere"], "nowhere: no such folder; give that of a sweep, outputs/<name>", id="no folder"
+        ),
+        pytest.param(
+            ["nowhere", "--watch"],
+            "nowhere: no such folder; give that of a sweep, outputs/<name>",
+            id="watch",
+        ),
+        pytest.param(["."], ".: no record.json below it; is it the folder of a sweep?", id="no record"),
+        pytest.param(
+            ["before", "--format", "wandb", "--project", " "],
+            "tracker.project: must name a project, got ' '",
+            id="no project",
+        ),
+    ],
+)
+def test_what_cannot_be_reported_is_refused(
+    words: list[str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"acbench-report: {message}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(
+            ["a", "--format", "pdf"],
+            "argument --format: must be of html, markdown, csv, wandb, got 'pdf'",
+            id="format",
+        ),
+        pytest.param(["a", "b", "c"], "at most two sweeps can be compared, got 3", id="three"),
+        pytest.param(
+            ["a", "b", "--format", "csv"],
+            "--format: two sweeps are compared as html or markdown",
+            id="compared as csv",
+        ),
+        pytest.param(["a", "--sync"], "--sync: sends to W&B; add --format wandb", id="sync alone"),
+        pytest.param(
+            ["a", "--watch", "--format", "csv"], "--watch: follows one sweep, as html", id="watch csv"
+        ),
+    ],
+)
+def test_words_that_make_no_sense(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
+
+
+def test_reports_need_neither_torch_nor_hydra_nor_wandb(folder: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(torch=None, hydra=None, omegaconf=None, wandb=None)\n"
+        f"from harness.report.main import main\nfolder = {str(folder)!r}\n"
+        "sys.exit(main([folder, '--format', 'html,markdown,csv']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
