@@ -9,7 +9,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -56,30 +56,43 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+@cache
+def _fields(cls: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """Return name and whether it may be missing, of each field."""
+    nothing = (dataclasses.MISSING, dataclasses.MISSING)
+    return tuple(
+        (field.name, (field.default, field.default_factory) != nothing) for field in dataclasses.fields(cls)
+    )
+
+
 def _dataclass(cls: Any, value: object, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object, got {value!r}")  # noqa: TRY004 (it is a value of a file)
-    present = {field.name: field for field in dataclasses.fields(cls) if field.name in value}
-    for field in dataclasses.fields(cls):
-        optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-        if field.name not in present and not optional:
-            raise ValueError(f"{where}.{field.name}: is missing")
-    return cls(**{name: _value(_hints(cls)[name], value[name], f"{where}.{name}") for name in present})
+    hints = _hints(cls)
+    for name, is_optional in _fields(cls):
+        if name not in value and not is_optional:
+            raise ValueError(f"{where}.{name}: is missing")
+    present = [name for name, _ in _fields(cls) if name in value]
+    return cls(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
     if kind is Any:
         return value
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _taken_apart(kind)
+    if origin is None:
+        return _scalar(kind, value, where) if kind in _WORDS else _dataclass(kind, value, where)
     if origin is types.UnionType:
         return _union(arguments, value, where)
     if origin is dict:
         return _mapping(arguments[1], value, where)
-    if origin is tuple:
-        return _sequence(arguments[0], value, where)
-    return _scalar(kind, value, where)
+    return _sequence(arguments[0], value, where)
+
+
+@cache
+def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return origin and arguments of a generic type; asking typing for every value takes half the time."""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
@@ -97,13 +110,22 @@ def _union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
 def _mapping(kind: Any, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object, got {value!r}")  # noqa: TRY004 (it is a value of a file)
+    if _are_all(kind, value.values()):
+        return {str(key): item for key, item in value.items()}
     return {str(key): _value(kind, item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _sequence(kind: Any, value: object, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: must be a list, got {value!r}")  # noqa: TRY004 (it is a value of a file)
+    if _are_all(kind, value):
+        return tuple(value)
     return tuple(_value(kind, item, f"{where}[{index}]") for index, item in enumerate(value))
+
+
+def _are_all(kind: Any, values: Iterable[object]) -> bool:
+    """Whether there is nothing to decode: long rows of numbers are most of a record."""
+    return kind in _WORDS and all(type(value) is kind for value in values)
 
 
 def _scalar(kind: type[Any], value: object, where: str) -> Any:

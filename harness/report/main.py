@@ -16,7 +16,7 @@ from harness.report.html import to_html
 from harness.report.markdown import to_markdown, to_svg
 from harness.report.publisher import Tracker, publish
 from harness.report.spreadsheet import to_csv
-from harness.report.sweep import Sweep, load
+from harness.report.sweep import Sweep, UnreadableError, load
 from harness.report.table import print_table
 from harness.store import RECORD, Store, write_atomically
 
@@ -25,6 +25,7 @@ FORMATS = ("html", "markdown", "csv", "wandb")
 _DEFAULT = Tracker()
 _REFUSED = 2
 _WATCH_S = 2.0
+_MOST_PRINTED = 200  # rows on a terminal; files have all
 _FIGURES = "figures"
 _MOST_COMPARED = 2
 
@@ -37,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _watch(options)
         return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
     except FileNotFoundError as error:
-        return _refuse(f"{error.args[0]}: no such folder; give that of a sweep, outputs/<name>")
-    except (_NoRecordsError, ConfigError) as error:
+        return _refuse(f"{error.args[0]}: no such folder or file; give the folder of a sweep, outputs/<name>")
+    except (_NoRecordsError, UnreadableError, ConfigError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 0 if options.watch else 1
@@ -50,7 +51,7 @@ class _NoRecordsError(ValueError):
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="acbench-report", description=__doc__)
-    parser.add_argument("sweeps", type=Path, nargs="+", metavar="FOLDER", help="of a sweep; two are compared")
+    parser.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP", help="its folder; two are compared")
     parser.add_argument(
         "--format", type=_formats, default=("html",), help=f"comma-separated, of {', '.join(FORMATS)}; html"
     )
@@ -68,6 +69,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"at most two sweeps can be compared, got {len(options.sweeps)}")
     if len(options.sweeps) == _MOST_COMPARED and not {"html", "markdown"}.issuperset(options.format):
         parser.error("--format: two sweeps are compared as html or markdown")
+    if "wandb" in options.format and not options.sweeps[0].is_dir():
+        parser.error("--format: wandb keeps its files in the folder of a sweep; give that")
     if options.sync and "wandb" not in options.format:
         parser.error("--sync: sends to W&B; add --format wandb")
     if options.watch and (len(options.sweeps) > 1 or options.format != ("html",)):
@@ -93,7 +96,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int
     first = sweeps[0]
     content = document(first) if len(sweeps) == 1 else compare(*sweeps)
     name = "report" if len(sweeps) == 1 else f"compared-with-{sweeps[1].name}"
-    folder = options.out or options.sweeps[0]
+    folder = options.out or _folder_of(options.sweeps[0])
     folder.mkdir(parents=True, exist_ok=True)
     records = sum(len(sweep.entries) for sweep in sweeps)
     if "html" in options.format:
@@ -104,7 +107,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int
         _write(folder / f"{name}.csv", to_csv(first.records))
     for claim in content.answer:
         sys.stdout.write(f"{plain(claim.line)}\n")
-    if len(sweeps) == 1 and refresh_s is None:
+    if len(sweeps) == 1 and refresh_s is None and records <= _MOST_PRINTED:
         print_table(first.records)
     return _send(options) if "wandb" in options.format else 0
 
@@ -117,6 +120,11 @@ def _write_markdown(content: Document, folder: Path, name: str) -> None:
     for figure in figures:
         write_atomically(folder / _FIGURES / f"{figure.key}.svg", to_svg(figure))
     _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
+
+
+def _folder_of(root: Path) -> Path:
+    """Return where a report goes: into the sweep's folder, or one beside a file of records, of its name."""
+    return root.with_suffix("") if root.is_file() else root
 
 
 def _send(options: argparse.Namespace) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from harness.record import Record
+from harness.record import Record, validate
 from harness.report.document import Number, Trial
 from harness.report.labels import group_name, mesh_labels, variant_labels
 from harness.report.words import Unit
@@ -17,6 +18,10 @@ from harness.store import RECORD, Store, Unreadable
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
+
+
+class UnreadableError(ValueError):
+    """A file that should be a list of records and is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +111,18 @@ class Sweep:
 
 
 def load(root: Path, *, number: int = 0) -> Sweep:
-    """Return the sweep in a folder, finished or not.
+    """Return the sweep in a folder, finished or not, or in a file that `bench.records` has made of one.
 
     Args:
-        root: the folder.
+        root: the folder or file.
         number: of this sweep among compared ones.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: there is neither.
+        UnreadableError: the file is no list of records; the message says why.
     """
+    if root.is_file():
+        return sweep_of(_kept(root), name=root.stem, number=number)
     if not root.is_dir():
         raise FileNotFoundError(root)
     scan = Store(root).scan()
@@ -166,6 +174,18 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
         )
         for record, variant, mesh, model in labels
     ]
+
+
+def _kept(path: Path) -> list[Record]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return [validate(value) for value in values] if isinstance(values, list) else _refuse(values)
+    except ValueError as error:
+        raise UnreadableError(f"{path}: {error}") from error
+
+
+def _refuse(value: object) -> NoReturn:
+    raise ValueError(f"must be a list of records, got a {type(value).__name__}")
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:

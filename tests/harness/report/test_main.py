@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -105,15 +106,40 @@ def test_watching_writes_again_when_a_record_comes(
     assert 'data-refresh-s="2"' in (folder / "report.html").read_text("utf-8")
 
 
+def test_a_file_of_records_is_a_sweep_too(folder: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps([each.to_dict() for each in Store(folder).scan().records]))
+    assert main([str(kept), "--format", "csv"]) == 0
+    assert main([str(folder), "--format", "csv"]) == 0
+    assert (tmp_path / "kept" / "report.csv").read_text() == (folder / "report.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param("{}", "must be a list of records, got a dict", id="no list"),
+        pytest.param("[{}]", "record.schema_version: must be 1, got None", id="no record"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept.json").write_text(content)
+    assert main([str(tmp_path / "kept.json")]) == 2
+    assert capsys.readouterr().err == f"acbench-report: {tmp_path / 'kept.json'}: {message}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         pytest.param(
-            ["nowhere"], "nowhere: no such folder; give that of a sweep, outputs/<name>", id="no folder"
+            ["nowhere"],
+            "nowhere: no such folder or file; give the folder of a sweep, outputs/<name>",
+            id="no folder",
         ),
         pytest.param(
             ["nowhere", "--watch"],
-            "nowhere: no such folder; give that of a sweep, outputs/<name>",
+            "nowhere: no such folder or file; give the folder of a sweep, outputs/<name>",
             id="watch",
         ),
         pytest.param(["."], ".: no record.json below it; is it the folder of a sweep?", id="no record"),
