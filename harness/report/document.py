@@ -125,7 +125,8 @@ class Figure:
         about: how to read it; also what a reader hears who cannot see it.
         spec: marks and encodings.
         rows: the data, a mapping a mark; `trial_id` says of which record.
-        paths: what stands in a column of `rows`, as in `Number.path`; words have none.
+        paths: what stands in a column of `rows`, as in `Number.path`, with other columns in braces; words
+            have none.
     """
 
     key: str

@@ -89,6 +89,10 @@ def _rank(rank: int, number: int, resolved: dict[str, Any], generator: random.Ra
         "activation_peak_bytes": saved + generator.randrange(0, 10**8),
         "parameter_bytes": generator.randrange(10**8, 10**9),
         "peak_module": HOSTILE,
+        "timeline": [
+            {"bytes": generator.randrange(10**9, 10**10), "phase": phase, "module": HOSTILE}
+            for phase in ("forward", "backward", "optimizer")
+        ],
     }
     result["work"]["recomputed_flops"] = 0 if is_plain else generator.randrange(10**9, 10**15)
     result["environment"] = _ENVIRONMENT | {"world_size": 2}

@@ -40,7 +40,12 @@ def test_formats_are_written_beside_the_records(folder: Path, capsys: pytest.Cap
         "On cpu, gpt_nano, 1 rank (single): full keeps 50% of the peak memory (10.0 MiB of 20.0 MiB) at "
         "1.25× [1.25, 1.25] the step time"  # noqa: RUF001 (times)
     )
-    assert {path.name for path in (folder / "figures").iterdir()} == {"front.svg", "memory.svg", "work.svg"}
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        "front.svg",
+        "memory.svg",
+        "timeline.svg",
+        "work.svg",
+    }
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 

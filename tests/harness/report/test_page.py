@@ -31,7 +31,7 @@ CHROMIUM = next(
 if CHROMIUM is None and not os.environ.get("CI"):
     pytest.skip("no chromium on the path; Debian's package is chromium", allow_module_level=True)
 
-FIGURES = {"front", "memory", "work", "prediction", "chunk-budget-mib"}
+FIGURES = {"front", "memory", "timeline", "work", "prediction", "chunk-budget-mib"}
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 

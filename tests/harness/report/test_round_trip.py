@@ -100,7 +100,14 @@ def test_figures_of_the_page(page: str, content: Document, stored: dict[str, dic
     assert (
         {key for key, _ in scripts}
         == set(figures)
-        == {"front", "memory", "work", "prediction", "chunk-budget-mib"}
+        == {
+            "front",
+            "memory",
+            "timeline",
+            "work",
+            "prediction",
+            "chunk-budget-mib",
+        }
     )
     for key, text in scripts:
         rows = json.loads(text)["data"]["values"]
@@ -109,7 +116,7 @@ def test_figures_of_the_page(page: str, content: Document, stored: dict[str, dic
             (row["trial_id"], column)
             for row in rows
             for column, path in figures[key].paths.items()
-            if column in row and row[column] != at(stored[row["trial_id"]], path)
+            if column in row and row[column] != at(stored[row["trial_id"]], path.format(**row))
         ] == []
 
 
