@@ -14,6 +14,8 @@ from harness.report.sweep import Sweep
 _MOST_LABELLED = 14
 _MOST_WHISKERS = 300
 _MOST_SHAPES = 6
+_RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
+_SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
 
 def front_figure(sweep: Sweep) -> Figure | None:
@@ -63,13 +65,13 @@ def front_figure(sweep: Sweep) -> Figure | None:
         "encoding": {
             "x": x | {"title": "step time, times the plain model's"},
             "y": y | {"title": "peak memory, share of the plain model's"},
-            "color": {"field": "variant", "type": "nominal", "title": "variant", "legend": SYMBOLS},
+            "color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS},
             "fillOpacity": {"condition": {"test": "datum.is_best", "value": 0.85}, "value": 0},
             "fill": {"field": "variant", "type": "nominal", "legend": None},
             "tooltip": tooltip,
         }
         | (
-            {"shape": {"field": "place", "type": "nominal", "title": "where"}}
+            {"shape": {"field": "place", "type": "nominal", "title": "where", "legend": _SHAPES}}
             if 1 < len(places) <= _MOST_SHAPES
             else {}
         ),
@@ -77,10 +79,12 @@ def front_figure(sweep: Sweep) -> Figure | None:
     layers: list[dict[str, Any]] = [points]
     if len(rows) <= _MOST_WHISKERS:
         whiskers = {"x": x | {"field": "low", "title": ""}, "x2": {"field": "high"}, "y": y | {"title": ""}}
-        colour = {"color": {"field": "variant", "type": "nominal", "legend": None}}
+        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
         layers.insert(0, {"mark": {"type": "rule", "opacity": 0.35}, "encoding": whiskers | colour})
-    if sum(bool(row["label"]) for row in rows) <= _MOST_LABELLED:
-        layers += [_labels(parity, x | {"title": ""}, y | {"title": ""}) for parity in (0, 1)]
+    labelled = [row["number"] for row in rows if row["label"]]
+    if len(labelled) <= _MOST_LABELLED:
+        parities = sorted({number % 2 for number in labelled})
+        layers += [_labels(parity, x | {"title": ""}, y | {"title": ""}) for parity in parities]
     return Figure(
         key="front",
         title="Memory against time",
