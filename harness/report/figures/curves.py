@@ -24,7 +24,7 @@ def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
             "is_peak": moment.bytes == peak,
         }
         for entry in known[:_MOST_LINES]
-        for peak in [entry.value("memory/peak_bytes")]
+        for peak in [max(moment.bytes for moment in entry.value("memory/timeline"))]
         for number, moment in enumerate(entry.value("memory/timeline"))
     ]
     if not rows:

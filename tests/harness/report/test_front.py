@@ -82,12 +82,12 @@ def test_the_answer_says_what_is_best_and_what_it_dominates() -> None:
     )
     assert found == [
         (
-            "On cpu, gpt_nano, 1 rank (single): offload keeps 50% of the peak memory (10.0 MiB of 20.0 MiB) at "
-            "1.20× [1.20, 1.20] the step time: the lowest peak of 4 trials."
-        ),  # noqa: RUF001 (times)
+            "On cpu, gpt_nano, 1 rank (single): offload keeps 50% of the peak memory (10.0 MiB of 20.0 MiB) "
+            "at 1.20× [1.20, 1.20] the step time: the lowest peak of 4 trials."  # noqa: RUF001 (times)
+        ),
         (
-            "There, selective_op keeps 75% of the peak memory (15.0 MiB of 20.0 MiB) at a step time that cannot "
-            "be told from the plain model's [1.00, 1.00]: the quickest that saves."
+            "There, selective_op keeps 75% of the peak memory (15.0 MiB of 20.0 MiB) at a step time that "
+            "cannot be told from the plain model's [1.00, 1.00]: the quickest that saves."
         ),
         "offload dominates full (10.0 MiB at 1.30× [1.30, 1.30]): neither less memory nor less time.",  # noqa: RUF001 (times)
         "4 trials: 4 ok, 4 neutral.",
