@@ -52,28 +52,39 @@ def encode(value: Any) -> Any:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _fields(cls: type[Any]) -> tuple[tuple[str, Any, frozenset[type[Any]], bool], ...]:
+    """Return of each field: name, type, what needs no decoding, whether it may be missing."""
+    nothing, hints = (dataclasses.MISSING, dataclasses.MISSING), typing.get_type_hints(cls)
+    return tuple(
+        (
+            field.name,
+            hints[field.name],
+            _kept(hints[field.name]),
+            (field.default, field.default_factory) != nothing,
+        )
+        for field in dataclasses.fields(cls)
+    )
 
 
 @cache
-def _fields(cls: type[Any]) -> tuple[tuple[str, bool], ...]:
-    """Return name and whether it may be missing, of each field."""
-    nothing = (dataclasses.MISSING, dataclasses.MISSING)
-    return tuple(
-        (field.name, (field.default, field.default_factory) != nothing) for field in dataclasses.fields(cls)
-    )
+def _kept(kind: Any) -> frozenset[type[Any]]:
+    """Return the types of values that `kind` takes as they are: most of a record, and not worth a call."""
+    kinds = _taken_apart(kind)[1] if isinstance(kind, types.UnionType) else (kind,)
+    kept = {each for each in kinds if each in _WORDS or each is types.NoneType}
+    return frozenset(kept - {int} if float in kept else kept)  # an integer may have to become a float
 
 
 def _dataclass(cls: Any, value: object, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object, got {value!r}")  # noqa: TRY004 (it is a value of a file)
-    hints = _hints(cls)
-    for name, is_optional in _fields(cls):
-        if name not in value and not is_optional:
+    given = {}
+    for name, kind, kept, may_be_missing in _fields(cls):
+        if name in value:
+            item = value[name]
+            given[name] = item if type(item) in kept else _value(kind, item, f"{where}.{name}")
+        elif not may_be_missing:
             raise ValueError(f"{where}.{name}: is missing")
-    present = [name for name, _ in _fields(cls) if name in value]
-    return cls(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
+    return cls(**given)
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
@@ -125,7 +136,8 @@ def _sequence(kind: Any, value: object, where: str) -> tuple[Any, ...]:
 
 def _are_all(kind: Any, values: Iterable[object]) -> bool:
     """Whether there is nothing to decode: long rows of numbers are most of a record."""
-    return kind in _WORDS and all(type(value) is kind for value in values)
+    kept = _kept(kind)
+    return bool(kept) and all(type(value) in kept for value in values)
 
 
 def _scalar(kind: type[Any], value: object, where: str) -> Any:

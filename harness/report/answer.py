@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.record import STATUSES, is_baseline
-from harness.report.cells import ratio
+from harness.report.cells import first_line, mark, notes, ratio
 from harness.report.document import Claim, Code, Line, Number, Part
 from harness.report.front import Front, Point, front
 from harness.report.sweep import Entry, Sweep
@@ -16,56 +18,136 @@ MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
 
 _MOST_NAMED = 4
+_MOST_OF_A_VERSION = 16  # characters; a commit has 40
+_ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
 _SHARE = "memory/peak_bytes : memory/baseline/peak_bytes"
 
 
 def answer(sweep: Sweep) -> tuple[Claim, ...]:
-    """Return how the sweep ended, and what is best in each of its settings, the best examined first."""
-    settings = sorted(sweep.by_setting.values(), key=len, reverse=True)
-    claims = [claim for entries in settings[:MOST_SETTINGS] for claim in _of_setting(entries)]
-    return (*claims, *_overview(sweep))
+    """Return what is best in each setting, the best examined first, what is wrong, and how trials ended."""
+    settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
+    places = _places(sweep, [setting for setting, _ in settings])
+    best = (claim for setting, entries in settings for claim in _of_setting(entries, places[setting]))
+    return (*best, *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
 
 
-def place(entry: Entry) -> str:
-    """Return where a trial ran: device, model, ranks."""
+def _measured(entries: Sequence[Entry]) -> int:
+    return sum(entry.record.memory is not None for entry in entries)
+
+
+def _places(sweep: Sweep, settings: Sequence[str]) -> dict[str, str]:
+    """Return where and how each setting ran; environments are told apart where nothing else does it."""
+    found = {setting: _place(sweep.by_setting[setting][0]) for setting in settings}
+    shared = {place for place, count in Counter(found.values()).items() if count > 1}
+    alike = [setting for setting in settings if found[setting] in shared]
+    environments = {setting: sweep.by_setting[setting][0].record.environment for setting in alike}
+    differing = [
+        key for key in _ENVIRONMENT if len({str(each.get(key)) for each in environments.values()}) > 1
+    ]
+    for setting, environment in environments.items():
+        words = [f"{key} {str(environment.get(key))[:_MOST_OF_A_VERSION]}" for key in differing]
+        words = words or [f"environment {sweep.by_setting[setting][0].record.environment_id}"]
+        found[setting] += f", {', '.join(words)}"
+    return found
+
+
+def _place(entry: Entry) -> str:
+    """Return where a trial ran, and with which recipe: device, model, ranks."""
     environment = entry.record.environment
-    ranks = entry.value("experiment/mesh/dp_replicate") or 1
-    for size in ("dp_shard", "tp"):
-        ranks *= entry.value(f"experiment/mesh/{size}") or 1
+    sizes = [entry.value(f"experiment/mesh/{size}") for size in ("dp_replicate", "dp_shard", "tp")]
+    ranks = math.prod(size for size in sizes if isinstance(size, int))
     device = environment.get("device") or "an unknown device"
-    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh})"
+    recipe = f", {entry.recipe}" if entry.recipe else ""
+    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){recipe}"
 
 
-def _of_setting(entries: Sequence[Entry]) -> Iterator[Claim]:
+def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
     found = front(entries)
-    offers = [point for point in found.best if not is_baseline(point.entry.record.experiment)]
-    if offers:
-        yield from _offers(found, offers)
-        yield from _dominated(found)
-        return
-    smallest = min(
-        (entry for entry in entries if _is_offer(entry)),
-        key=lambda entry: entry.record.memory.peak_bytes if entry.record.memory else 0,
-        default=None,
-    )
-    if smallest is not None:
+    tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
+    saving = [point for point in tried if _saves(point.entry)]
+    if saving:
+        yield from _offers(found, saving, place)
+    elif tried:
         yield Claim(
-            line=(f"On {place(smallest)}: ", *_keeps(smallest), "; its time was not measured."),
-            trial_ids=(smallest.trial_id,),
+            line=(
+                f"On {place}: nothing timed saves peak memory; ",
+                *_keeps(tried[0].entry),
+                *_at_time(tried[0].entry),
+                ".",
+            ),
+            trial_ids=tuple(point.entry.trial_id for point in found.points),
         )
-
-
-def _offers(found: Front, offers: Sequence[Point]) -> Iterator[Claim]:
-    """Yield what keeps least memory, and what costs least time among all that is not dominated."""
-    least, quickest = offers[0].entry, min(offers, key=lambda point: point.ratio.median).entry
-    compared = tuple(point.entry.trial_id for point in found.points)
-    lowest = f": the lowest peak of {len(compared)} trials." if len(compared) > 1 else "."
-    yield Claim(line=(f"On {place(least)}: ", *_keeps(least), *_at_time(least), lowest), trial_ids=compared)
-    if quickest is not least:
+    elif found.points:
+        plain_model = found.points[0].entry
         yield Claim(
-            line=("There, ", *_keeps(quickest), *_at_time(quickest), ": the quickest that saves."),
+            line=(
+                f"On {place}: the plain model needs ",
+                *_peak(plain_model),
+                "; no other trial has numbers.",
+            ),
+            trial_ids=(plain_model.trial_id,),
+        )
+    yield from _untimed(entries, saving, place)
+    yield from _dominated(found)
+
+
+def _untimed(entries: Sequence[Entry], saving: Sequence[Point], place: str) -> Iterator[Claim]:
+    """Yield what needs less memory than all that was timed."""
+    measured = [entry for entry in entries if entry.record.time is None and _is_offer(entry)]
+    smallest = min(measured, key=_peak_bytes, default=None)
+    if smallest is None or (saving and saving[0].peak_bytes <= _peak_bytes(smallest)):
+        return
+    yield Claim(
+        line=("There, " if saving else f"On {place}: ", *_keeps(smallest), "; its time was not measured."),
+        trial_ids=(smallest.trial_id,),
+    )
+
+
+def _offers(found: Front, saving: Sequence[Point], place: str) -> Iterator[Claim]:
+    """Yield what keeps least memory, and what costs least time among what saves any."""
+    best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
+    least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
+    equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
+    compared = tuple(point.entry.trial_id for point in found.points)
+    yield Claim(
+        line=(
+            f"On {place}: ",
+            *_keeps(least.entry),
+            *_at_time(least.entry),
+            *(_shared(equal, len(compared)) if len(compared) > 1 else (".",)),
+        ),
+        trial_ids=compared,
+    )
+    if quickest is not least and quickest not in equal:
+        yield Claim(
+            line=(
+                "There, ",
+                *_keeps(quickest.entry),
+                *_at_time(quickest.entry),
+                *_pace(quickest, least, saving),
+            ),
             trial_ids=compared,
         )
+
+
+def _shared(equal: Sequence[Point], count: int) -> Iterator[Part]:
+    """Yield of how many trials a peak is the lowest, and which others have it in a time as good."""
+    yield f": the lowest peak of {count} trials"
+    for index, point in enumerate(equal[:_MOST_NAMED]):
+        yield ", " if index else ", shared with "
+        yield Code(text=point.entry.choice)
+        yield from (" (", *ratio(point.entry), ")")
+    yield "."
+
+
+def _pace(quickest: Point, least: Point, saving: Sequence[Point]) -> Iterator[Part]:
+    """Yield what may be said of the lowest time: intervals that meet rank nothing."""
+    if quickest.ratio.high >= least.ratio.low:
+        yield from (": not clearly quicker than ", Code(text=least.entry.choice), ".")
+    elif all(quickest.ratio.high < point.ratio.low for point in saving if point is not quickest):
+        yield ": the quickest that saves."
+    else:
+        yield ": nothing that saves is clearly quicker."
 
 
 def _dominated(found: Front) -> Iterator[Claim]:
@@ -77,9 +159,9 @@ def _dominated(found: Front) -> Iterator[Claim]:
             losers.setdefault(by.entry.trial_id, []).append(point)
     for trial_id, points in losers.items():
         by = found.dominated[points[0].entry.trial_id]
-        line: list[Part] = [Code(text=by.entry.variant), " dominates "]
+        line: list[Part] = [Code(text=by.entry.choice), " dominates "]
         for index, point in enumerate(points[:_MOST_NAMED]):
-            line += [", " if index else "", Code(text=point.entry.variant), " (", *_peak(point.entry)]
+            line += [", " if index else "", Code(text=point.entry.choice), " (", *_peak(point.entry)]
             line += [" at ", *ratio(point.entry), ")"]
         more = len(points) - _MOST_NAMED
         others = f" and {more} more" if more > 0 else ""
@@ -87,6 +169,32 @@ def _dominated(found: Front) -> Iterator[Claim]:
             line=(*line, f"{others}: neither less memory nor less time."),
             trial_ids=(trial_id, *(point.entry.trial_id for point in points)),
         )
+
+
+def _untrusted(sweep: Sweep) -> Iterator[Claim]:
+    """Yield what computes something else than the plain model, and what does nothing."""
+    for verdict, why in (("differs", " differs from the plain model: "), ("inert", " does nothing: ")):
+        found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
+        for entry in found[:_MOST_NAMED]:
+            reason = next((note for note in notes(entry.record)), "no part is named")
+            line: Line = (entry.trial, why, f"{reason.removeprefix('parity: ')}.")
+            yield Claim(line=line, trial_ids=(entry.trial_id,))
+        if len(found) > _MOST_NAMED:
+            line = (_count(len(found), f"verdict={verdict}"), f" trials in all are of the verdict {verdict}.")
+            yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in found))
+
+
+def _failed(sweep: Sweep) -> Iterator[Claim]:
+    """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sweep.entries:
+        if entry.record.error is not None:
+            error = entry.record.error
+            groups.setdefault(f"{entry.record.status}, {error.kind}: {first_line(error)}", []).append(entry)
+    for reason, entries in sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_NAMED]:
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        line: Line = (entries[0].trial, f"{more}: {reason}")
+        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
 
 
 def _overview(sweep: Sweep) -> Iterator[Claim]:
@@ -119,19 +227,29 @@ def _trials(count: int) -> str:
     return "trial" if count == 1 else "trials"
 
 
+def _saves(entry: Entry) -> bool:
+    share = entry.number(_SHARE, Unit.SHARE)
+    return share is not None and share.value < 1
+
+
 def _is_offer(entry: Entry) -> bool:
-    record = entry.record
-    measured = record.memory is not None and record.memory.baseline is not None
-    return measured and record.verdict == "neutral" and not is_baseline(record.experiment)
+    return entry.record.verdict == "neutral" and not is_baseline(entry.record.experiment) and _saves(entry)
+
+
+def _peak_bytes(entry: Entry) -> int:
+    assert entry.record.memory is not None, "only measured trials are compared"
+    return entry.record.memory.peak_bytes
 
 
 def _keeps(entry: Entry) -> Line:
     share, baseline = entry.number(_SHARE, Unit.SHARE), entry.number("memory/baseline/peak_bytes", Unit.BYTES)
+    shown = mark(entry).text
+    name: Line = (Code(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
     if share is None or baseline is None:
-        return (Code(text=entry.variant), " needs ", *_peak(entry))
+        return (*name, " needs ", *_peak(entry))
     return (
-        Code(text=entry.variant),
-        " keeps ",
+        *name,
+        " keeps " if share.value < 1 else " needs ",
         share,
         " of the peak memory (",
         *_peak(entry),

@@ -9,13 +9,14 @@ from harness.merge import Memory, Work
 from harness.record import Failure, Record
 from harness.report.document import Line, Mark, Number
 from harness.report.sweep import Entry
-from harness.report.words import Unit
+from harness.report.words import Unit, printable
 from harness.statistics import is_distinguishable
 from harness.verdict import inert_because
 
 NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
 
+_MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
 _RATIO = "time/ratio_to_baseline"
 
 
@@ -41,8 +42,18 @@ def failure(error: Failure) -> str:
     """Return what ended a trial: kind, rank, phase and the first line of its message."""
     rank = "" if error.rank is None else f" on rank {error.rank}"
     phase = "" if error.phase is None else f" during {error.phase}"
-    message, *_ = [*error.message.strip().splitlines(), ""]
-    return f"{error.kind}{rank}{phase}: {message}"
+    return f"{error.kind}{rank}{phase}: {first_line(error)}"
+
+
+def first_line(error: Failure) -> str:
+    """Return how a message begins."""
+    line, *_ = [*printable(error.message).strip().splitlines(), ""]
+    return shortened(line, _MOST_OF_A_LINE)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return no more than `most` characters of `text`, and how many more there are."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def differences(record: Record) -> Iterator[str]:

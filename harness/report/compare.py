@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.report.cells import NOTHING
 from harness.report.contents import subtitle
@@ -18,6 +21,9 @@ _EXACT = {
     "recomputed FLOPs": ("work/recomputed_flops", Unit.FLOPS),
 }
 _RATIO = "time/ratio_to_baseline"
+_LARGEST = _EXACT | {"step time vs baseline": (f"{_RATIO}/median", Unit.RATIO)}
+_WORST_FIRST = ("differs", "inert", "unverified", "neutral")
+_MOST_NAMED = 4
 _ARROW = " → "
 _SHOWN_ENVIRONMENT = ("device", "torch", "cuda", "driver", "python", "commit")
 
@@ -37,14 +43,23 @@ class Pair:
 
 
 def compare(before: Sweep, after: Sweep) -> Document:
-    """Return the report on what changed; trials are the same where their trial_id is."""
+    """Return the report on what changed.
+
+    Trials are the same where their trial_id is, or where they agree in every option that both sweeps have:
+    a version that adds an option addresses all its trials anew.
+    """
+    if before.name == after.name:
+        before, after = (
+            replace(before, name=f"{before.name}, before"),
+            replace(after, name=f"{after.name}, after"),
+        )
     pairs = [_pair(one, other) for one, other in _matched(before, after)]
     changed = [pair for pair in pairs if pair.changed]
     same = [pair for pair in pairs if not pair.changed]
     sections = (
         Section(key="changed", title="Changed", items=_tables("changed-trials", "Changed trials", changed)),
         Section(key="same", title="Unchanged", items=_tables("same-trials", "Unchanged trials", same)),
-        Section(key="alone", title="In one sweep only", items=_alone(before, after)),
+        Section(key="alone", title="In one sweep only", items=_alone(before, after, pairs)),
         Section(key="method", title="Environments", items=(_environments(before, after),)),
     )
     return Document(
@@ -57,8 +72,35 @@ def compare(before: Sweep, after: Sweep) -> Document:
 
 
 def _matched(before: Sweep, after: Sweep) -> Iterator[tuple[Entry, Entry]]:
-    found = {entry.trial_id: entry for entry in after.entries}
-    return ((entry, found[entry.trial_id]) for entry in before.entries if entry.trial_id in found)
+    same = {entry.trial_id: entry for entry in after.entries}
+    known = {entry.trial_id for entry in before.entries}
+    ours = [entry for entry in before.entries if entry.trial_id not in same]
+    theirs = [entry for entry in after.entries if entry.trial_id not in known]
+    shared = _options_of(ours) & _options_of(theirs)
+    alike = _by_options(theirs, shared)
+    same |= {entry.trial_id: alike[key] for key, entry in _by_options(ours, shared).items() if key in alike}
+    return ((entry, same[entry.trial_id]) for entry in before.entries if entry.trial_id in same)
+
+
+def _options_of(entries: Sequence[Entry]) -> set[str]:
+    return {path for entry in entries for path, _ in _options(entry.record.experiment)}
+
+
+def _by_options(entries: Sequence[Entry], shared: set[str]) -> dict[frozenset[tuple[str, str]], Entry]:
+    """Return the trials by their options among `shared`; which of several is meant, nobody knows."""
+    found: dict[frozenset[tuple[str, str]], list[Entry]] = {}
+    for entry in entries:
+        key = frozenset(option for option in _options(entry.record.experiment) if option[0] in shared)
+        found.setdefault(key, []).append(entry)
+    return {key: each[0] for key, each in found.items() if len(each) == 1}
+
+
+def _options(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        yield path, json.dumps(value)
+        return
+    for key, item in value.items():
+        yield from _options(item, f"{path}/{key}")
 
 
 def _pair(before: Entry, after: Entry) -> Pair:
@@ -88,15 +130,57 @@ def _answer(pairs: Sequence[Pair], changed: Sequence[Pair], before: Sweep, after
         line=(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.",),
         trial_ids=tuple(pair.before.trial_id for pair in changed),
     )
+    renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
+    if renamed:
+        line = f"{renamed} of them are the same but for options that only one of the sweeps has."
+        yield Claim(line=(line,), trial_ids=())
+    lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
+    for pair in lost[:_MOST_NAMED]:
+        was, now = (_ending(entry) for entry in (pair.before, pair.after))
+        yield Claim(line=(pair.before.trial, f": {was}{_ARROW}{now}."), trial_ids=(pair.before.trial_id,))
+    if len(lost) > _MOST_NAMED:
+        yield Claim(line=(f"{len(lost)} trials in all ended worse.",), trial_ids=())
+    for name, (path, unit) in _LARGEST.items():
+        yield from _largest(name, path, unit, [pair for pair in changed if name in pair.changed])
     alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
     if any(alone):
-        line = f"{alone[0]} trials are only in {before.name}, {alone[1]} only in {after.name}."
+        line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
         yield Claim(line=(line,), trial_ids=())
-    for pair in changed:
-        lost = pair.before.record.verdict == "neutral" and pair.after.record.verdict != "neutral"
-        if lost:
-            line_of: Line = (pair.before.trial, f" was neutral and is {pair.after.record.verdict}.")
-            yield Claim(line=line_of, trial_ids=(pair.before.trial_id,))
+
+
+def _rank(entry: Entry) -> int:
+    """Return how well a trial ended: neutral best, then without a comparison, inert, different, no result."""
+    return _WORST_FIRST.index(entry.record.verdict) if entry.record.status == "ok" else -1
+
+
+def _ending(entry: Entry) -> str:
+    return entry.record.verdict if entry.record.status == "ok" else entry.record.status
+
+
+def _largest(name: str, path: str, unit: Unit, pairs: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield where a number has changed most, as a quotient, among those that are above zero in both."""
+    known = [
+        (pair, one, other)
+        for pair in pairs
+        if (one := pair.before.number(path, unit)) is not None
+        and (other := pair.after.number(path, unit)) is not None
+        and min(one.value, other.value) > 0
+    ]
+    if known:
+        pair, one, other = max(known, key=lambda found: abs(math.log(found[2].value / found[1].value)))
+        line: Line = (
+            f"The {name} that changed most is that of ",
+            pair.before.trial,
+            ": ",
+            one,
+            _ARROW,
+            other,
+        )
+        yield Claim(line=(*line, "."), trial_ids=(pair.before.trial_id,))
+
+
+def _are(count: int) -> str:
+    return "trial is" if count == 1 else "trials are"
 
 
 def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
@@ -142,8 +226,8 @@ def _interval(entry: Entry) -> Line:
     return (median, " [", low, ", ", high, "]")
 
 
-def _alone(before: Sweep, after: Sweep) -> tuple[Table, ...]:
-    both = {entry.trial_id for entry in before.entries} & {entry.trial_id for entry in after.entries}
+def _alone(before: Sweep, after: Sweep, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+    both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
     rows: list[tuple[Line, ...]] = [
         (
             (Trial(name=entry.name, trial_id=entry.trial_id),),
@@ -153,7 +237,7 @@ def _alone(before: Sweep, after: Sweep) -> tuple[Table, ...]:
         )
         for sweep in (before, after)
         for entry in sweep.entries
-        if entry.trial_id not in both
+        if (entry.sweep, entry.trial_id) not in both
     ]
     if not rows:
         return ()

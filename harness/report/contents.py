@@ -21,6 +21,8 @@ from harness.report.tables import (
     verdicts,
 )
 
+_MOST_DEVICES = 2
+
 
 def document(sweep: Sweep) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
@@ -55,16 +57,19 @@ def document(sweep: Sweep) -> Document:
 
 def subtitle(sweep: Sweep) -> Line:
     """Return where and when the sweep ran, and whether more of it is to come."""
-    devices = Counter(str(record.environment.get("device") or "unknown device") for record in sweep.records)
-    torches = sorted({str(record.environment.get("torch")) for record in sweep.records})
+    environments = [record.environment for record in sweep.records]
+    devices = Counter(str(each["device"]) for each in environments if each.get("device"))
+    torches = sorted({str(each["torch"]) for each in environments if each.get("torch")})
     times = sorted(record.finished_at for record in sweep.records)
-    where = ", ".join(device for device, _ in devices.most_common(2))
-    parts = [where, f"torch {', '.join(torches)}", times[-1][:10]] if times else ["no record yet"]
+    where = ", ".join(device for device, _ in devices.most_common(_MOST_DEVICES))
+    more = f" and {len(devices) - _MOST_DEVICES} more" if len(devices) > _MOST_DEVICES else ""
+    version = f"torch {', '.join(torches)}" if torches else ""
+    parts = [f"{where}{more}", version, times[-1][:10] if times else "no record yet"]
     waiting = len(sweep.waiting)
     if waiting:
         total = waiting + len(sweep.entries)
         parts.append(f"partial: {len(sweep.entries)} of {total} trials have a record")
-    return (" · ".join(parts),)
+    return (" · ".join(filter(None, parts)),)
 
 
 def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -70,13 +71,15 @@ class _Writer:
         name = f' aria-label="{escape(table.title)}"'
         kind = ' class="sortable"' if table.key in _SORTABLE else ""
         shown = (
-            f'<div class="scroll" tabindex="0" role="region"{name}><table{kind} id="table-{table.key}"{name}>'
+            f'<div class="scroll" tabindex="0" role="region"{name}>'
+            f'<table{kind} id="table-{escape(table.key)}"{name}>'
             f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>{about}"
         )
         if table.is_folded:
             title = f"<summary>{escape(table.title)}</summary>"
-            return Markup(f'<details id="{table.key}">{title}{shown}</details>')  # noqa: S704 (escaped)
-        return Markup(f'<h3 id="{table.key}-title">{escape(table.title)}</h3>{shown}')  # noqa: S704 (escaped)
+            return Markup(f'<details id="{escape(table.key)}">{title}{shown}</details>')  # noqa: S704 (escaped)
+        title = f'<h3 id="{escape(table.key)}-title">{escape(table.title)}</h3>'
+        return Markup(f"{title}{shown}")  # noqa: S704 (escaped)
 
     def _row(self, row: tuple[Line, ...], numeric: Sequence[bool]) -> str:
         of = _common(row)
@@ -85,20 +88,19 @@ class _Writer:
             f"<td{' class=number' if is_number else ''}>{self.line(cell, of)}</td>"
             for cell, is_number in zip(others, numeric[1:], strict=True)
         )
-        name = f' data-t="{of}"' if of else ""
+        name = f' data-t="{escape(of)}"' if of else ""
         return f'<tr{name}><th scope="row">{self.line(first, of)}</th>{cells}</tr>\n'
 
     def _part(self, part: Part, of: str) -> str:
         match part:
             case Number():
                 source = _source(part)
-                owner = f' data-t="{source}"' if source and source != of else ""
+                owner = f' data-t="{escape(source)}"' if source and source != of else ""
                 origin = f'data-p="{escape(part.path)}"{owner}'
                 return f'<data value="{part.value}" {origin}>{escape(str(part))}</data>'
             case Trial():
-                anchor = f"trial-{part.trial_id}"
-                name = escape(part.name)
-                return f'<a href="#{anchor}">{name}</a>' if anchor in self._anchors else name
+                anchor, name = f"trial-{part.trial_id}", escape(part.name)
+                return f'<a href="#{escape(anchor)}">{name}</a>' if anchor in self._anchors else name
             case Code():
                 text = f"<code>{escape(part.text)}</code>"
                 return f"<pre>{text}</pre>" if "\n" in part.text else text
@@ -136,6 +138,7 @@ def _asset(name: str) -> str:
     return (_PAGE / name).read_text(encoding="utf-8")
 
 
+@cache
 def _library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script."""
     bundle: str = vl_convert.javascript_bundle(_EMBED)

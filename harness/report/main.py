@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
     except FileNotFoundError as error:
         return _refuse(f"{error.args[0]}: no such folder or file; give the folder of a sweep, outputs/<name>")
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}; --out names another folder to write to")
     except (_NoRecordsError, UnreadableError, ConfigError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -75,6 +77,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--sync: sends to W&B; add --format wandb")
     if options.watch and (len(options.sweeps) > 1 or options.format != ("html",)):
         parser.error("--watch: follows one sweep, as html")
+    if options.watch and options.sweeps[0].is_file():
+        parser.error("--watch: follows the folder of a sweep; a file does not change")
     return options
 
 
@@ -164,8 +168,14 @@ def _state(root: Path) -> list[tuple[str, int]]:
     if not root.is_dir():
         raise FileNotFoundError(root)
     folders = [path for path in sorted(root.iterdir()) if path.is_dir()]
-    records = [folder / RECORD for folder in folders]
-    return [(record.parent.name, record.stat().st_mtime_ns if record.exists() else 0) for record in records]
+    return [(folder.name, _changed_ns(folder / RECORD)) for folder in folders]
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _refuse(message: str) -> int:

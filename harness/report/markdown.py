@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import escape
 
 import vl_convert
 
 from harness.report.document import Code, Document, Figure, Line, Table
 
-_MARKUP = re.compile(r"[\\|<`*]|(?<!\w)_|_(?!\w)")
+_MARKUP = re.compile(r"[\\|<`*~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;)|^[#>]")
 _WIDTH = 720  # of a figure, in pixels
 _INK, _SOFT, _LINE = "#1c1d1f", "#5b6068", "#dcdfe4"
 _CONFIG = {
@@ -20,8 +21,21 @@ _CONFIG = {
     "range": {
         "category": ["#4c78e0", "#e0a100", "#f0685a", "#3fae8f", "#a46be8", "#e76fae", "#8f9bad", "#59b8e6"]
     },
-    "axis": {"labelColor": _SOFT, "titleColor": _INK, "gridColor": _LINE, "domainColor": _LINE},
-    "legend": {"orient": "top", "labelColor": _INK, "titleColor": _SOFT, "labelLimit": 280, "columns": 6},
+    "axis": {
+        "labelColor": _SOFT,
+        "titleColor": _INK,
+        "gridColor": _LINE,
+        "domainColor": _LINE,
+        "labelLimit": 400,
+    },
+    "legend": {
+        "orient": "top",
+        "labelColor": _INK,
+        "titleColor": _SOFT,
+        "labelLimit": 230,
+        "columns": 4,
+        "layout": {"top": {"direction": "vertical"}},
+    },
     "text": {"color": _INK},
     "tick": {"color": _INK},
 }
@@ -48,7 +62,7 @@ def to_svg(figure: Figure) -> str:
 def markdown_table(table: Table) -> str:
     """Return a table alone."""
     lines = [
-        table.columns,
+        [_escaped(column) for column in table.columns],
         ["---"] * len(table.columns),
         *([in_markdown(cell) for cell in row] for row in table.rows),
     ]
@@ -81,7 +95,8 @@ def _figure(figure: Figure, figures: str) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     about = f"\n{_escaped(table.about)}" if table.about else ""
     if table.is_folded:
-        yield f"\n<details><summary>{_escaped(table.title)}</summary>\n\n{markdown_table(table)}\n{about}"
+        title = escape(" ".join(table.title.split()))  # within a tag markdown escapes nothing
+        yield f"\n<details><summary>{title}</summary>\n\n{markdown_table(table)}\n{about}"
         yield "\n</details>"
     else:
         yield f"\n### {_escaped(table.title)}\n\n{markdown_table(table)}\n{about}"
@@ -89,8 +104,9 @@ def _table(table: Table) -> Iterator[str]:
 
 def _code(text: str) -> str:
     """Return code on one line, in ticks enough to hold it; a bar would end the cell."""
-    flat = " ".join(text.split()).replace("|", "\\|")
-    return f"`` {flat} ``" if "`" in flat else f"`{flat}`"
+    flat = " ".join(text.split()).replace("|", "\\|") or " "
+    ticks = "`" * (1 + max(map(len, re.findall("`+", flat)), default=0))
+    return f"{ticks} {flat} {ticks}" if "`" in flat else f"`{flat}`"
 
 
 def _escaped(text: str) -> str:

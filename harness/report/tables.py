@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.cells import NOTHING, PHASES, cells, differences, mark
+from harness.report.cells import NOTHING, PHASES, cells, differences, mark, shortened
 from harness.report.commands import command
 from harness.report.document import Claim, Code, Line, Mark, Number, Part, Table
 from harness.report.sweep import Entry, Sweep
 from harness.report.table import LEGEND
-from harness.report.words import Unit
+from harness.report.words import Unit, printable
 
 _PROTOCOL = ("protocol", "data")
 _ENVIRONMENT = (
@@ -27,6 +27,7 @@ _ENVIRONMENT = (
     "packages",
 )
 _MOST_VALUES = 6
+_MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
 
 def results(sweep: Sweep) -> Table:
@@ -86,7 +87,7 @@ def failures(sweep: Sweep) -> Table:
             (Code(text=error.kind),),
             (entry.number("error/rank", Unit.COUNT) or NOTHING,),
             (error.phase or NOTHING,),
-            (" ".join(error.message.split()),),
+            (shortened(" ".join(printable(error.message).split()), _MOST_OF_A_MESSAGE),),
             (Code(text=error.log) if error.log else NOTHING,),
         )
         for entry, error in failed

@@ -70,7 +70,7 @@ def chunk_figure(sweep: Sweep, option: str) -> Figure | None:
         "ratio": "time/ratio_to_baseline/median",
     }
     rows = [
-        row | {"place": sweep.place(entry), "variant": entry.variant.split(" ")[0]}
+        row | {"place": sweep.where(entry), "variant": entry.family}
         for entry in sweep.entries
         if {"budget", "activations"} <= (row := row_of(entry, columns)).keys()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,13 @@ SYMBOLS = {"symbolOpacity": 1, "symbolStrokeWidth": 3}
 
 
 def row_of(entry: Entry, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return the numbers of a trial; what it has none of is left out."""
+    """Return the numbers of a trial; what it has none of, or none that JSON has, is left out."""
     found = {column: entry.number(path, Unit.VALUE) for column, path in columns.items()}
-    numbers = {column: number.value for column, number in found.items() if number is not None}
+    numbers = {
+        column: number.value
+        for column, number in found.items()
+        if number is not None and math.isfinite(number.value)
+    }
     return {"trial_id": entry.trial_id, "name": entry.name} | numbers
 
 
@@ -36,7 +41,6 @@ def names_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "type": "nominal",
         "sort": [row["name"] for row in rows],
         "title": None,
-        "axis": {"labelLimit": 260},
     }
 
 

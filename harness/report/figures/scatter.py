@@ -35,11 +35,11 @@ def front_figure(sweep: Sweep) -> Figure | None:
             rows.append(
                 row_of(point.entry, columns)
                 | {
-                    "variant": point.entry.variant.split(" ")[0],
-                    "place": sweep.place(point.entry),
+                    "variant": point.entry.family,
+                    "place": sweep.where(point.entry),
                     "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
                     "is_best": by is None,
-                    "label": point.entry.variant if by is None and not is_baseline(experiment) else "",
+                    "label": point.entry.choice if by is None and not is_baseline(experiment) else "",
                     "verdict": point.entry.record.verdict,
                 }
             )

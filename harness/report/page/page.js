@@ -4,6 +4,7 @@
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const isNarrow = () => innerWidth < 640;
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
   function config() {
@@ -12,8 +13,8 @@
     return {
       background: "transparent", font, view: { stroke: null },
       range: { category: ["#4c78e0", "#e0a100", "#f0685a", "#3fae8f", "#a46be8", "#e76fae", "#8f9bad", "#59b8e6", "#a07850", "#7fae3f"] },
-      axis: { labelColor: soft, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500 },
-      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: 280, columns: innerWidth < 640 ? 2 : 6 },
+      axis: { labelColor: soft, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, labelLimit: isNarrow() ? 130 : 400, labelSeparation: 6 },
+      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 230, columns: isNarrow() ? 2 : 4, layout: { top: { direction: "vertical" } } },
       text: { color: ink, fontSize: 12 }, tick: { color: ink }, rule: { color: soft }, line: { color: soft },
     };
   }
@@ -26,6 +27,7 @@
       const place = document.querySelector(`div.plot[data-figure="${key}"]`);
       const about = document.querySelector(`#figure-${key} h3`).textContent;
       const content = JSON.parse(holder.textContent);
+      if (isNarrow() && content.layer) content.layer = content.layer.filter(({ mark }) => mark.type !== "text"); // a tap names a point
       const spec = { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" }, description: about, config: config() };
       const options = { actions: false, renderer: content.data.values.length > MOST_SHAPES ? "canvas" : "svg", ast: true, tooltip: { theme: isDark() ? "dark" : "light" } };
       await acbenchEmbed(place, spec, options).catch((error) => errors.push(`${key}: ${error}`));
@@ -109,7 +111,10 @@
   }
   addEventListener("hashchange", reveal);
   reveal();
-  const refresh = Number(document.body.dataset.refreshS);
-  if (refresh) setInterval(() => { if (!document.hidden) location.reload(); }, refresh * 1000);
+  const refresh = Number(document.body.dataset.refreshS) * 1000;
+  let touched = -Infinity; // who reads, scrolls or types is not interrupted
+  for (const kind of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"]) addEventListener(kind, () => { touched = performance.now(); }, { passive: true });
+  const isIdle = () => !document.hidden && performance.now() - touched > 10 * refresh;
+  if (refresh) setInterval(() => { if (isIdle()) location.reload(); }, refresh);
   redraw();
 })();

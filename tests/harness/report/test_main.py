@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def folder(tmp_path: Path) -> Path:
     for each in (record(), record(experiment("none")), failed("oom", experiment("offload"))):
         store.write(each)
     return store.root
+
+
+def kept(*records: Record) -> str:
+    return json.dumps([each.to_dict() for each in records])
 
 
 def slower(ac: str, *, saved: int) -> Record:
@@ -81,7 +86,9 @@ def test_what_changed_stands_first(folder: Path, tmp_path: Path, capsys: pytest.
     assert main([str(folder), str(after.root), "--format", "html,markdown"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "1 of 2 trials in both sweeps changed: saved of 1, step time vs baseline of 1.",
-        "1 trials are only in before, 1 only in after.",
+        "The saved that changed most is that of full on single: 3.0 MiB → 4.0 MiB.",
+        "The step time vs baseline that changed most is that of full on single: 1.25× → 2.00×.",  # noqa: RUF001 (times)
+        "1 trial is only in before, 1 only in after.",
     ]
     text = (folder / "compared-with-after.md").read_text("utf-8")
     changed, same = text.index("## Changed"), text.index("## Unchanged")
@@ -90,6 +97,36 @@ def test_what_changed_stands_first(folder: Path, tmp_path: Path, capsys: pytest.
         "| full on single | saved, step time vs baseline | ok | neutral | 3.0 MiB → 4.0 MiB | 10.0 MiB "
         "| 1.00 G | 1.25× [1.25, 1.25] → 2.00× [2.00, 2.00] |"  # noqa: RUF001 (times)
     )
+
+
+def test_what_ended_worse_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after = Store(tmp_path / "later" / "before")
+    for each in (failed("oom"), record(experiment("none")), record(experiment("offload"))):
+        after.write(each)
+    assert main([str(folder), str(after.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        (
+            "2 of 3 trials in both sweeps changed: status of 2, verdict of 2, saved of 2, peak of 2, "
+            "recomputed FLOPs of 2, collectives of 2, step time vs baseline of 2."
+        ),
+        "full on single: neutral → oom.",
+    ]
+    page = (folder / "compared-with-before.html").read_text("utf-8")
+    assert "<h1>before, before → before, after</h1>" in page
+
+
+def test_an_option_that_only_one_version_has_does_not_part_trials(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = Store(tmp_path / "after")
+    for ac in ("full", "none", "nested"):
+        after.write(record(experiment(ac, ac={"new": 1}) | {"brand_new": True}))
+    assert main([str(folder), str(after.root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "0 of 2 trials in both sweeps changed.",
+        "2 of them are the same but for options that only one of the sweeps has.",
+        "1 trial is only in before, 1 only in after.",
+    ]
 
 
 def test_watching_writes_again_when_a_record_comes(
@@ -111,6 +148,35 @@ def test_watching_writes_again_when_a_record_comes(
     assert 'data-refresh-s="2"' in (folder / "report.html").read_text("utf-8")
 
 
+def test_a_record_that_goes_while_it_is_watched_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = folder / record().trial_id
+    naps = iter([(gone / "record.json").unlink, gone.rmdir])
+
+    def nap(_: float) -> None:
+        try:
+            next(naps)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("harness.report.main.time.sleep", nap)
+    assert main([str(folder), "--watch"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"wrote {folder / 'report.html'}"] * 3
+
+
+@pytest.mark.parametrize("words", [[], ["--format", "csv"], ["--format", "markdown"]])
+def test_where_nothing_can_be_written_the_remedy_is_named(
+    words: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    assert main([str(folder), "--out", str(taken), *words]) == 2
+    assert capsys.readouterr().err == (
+        f"acbench-report: {taken}: File exists; --out names another folder to write to\n"
+    )
+
+
 def test_a_file_of_records_is_a_sweep_too(folder: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps([each.to_dict() for each in Store(folder).scan().records]))
@@ -124,6 +190,16 @@ def test_a_file_of_records_is_a_sweep_too(folder: Path, tmp_path: Path) -> None:
     [
         pytest.param("{}", "must be a list of records, got a dict", id="no list"),
         pytest.param("[{}]", "record.schema_version: must be 1, got None", id="no record"),
+        pytest.param(
+            kept(replace(record(), trial_id='"><script>')),
+            """record.trial_id: must be 12 hexadecimal digits, got '"><script>'""",
+            id="an address that is none",
+        ),
+        pytest.param(
+            kept(record(), record()),
+            f"record.trial_id: must occur once, got {record().trial_id!r} again",
+            id="a trial twice",
+        ),
     ],
 )
 def test_a_file_of_something_else_is_refused(
@@ -184,6 +260,11 @@ def test_what_cannot_be_reported_is_refused(
         pytest.param(["a", "--sync"], "--sync: sends to W&B; add --format wandb", id="sync alone"),
         pytest.param(
             ["a", "--watch", "--format", "csv"], "--watch: follows one sweep, as html", id="watch csv"
+        ),
+        pytest.param(
+            [__file__, "--watch"],
+            "--watch: follows the folder of a sweep; a file does not change",
+            id="watch a file",
         ),
     ],
 )
