@@ -147,6 +147,29 @@ def _listed(items: Sequence[tuple[Part, ...]]) -> Line:
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
-    lines = json.dumps(plan, indent=1, ensure_ascii=False, default=str).splitlines()
+    lines = list(_outline(plan, ""))
     kept = lines[:_MOST_PLAN_LINES]
     return "\n".join([*kept, f"… {len(lines) - len(kept)} more lines"] if len(kept) < len(lines) else kept)
+
+
+def _outline(plan: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield what a part of a plan says on one line, and its parts below, indented."""
+    below = {key: parts for key, value in plan.items() if (parts := _parts(value))}
+    said = {key: value for key, value in plan.items() if key not in below and value not in (None, [], {})}
+    if said:
+        yield indent + ", ".join(f"{key} {_word(value)}" for key, value in said.items())
+        indent += "  "
+    for key, parts in below.items():
+        yield f"{indent}{key}:"
+        for part in parts:
+            yield from _outline(part, f"{indent}  ")
+
+
+def _parts(value: Any) -> list[Mapping[str, Any]]:
+    found = [value] if isinstance(value, Mapping) else value
+    is_outline = isinstance(found, list) and all(isinstance(each, Mapping) for each in found)
+    return list(found) if is_outline else []
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

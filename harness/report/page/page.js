@@ -14,7 +14,7 @@
       background: "transparent", font, view: { stroke: null },
       range: { category: ["#4c78e0", "#e0a100", "#f0685a", "#3fae8f", "#a46be8", "#e76fae", "#8f9bad", "#59b8e6", "#a07850", "#7fae3f"] },
       axis: { labelColor: soft, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, labelLimit: isNarrow() ? 130 : 400, labelSeparation: 6 },
-      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 230, columns: isNarrow() ? 2 : 4, layout: { top: { direction: "vertical" } } },
+      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 180, columns: isNarrow() ? 2 : 5, layout: { top: { direction: "vertical" } } },
       text: { color: ink, fontSize: 12 }, tick: { color: ink }, rule: { color: soft }, line: { color: soft },
     };
   }
