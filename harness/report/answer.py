@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.record import STATUSES, is_baseline
 from harness.report.cells import first_line, mark, notes, ratio
@@ -18,7 +18,6 @@ MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
 
 _MOST_NAMED = 4
-_MOST_OF_A_VERSION = 16  # characters; a commit has 40
 _ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
 _SHARE = "memory/peak_bytes : memory/baseline/peak_bytes"
 
@@ -37,18 +36,26 @@ def _measured(entries: Sequence[Entry]) -> int:
 
 def _places(sweep: Sweep, settings: Sequence[str]) -> dict[str, str]:
     """Return where and how each setting ran; environments are told apart where nothing else does it."""
-    found = {setting: _place(sweep.by_setting[setting][0]) for setting in settings}
-    shared = {place for place, count in Counter(found.values()).items() if count > 1}
-    alike = [setting for setting in settings if found[setting] in shared]
-    environments = {setting: sweep.by_setting[setting][0].record.environment for setting in alike}
-    differing = [
-        key for key in _ENVIRONMENT if len({str(each.get(key)) for each in environments.values()}) > 1
-    ]
-    for setting, environment in environments.items():
-        words = [f"{key} {str(environment.get(key))[:_MOST_OF_A_VERSION]}" for key in differing]
-        words = words or [f"environment {sweep.by_setting[setting][0].record.environment_id}"]
-        found[setting] += f", {', '.join(words)}"
+    first = {setting: sweep.by_setting[setting][0] for setting in settings}
+    found = {setting: _place(entry) for setting, entry in first.items()}
+    for setting in _alike(found):
+        versions = [
+            f"{key} {first[setting].record.environment.get(key)}" for key in _differing(first.values())
+        ]
+        found[setting] = ", ".join([found[setting], *versions])
+    for setting in _alike(found):
+        found[setting] += f", environment {first[setting].record.environment_id}"
     return found
+
+
+def _alike(places: Mapping[str, str]) -> list[str]:
+    shared = {place for place, count in Counter(places.values()).items() if count > 1}
+    return [setting for setting, place in places.items() if place in shared]
+
+
+def _differing(entries: Iterable[Entry]) -> list[str]:
+    environments = [entry.record.environment for entry in entries]
+    return [key for key in _ENVIRONMENT if len({str(each.get(key)) for each in environments}) > 1]
 
 
 def _place(entry: Entry) -> str:
