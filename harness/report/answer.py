@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -18,6 +19,7 @@ MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
 
 _MOST_NAMED = 4
+_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
 _ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
 _SHARE = "memory/peak_bytes : memory/baseline/peak_bytes"
 
@@ -39,10 +41,9 @@ def _places(sweep: Sweep, settings: Sequence[str]) -> dict[str, str]:
     first = {setting: sweep.by_setting[setting][0] for setting in settings}
     found = {setting: _place(entry) for setting, entry in first.items()}
     for setting in _alike(found):
-        versions = [
-            f"{key} {first[setting].record.environment.get(key)}" for key in _differing(first.values())
-        ]
-        found[setting] = ", ".join([found[setting], *versions])
+        environment = first[setting].record.environment
+        versions = [f"{key} {environment.get(key)}" for key in _differing(first.values())]
+        found[setting] = ", ".join([found[setting], *(_COMMIT.sub(r"\1", each) for each in versions)])
     for setting in _alike(found):
         found[setting] += f", environment {first[setting].record.environment_id}"
     return found

@@ -216,6 +216,9 @@ def test_what_a_setting_shares_is_said_once() -> None:
     ("environment", "expected"),
     [
         pytest.param({"torch": "2.12.0"}, ["torch 2.12.0", "torch 2.13.0"], id="versions"),
+        pytest.param(
+            {"commit": f"{'a' * 40}-dirty"}, ["commit aaaaaaaaaa-dirty", "commit None"], id="a commit"
+        ),
         pytest.param({}, ["environment ffffffffffff", "environment 0123456789ab"], id="no name"),
     ],
 )
