@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -35,19 +37,32 @@ _MOST_COMPARED = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report and print its answer; 1 when something was not sent, 2 when nothing was done."""
     options = _options(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no ≈ is told \\u2248
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _made_or_refused(options)
+    except BrokenPipeError:  # who reads the answer has read enough of it; the files are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int("wandb" in options.format)
+    except KeyboardInterrupt:
+        return 0 if options.watch else 1
+
+
+def _made_or_refused(options: argparse.Namespace) -> int:
     try:
         if options.watch:
             return _watch(options)
         with _no_collector():
             return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
     except FileNotFoundError as error:
-        return _refuse(f"{error.args[0]}: no such folder or file; give the folder of a sweep, outputs/<name>")
-    except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror}; --out names another folder to write to")
+        where = error.filename or error.args[0]
+        return _refuse(f"{where}: no such folder or file; give the folder of a sweep, outputs/<name>")
     except (_NoRecordsError, UnreadableError, ConfigError) as error:
         return _refuse(str(error))
-    except KeyboardInterrupt:
-        return 0 if options.watch else 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}; --out names another folder to write to")
 
 
 class _NoRecordsError(ValueError):

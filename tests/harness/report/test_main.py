@@ -275,6 +275,21 @@ def test_words_that_make_no_sense(words: list[str], message: str, capsys: pytest
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("{python} -m harness.report.main {folder} | true", id="nobody reads"),
+        pytest.param("PYTHONIOENCODING=ascii {python} -m harness.report.main {folder}", id="plain ASCII"),
+    ],
+)
+def test_any_terminal_will_do(command: str, folder: Path) -> None:
+    line = command.format(python=sys.executable, folder=folder)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, f"wrote {folder / 'report.html'}\n")
+
+
 def test_reports_need_neither_torch_nor_hydra_nor_wandb(folder: Path) -> None:
     program = (
         "import sys; sys.modules.update(torch=None, hydra=None, omegaconf=None, wandb=None)\n"

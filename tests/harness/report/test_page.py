@@ -176,3 +176,21 @@ def test_without_scripts_every_row_is_there(browser: Browser, file: Path, record
     assert page.locator("#table-results tbody tr").count() == len(records)
     assert page.locator("#table-results tbody tr").last.is_visible()
     page.close()
+
+
+def test_an_open_page_follows_a_sweep_and_waits_for_who_reads(
+    browser: Browser, records: list[Record], tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(to_html(document(sweep_of(records[:1], name="demo")), records=1, refresh_s=2), "utf-8")
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(path.as_uri())
+    page.evaluate("window.isOld = true")
+    page.mouse.move(9, 9)
+    page.clock.run_for(15_000)
+    assert page.evaluate("window.isOld")
+    with page.expect_navigation():
+        page.clock.fast_forward(30_000)
+    assert page.evaluate("window.isOld") is None
+    page.close()
