@@ -116,8 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply({"data": self.server.answer(str(operation), query.get("variables") or {})})
             return
         if self.path.endswith("file_stream"):
-            rows = json.loads(body).get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
-            self.server.history.setdefault(self.path.split("/")[-2], []).extend(map(json.loads, rows))
+            sent = json.loads(body).get("files", {}).get("wandb-history.jsonl", {"offset": 0, "content": []})
+            rows = self.server.history.setdefault(self.path.split("/")[-2], [])
+            first, content = sent["offset"], [json.loads(row) for row in sent["content"]]
+            rows[first : first + len(content)] = content
         self._reply({})
 
     def _body(self) -> bytes:
