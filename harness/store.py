@@ -40,6 +40,7 @@ FINISHED = ("ok", "oom", "refused")
 """Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
 failed; `rerun=true` runs any."""
 
+_ESCAPED_HALF = re.compile(r"\\u[dD]")
 _HALF = re.compile("[\ud800-\udfff]")
 _NOT_THE_TRIAL = ("name", "tracker", "launcher")
 _LOCK_POLL_S = 0.1
@@ -221,7 +222,7 @@ def parsed(text: str) -> Any:
         ValueError: it is no JSON, or holds half a character.
     """
     value = json.loads(text)
-    if "\\ud" in text:  # an escape of half a character; two of them may be a whole one
+    if _ESCAPED_HALF.search(text):  # two of them may be a whole one
         json.dumps(value, ensure_ascii=False).encode()
     return value
 

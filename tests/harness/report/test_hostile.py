@@ -168,9 +168,9 @@ def test_half_characters_of_others_are_refused(tmp_path: Path, capsys: pytest.Ca
     store = Store(tmp_path)
     store.write(record(experiment("none")))
     path = store.write(failed(message="whole"))
-    path.write_text(path.read_text("utf-8").replace("whole", r"\ud83d\ude00"))
+    path.write_text(path.read_text("utf-8").replace("whole", r"\uD83D\uDE00"))
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().err == f"wrote {tmp_path / 'report.html'}\n"
-    path.write_text(path.read_text("utf-8").replace(r"\ude00", ""))
+    path.write_text(path.read_text("utf-8").replace(r"\uDE00", ""))
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().err.startswith(f"acbench-report: {path}: 'utf-8' codec can't encode character")
