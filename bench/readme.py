@@ -1,7 +1,8 @@
-"""Write the generated parts of README.md: the tables of the demo, of variants and of nested regions.
+"""Write the generated parts of the documentation.
 
-`python -m bench.readme` after `make demo`: what stands between `<!-- name -->` and `<!-- /name -->` is
-replaced.
+`python -m bench.readme` after `make demo`: in README.md what stands between `<!-- name -->` and
+`<!-- /name -->` is replaced (the tables of the demo, of variants and of nested regions); below docs/results
+there is a page of each kept sweep, whose figures the README shows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 from harness.record import Record
+from harness.report.main import main as write_reports
 from harness.report.table import sheet
 from harness.store import Store
 from strategies import Strategy, ac_variants
@@ -35,9 +37,11 @@ _SHOWN = (
 
 
 def main() -> int:
-    """Rewrite README.md; 1 when the demo has not run."""
+    """Rewrite README.md and the pages of results; 1 when the demo has not run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("demo", "variants", "nested"), help="leave the others as they are")
+    parser.add_argument(
+        "--only", choices=("demo", "variants", "nested", "results"), help="leave the others as they are"
+    )
     only = parser.parse_args().only
     text = _README.read_text(encoding="utf-8")
     if only in {None, "demo"}:
@@ -49,8 +53,17 @@ def main() -> int:
         text = replaced(text, "variants", variant_table())
     if only in {None, "nested"}:
         text = replaced(text, "nested", nested_table())
+    if only in {None, "results"}:
+        for kept in kept_sweeps():
+            write_reports([str(kept), "--format", "markdown"])
     _README.write_text(text, encoding="utf-8")
     return 0
+
+
+def kept_sweeps() -> list[Path]:
+    """Return the files below docs/results that are lists of records; the others are results of benchmarks."""
+    files = sorted((_ROOT / "docs" / "results").glob("*.json"))
+    return [path for path in files if path.read_text(encoding="utf-8").startswith("[")]
 
 
 def demo_table() -> str:

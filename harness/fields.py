@@ -9,7 +9,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -52,34 +52,58 @@ def encode(value: Any) -> Any:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _fields(cls: type[Any]) -> tuple[tuple[str, Any, frozenset[type[Any]], bool], ...]:
+    """Return of each field: name, type, what needs no decoding, whether it may be missing."""
+    nothing, hints = (dataclasses.MISSING, dataclasses.MISSING), typing.get_type_hints(cls)
+    return tuple(
+        (
+            field.name,
+            hints[field.name],
+            _kept(hints[field.name]),
+            (field.default, field.default_factory) != nothing,
+        )
+        for field in dataclasses.fields(cls)
+    )
+
+
+@cache
+def _kept(kind: Any) -> frozenset[type[Any]]:
+    """Return the types of values that `kind` takes as they are: most of a record, and not worth a call."""
+    kinds = _taken_apart(kind)[1] if isinstance(kind, types.UnionType) else (kind,)
+    kept = {each for each in kinds if each in _WORDS or each is types.NoneType}
+    return frozenset(kept - {int} if float in kept else kept)  # an integer may have to become a float
 
 
 def _dataclass(cls: Any, value: object, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object, got {value!r}")  # noqa: TRY004 (it is a value of a file)
-    present = {field.name: field for field in dataclasses.fields(cls) if field.name in value}
-    for field in dataclasses.fields(cls):
-        optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-        if field.name not in present and not optional:
-            raise ValueError(f"{where}.{field.name}: is missing")
-    return cls(**{name: _value(_hints(cls)[name], value[name], f"{where}.{name}") for name in present})
+    given = {}
+    for name, kind, kept, may_be_missing in _fields(cls):
+        if name in value:
+            item = value[name]
+            given[name] = item if type(item) in kept else _value(kind, item, f"{where}.{name}")
+        elif not may_be_missing:
+            raise ValueError(f"{where}.{name}: is missing")
+    return cls(**given)
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
     if kind is Any:
         return value
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _taken_apart(kind)
+    if origin is None:
+        return _scalar(kind, value, where) if kind in _WORDS else _dataclass(kind, value, where)
     if origin is types.UnionType:
         return _union(arguments, value, where)
     if origin is dict:
         return _mapping(arguments[1], value, where)
-    if origin is tuple:
-        return _sequence(arguments[0], value, where)
-    return _scalar(kind, value, where)
+    return _sequence(arguments[0], value, where)
+
+
+@cache
+def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return origin and arguments of a generic type; asking typing for every value takes half the time."""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
@@ -97,13 +121,23 @@ def _union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
 def _mapping(kind: Any, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object, got {value!r}")  # noqa: TRY004 (it is a value of a file)
+    if _are_all(kind, value.values()):
+        return {str(key): item for key, item in value.items()}
     return {str(key): _value(kind, item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _sequence(kind: Any, value: object, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: must be a list, got {value!r}")  # noqa: TRY004 (it is a value of a file)
+    if _are_all(kind, value):
+        return tuple(value)
     return tuple(_value(kind, item, f"{where}[{index}]") for index, item in enumerate(value))
+
+
+def _are_all(kind: Any, values: Iterable[object]) -> bool:
+    """Whether there is nothing to decode: long rows of numbers are most of a record."""
+    kept = _kept(kind)
+    return bool(kept) and all(type(value) in kept for value in values)
 
 
 def _scalar(kind: type[Any], value: object, where: str) -> Any:

@@ -51,6 +51,15 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """A stay of the step in a module: the highest total of live storages on the device there."""
+
+    bytes: int
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryNumbers:
     """The bytes of one instrumented step, by the definitions of the record."""
 
@@ -68,10 +77,11 @@ class MemoryNumbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredMemory(MemoryNumbers):
-    """Fields: largest_saved: largest first; saved_by_module: bytes by module FQN."""
+    """Fields: largest_saved: largest first; saved_by_module: bytes by module FQN; timeline: as it went."""
 
     largest_saved: tuple[SavedTensor, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,8 +40,8 @@ class BaselineMemory:
 class Memory(MeasuredMemory):
     """The bytes of a trial, maximum over ranks.
 
-    `peak_phase` and `peak_module` are those of the rank with the highest peak; `largest_saved` and
-    `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
+    `peak_phase`, `peak_module` and `timeline` are those of the rank with the highest peak; `largest_saved`
+    and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
     """
 
     by_rank: tuple[RankMemory, ...]
@@ -122,6 +122,7 @@ def merge_memory(
         peak_phase=highest.peak_phase,
         peak_module=highest.peak_module,
         allocator=_merge_allocators([memory.allocator for memory in memories]),
+        timeline=highest.timeline,
         largest_saved=fullest.largest_saved,
         saved_by_module=fullest.saved_by_module,
         by_rank=tuple(_rank_memory(rank) for rank in ranks),

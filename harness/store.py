@@ -40,6 +40,8 @@ FINISHED = ("ok", "oom", "refused")
 """Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
 failed; `rerun=true` runs any."""
 
+_ESCAPED_HALF = re.compile(r"\\u[dD]")
+_HALF = re.compile("[\ud800-\udfff]")
 _NOT_THE_TRIAL = ("name", "tracker", "launcher")
 _LOCK_POLL_S = 0.1
 _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
@@ -146,11 +148,15 @@ class Store:
         return folder
 
     def write(self, record: Record) -> Path:
-        """Write `record`, replacing an earlier one of the same trial, and return its path."""
+        r"""Write `record`, replacing an earlier one of the same trial, and return its path.
+
+        Half characters, which Python makes of bytes that are no UTF-8 in file names and messages, become
+        words like `\udc80`: nothing that reads a record could write them again.
+        """
         folder = self.trial_dir(record.trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomically(folder / RECORD, text + "\n")
+        write_atomically(folder / RECORD, _HALF.sub(lambda half: rf"\\u{ord(half[0]):04x}", text) + "\n")
         return folder / RECORD
 
     def read(self, trial_id: str) -> Record:
@@ -160,7 +166,7 @@ class Store:
             FileNotFoundError: there is none.
             ValueError: the file is torn or foreign; the message says how.
         """
-        record = validate(json.loads(self.record_path(trial_id).read_text(encoding="utf-8")))
+        record = validate(parsed(self.record_path(trial_id).read_text(encoding="utf-8")))
         if record.trial_id != trial_id:
             raise ValueError(f"record.trial_id: must be {trial_id!r} as its folder, got {record.trial_id!r}")
         return record
@@ -207,6 +213,18 @@ def trial_id(experiment: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in experiment.items() if key not in _NOT_THE_TRIAL}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def parsed(text: str) -> Any:
+    """Return the JSON value that `text` describes.
+
+    Raises:
+        ValueError: it is no JSON, or holds half a character.
+    """
+    value = json.loads(text)
+    if _ESCAPED_HALF.search(text):  # two of them may be a whole one
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def check_name(name: str) -> None:

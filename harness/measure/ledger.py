@@ -108,6 +108,22 @@ class Ledger:
                 peak = Peak(nbytes=running, phase=change.phase, module=change.module)
         return peak
 
+    def timeline(self, selected: Callable[[Life], bool]) -> list[Peak]:
+        """Return the highest total of the selected storages in each stay in a module, in order of time."""
+        chosen = [selected(life) for life in self.lives]
+        running = self.start_bytes(selected)
+        stays: list[Peak] = []
+        for change in self._changes:
+            if not chosen[change.life]:
+                continue
+            running += change.delta
+            here = Peak(nbytes=running, phase=change.phase, module=change.module)
+            if stays and (stays[-1].phase, stays[-1].module) == (here.phase, here.module):
+                stays[-1] = max(stays[-1], here, key=lambda stay: stay.nbytes)
+            else:
+                stays.append(here)
+        return stays
+
     def largest(self, selected: Callable[[Life], bool]) -> dict[str, int]:
         """Return the largest birth of a selected storage by the operator that made it, largest first."""
         largest: dict[str, int] = {}

@@ -7,6 +7,7 @@ works on CPU, CUDA, meta and fake tensors alike, and changes no operator.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,7 @@ from harness.measure.tensors import (
 )
 
 LARGEST_SAVED = 20
+MOST_MOMENTS = 200
 
 _aten = torch.ops.aten
 # operators with which autograd's AccumulateGrad node makes a `.grad`; hooks of the node run others
@@ -61,6 +63,15 @@ class SavedStorage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """A part of the step: where, and the highest total of live storages there."""
+
+    bytes: int
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
     """The memory of one training step on one rank, in bytes of distinct storages.
 
@@ -78,6 +89,8 @@ class MemoryReport:
             memory.
         largest_saved: the largest of the saved storages, largest first, at most 20.
         saved_by_module: saved bytes by the module that made them.
+        timeline: highest total on the device in each stay in a module, in order of time; of a long step, the
+            highest of neighbouring stays, at most 200 in all.
     """
 
     saved_bytes: int
@@ -91,6 +104,7 @@ class MemoryReport:
     host_peak_bytes: int
     largest_saved: tuple[SavedStorage, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[Moment, ...] = ()
 
 
 class WorkspaceProbe(Protocol):
@@ -362,6 +376,17 @@ def saved_storages(ledger: Ledger) -> list[SavedStorage]:
         SavedStorage(bytes=life.nbytes, op=life.op, module=life.module, shape=life.shape, dtype=life.dtype)
         for life in lives
     ]
+
+
+def timeline(ledger: Ledger) -> tuple[Moment, ...]:
+    """Return the step in order of time; where there are too many stays, the highest of neighbours."""
+    stays = ledger.timeline(is_on_device)
+    width = math.ceil(len(stays) / MOST_MOMENTS) or 1
+    highest = [
+        max(stays[start : start + width], key=lambda stay: stay.nbytes)
+        for start in range(0, len(stays), width)
+    ]
+    return tuple(Moment(bytes=stay.nbytes, phase=stay.phase, module=stay.module) for stay in highest)
 
 
 def by_module(saved: Iterable[SavedStorage]) -> dict[str, int]:

@@ -214,6 +214,7 @@ class _Meter:
             host_peak_bytes=ledger.peak(memory.is_on_host).nbytes,
             largest_saved=tuple(self._saved[: memory.LARGEST_SAVED]),
             saved_by_module=memory.by_module(self._saved),
+            timeline=memory.timeline(ledger),
         )
 
     def live_totals(self, device: str) -> LiveTotals:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from harness.report.words import printable
 
 Experiment = Mapping[str, Any]
 
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
 _GROUPS = (*_VARIANT, *_NAMED, "mesh")
+_OF_THE_CHOICE = ("wrap_order",)
+"""Scalar fields that say how a strategy is applied."""
+
 _UNKNOWN = "?"
+_MOST_CHARACTERS = 200  # of the value of an option
 
 
 def group_name(experiment: Experiment, group: str) -> str:
@@ -21,10 +28,21 @@ def group_name(experiment: Experiment, group: str) -> str:
     return value if isinstance(value, str) else _UNKNOWN
 
 
+def variant_name(experiment: Experiment) -> str:
+    """Return the chosen strategies, without their options."""
+    chosen = {group: group_name(experiment, group) for group in _VARIANT}
+    others = [
+        f"{group} {name}"
+        for group, name in chosen.items()
+        if group != "ac" and name not in ("none", _UNKNOWN)
+    ]
+    return " + ".join([chosen["ac"], *others])
+
+
 def point_label(experiment: Experiment) -> str:
     """Return `variant on mesh, model`: what a trial is called, whatever else the sweep holds."""
     return (
-        f"{_variant_name(experiment)} on {group_name(experiment, 'mesh')}, {group_name(experiment, 'model')}"
+        f"{variant_name(experiment)} on {group_name(experiment, 'mesh')}, {group_name(experiment, 'model')}"
     )
 
 
@@ -39,14 +57,35 @@ def variant_labels(experiments: Sequence[Experiment]) -> list[str]:
 
     An option of a group is shown where it differs between trials that chose the same option of that group.
     """
-    options, recipe = _swept_options(experiments, (*_VARIANT, *_NAMED)), _swept_recipe(experiments)
+    labels = zip(choice_labels(experiments), recipe_labels(experiments), strict=True)
+    return [f"{choice} {recipe}" if recipe else choice for choice, recipe in labels]
+
+
+def choice_labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the part of `variant_labels` that says which strategies a trial has."""
+    options = _swept_options(experiments, _VARIANT)
+    scalars = _swept_scalars(experiments).intersection(_OF_THE_CHOICE)
+    return [
+        " ".join(
+            [
+                variant_name(experiment),
+                *_differing(experiment, options, _VARIANT, qualified=False),
+                *_written(experiment, scalars),
+            ]
+        )
+        for experiment in experiments
+    ]
+
+
+def recipe_labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the rest of `variant_labels`: seed, dtype, data and so on; empty where none was swept."""
+    options = _swept_options(experiments, _NAMED)
+    scalars = _swept_scalars(experiments).difference(_OF_THE_CHOICE)
     names = [group for group in ("data", "protocol") if len(_names(experiments, group)) > 1]
     return [
         " ".join(
             [
-                _variant_name(experiment),
-                *_differing(experiment, options, _VARIANT, qualified=False),
-                *(f"{name}={_plain(value)}" for name, value in experiment.items() if name in recipe),
+                *_written(experiment, scalars),
                 *(
                     f"{group}={group_name(experiment, group)}"
                     for group in names
@@ -70,16 +109,6 @@ def mesh_labels(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def _variant_name(experiment: Experiment) -> str:
-    chosen = {group: group_name(experiment, group) for group in _VARIANT}
-    others = [
-        f"{group} {name}"
-        for group, name in chosen.items()
-        if group != "ac" and name not in ("none", _UNKNOWN)
-    ]
-    return " + ".join([chosen["ac"], *others])
-
-
 def _swept_options(experiments: Sequence[Experiment], groups: Sequence[str]) -> set[tuple[str, str, str]]:
     """Return `(group, choice, option)` of what differs between experiments with the same choice."""
     peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -96,7 +125,7 @@ def _swept_options(experiments: Sequence[Experiment], groups: Sequence[str]) -> 
     }
 
 
-def _swept_recipe(experiments: Sequence[Experiment]) -> set[str]:
+def _swept_scalars(experiments: Sequence[Experiment]) -> set[str]:
     """Return the scalar fields of experiments that differ."""
     first = {name: value for experiment in reversed(experiments) for name, value in experiment.items()}
     return {
@@ -105,6 +134,10 @@ def _swept_recipe(experiments: Sequence[Experiment]) -> set[str]:
         for name, value in experiment.items()
         if name not in _GROUPS and value != first[name]
     }
+
+
+def _written(experiment: Experiment, names: set[str]) -> Iterator[str]:
+    yield from (f"{name}={_plain(value)}" for name, value in experiment.items() if name in names)
 
 
 def _names(experiments: Sequence[Experiment], group: str) -> set[str]:
@@ -138,6 +171,10 @@ def _is_the_models(experiment: Experiment, option: str, value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)
+    """Return a value on one line; what is long, such as a tree of labels, by its start and an address."""
+    text = f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    text = printable(" ".join(text.split()))
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    address = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:6]
+    return f"{text[: _MOST_CHARACTERS // 2]}…{address}"

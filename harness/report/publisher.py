@@ -6,25 +6,30 @@ Nothing a tracker does can hurt a sweep: ranks never import it, and neither does
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.fields import decode
 from harness.record import Record
-from harness.store import MARKER, Store
+from harness.store import MARKER, RECORD, Store
 
 TRACKERS = ("offline", "online", "none")
 FOLDER = "wandb"
 """Of the tracker's files, below the sweep's folder."""
 
 LOG = "publisher.log"
+REPORT = "report.json"
+"""Below `FOLDER`: for which records the report was last written, and under which id W&B has it."""
 
 _KEPT_SETTINGS = (
     "WANDB_API_KEY",
@@ -69,22 +74,23 @@ class Published:
         published: records of this call that the tracker has now.
         remaining: records that it has not.
         folder: where the offline files are.
-        problem: why records remain; `None` when none does.
+        problem: why records remain, or why the report is not current; `None` when all is well.
+        report_url: where the report is; `None` where none was sent.
     """
 
     published: int
     remaining: int
     folder: Path
     problem: str | None
+    report_url: str | None = None
 
     def __str__(self) -> str:
-        done = f"W&B: {self.published} published, files in {self.folder}"
+        report = "" if self.report_url is None else f", report {self.report_url}"
+        done = f"W&B: {self.published} published, files in {self.folder}{report}"
         if self.problem is None:
             return done
-        return (
-            f"{done}; {self.remaining} not published, the same command tries again: {self.problem}; "
-            f"see {self.folder / LOG}"
-        )
+        what = f"{self.remaining} not published" if self.remaining else "the report is not up to date"
+        return f"{done}; {what}, the same command tries again: {self.problem}; see {self.folder / LOG}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +106,27 @@ class Marker:
     run_dir: str
 
 
-def publish(store: Store, tracker: Tracker) -> Published | None:
-    """Publish the finished records of a sweep that are not published yet.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportMarker:
+    """What stands in `REPORT`.
+
+    Fields:
+        digest: of the records that the specification was written from.
+        project, entity: where it is to be, as they were asked for.
+        sent_digest: of the records that the report in W&B is about; `None` until it was sent.
+        report_id, url: of W&B.
+    """
+
+    digest: str
+    project: str
+    entity: str | None
+    sent_digest: str | None = None
+    report_id: str | None = None
+    url: str | None = None
+
+
+def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Published | None:
+    """Publish the finished records of a sweep that are not published yet, online with a report on them.
 
     A process of its own does it and is ended, with everything it started, when the deadline passes. Trouble
     of any kind ends in `Published.problem`; the next call continues.
@@ -109,6 +134,7 @@ def publish(store: Store, tracker: Tracker) -> Published | None:
     Args:
         store: of the sweep.
         tracker: where to.
+        with_report: write the report's specification offline, too.
 
     Returns:
         What was done; `None` for `tracker=none`.
@@ -116,17 +142,51 @@ def publish(store: Store, tracker: Tracker) -> Published | None:
     if tracker.name == "none":
         return None
     online = tracker.name == "online"
-    waiting = pending(store, online=online)
-    problem = _run_publisher(store.root, tracker) if waiting else None
+    waiting, with_report = pending(store, online=online), with_report or online
+    is_needed = bool(waiting) or (with_report and not _has_report(store, tracker))
+    problem = _run_publisher(store.root, tracker, _modules(waiting, with_report)) if is_needed else None
     remaining = len(pending(store, online=online)) if waiting else 0
-    if remaining and problem is None:
+    is_done = not remaining and (not with_report or _has_report(store, tracker))
+    if not is_done and problem is None:
         problem = "the publisher ended without a reason"
+    marker = report_marker(store)
     return Published(
         published=len(waiting) - remaining,
         remaining=remaining,
         folder=store.root / FOLDER,
-        problem=problem if remaining else None,
+        problem=None if is_done else problem,
+        report_url=marker.url if marker is not None and online else None,
     )
+
+
+def report_marker(store: Store) -> ReportMarker | None:
+    """Return what is known of the sweep's report; `None` where none was written or the file is torn."""
+    try:
+        value = json.loads((store.root / FOLDER / REPORT).read_text(encoding="utf-8"))
+        return decode(ReportMarker, value, REPORT)
+    except (OSError, ValueError):
+        return None
+
+
+def records_digest(store: Store) -> str:
+    """Return 12 hexadecimal digits that change whenever a record comes, goes or changes."""
+    names = sorted(path.parent.name for path in store.root.glob(f"*/{RECORD}"))
+    text = " ".join(f"{name}:{store.digest(name)}" for name in names)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _has_report(store: Store, tracker: Tracker) -> bool:
+    """Whether the report on the current records is where `tracker` wants it."""
+    marker = report_marker(store)
+    if marker is None or (marker.project, marker.entity) != (tracker.project, tracker.entity):
+        return False
+    digest = marker.sent_digest if tracker.name == "online" else marker.digest
+    return digest == records_digest(store)
+
+
+def _modules(waiting: Sequence[Record], with_report: bool) -> list[str]:
+    """Return the programs to run, in this order: a report needs its runs."""
+    return ["wandb_publish"] * bool(waiting) + ["wandb_report"] * with_report
 
 
 def pending(store: Store, *, online: bool) -> list[Record]:
@@ -154,13 +214,16 @@ def is_sent(store: Store, marker: Marker) -> bool:
     return any((store.root / marker.run_dir).glob("*.wandb.synced"))
 
 
-def _run_publisher(root: Path, tracker: Tracker) -> str | None:
-    """Run the publisher process to its end and return what went wrong."""
-    folder = root.resolve() / FOLDER
+def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str | None:
+    """Run programs one after the other, in a process each, and return what went wrong first."""
+    folder, end = root.resolve() / FOLDER, time.monotonic() + tracker.deadline_s
+    code = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("w", encoding="utf-8") as log:
-            code = _wait(_start(root.resolve(), tracker, log), tracker.deadline_s)
+            for module in modules:
+                if code == 0:
+                    code = _wait(_start(module, root.resolve(), tracker, log), end - time.monotonic())
     except subprocess.TimeoutExpired:
         return f"the deadline of {tracker.deadline_s:g} s passed"
     except OSError as error:  # no space, no permission: trouble of the tracker, not of the sweep
@@ -168,7 +231,7 @@ def _run_publisher(root: Path, tracker: Tracker) -> str | None:
     return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
 
 
-def _start(root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]:
+def _start(module: str, root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]:
     arguments = [
         "--mode",
         tracker.name,
@@ -179,7 +242,7 @@ def _start(root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]
     ]
     arguments += [] if tracker.entity is None else ["--entity", tracker.entity]
     return subprocess.Popen(  # noqa: S603 (our own module, no shell)
-        [sys.executable, "-m", "harness.report.wandb_publish", *arguments, "--", str(root)],
+        [sys.executable, "-m", f"harness.report.{module}", *arguments, "--", str(root)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -31,7 +31,7 @@ _STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Publish what is pending; return 0 when nothing remains."""
-    options = _options(arguments)
+    options = options_of(arguments, __doc__)
     deadline = time.monotonic() + options.deadline_s
     # whoever waits for this process ends it at the deadline; should that one be gone, the alarm does
     signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
@@ -75,8 +75,9 @@ def publish_offline(store: Store, record: Record, *, project: str, entity: str |
     write_atomically(store.trial_dir(record.trial_id) / MARKER, json.dumps(asdict(marker)))
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.report.wandb_publish", description=__doc__)
+def options_of(arguments: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+    """Return the options of a process that the publisher starts."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", type=Path, help="folder of the sweep")
     parser.add_argument("--mode", choices=("offline", "online"), default="offline")
     parser.add_argument("--project", default="acbench")

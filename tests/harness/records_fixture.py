@@ -46,6 +46,10 @@ _MEMORY = {
             "dtype": "float32",
         },
     ],
+    "timeline": [
+        {"bytes": 9_437_184, "phase": "forward", "module": "layers.0"},
+        {"bytes": 10_485_760, "phase": "backward", "module": "layers.3"},
+    ],
     "saved_by_module": {"layers.0": 2_097_152, "layers.1": 1_048_576},
 }
 _WORK = {

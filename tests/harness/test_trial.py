@@ -87,7 +87,7 @@ RECORD_KEYS = {
     "memory": {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",
         "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "by_rank", "allocator", "largest_saved",
-        "saved_by_module", "predicted_peak_bytes", "baseline",
+        "saved_by_module", "timeline", "predicted_peak_bytes", "baseline",
     },
     "memory.allocator": {
         "source", "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes",

@@ -69,6 +69,23 @@ def test_what_stood_before(mark: Kind, expected: Kind) -> None:
     assert ledger.lives[number].kind is expected
 
 
+def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
+    ledger = Ledger()
+    ledger.stand(life(100, kind=Kind.STANDING))
+    first = ledger.bear(life(10, module="a"))
+    second = ledger.bear(life(20, module="a"))
+    ledger.resize(second, 0, phase="forward", module="a")
+    ledger.bear(life(5, module="b"))
+    ledger.resize(first, 0, phase="backward", module="b")
+    ledger.bear(life(1, phase="backward", module="a"))
+    assert ledger.timeline(everything) == [
+        Peak(nbytes=130, phase="forward", module="a"),
+        Peak(nbytes=115, phase="forward", module="b"),
+        Peak(nbytes=105, phase="backward", module="b"),
+        Peak(nbytes=106, phase="backward", module="a"),
+    ]
+
+
 def test_the_largest_birth_of_each_operator_largest_first() -> None:
     ledger = Ledger()
     for op, nbytes in (("mm", 3), ("conv", 9), ("mm", 7)):

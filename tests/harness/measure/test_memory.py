@@ -124,6 +124,17 @@ def test_saved_storages_are_named_largest_first() -> None:
         "layers.0": 4104,
         "layers.1": 4104,
     }
+    highest = max(memory.timeline, key=lambda moment: moment.bytes)
+    assert (highest.bytes, highest.phase, highest.module) == (
+        memory.peak_bytes,
+        memory.peak_phase,
+        memory.peak_module,
+    )
+    assert list(dict.fromkeys(moment.phase for moment in memory.timeline)) == [
+        "forward",
+        "backward",
+        "optimizer",
+    ]
 
 
 @pytest.mark.parametrize(

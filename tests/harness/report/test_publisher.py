@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from tests.harness.report.loopback import accepting_server, silent_server
 from tests.harness.report.offline_log import OfflineRun, read_run
 
 OFFLINE = Tracker(name="offline", project="ours", deadline_s=60)
+HANGS_S = 30
+"""Far more than any deadline here, far less than the 100 s for which wandb waits for a server by itself."""
 
 
 @pytest.fixture
@@ -151,6 +156,10 @@ def test_online_sends_what_a_loopback_stub_takes_and_only_once(
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         online = Tracker(name="online", project="ours", deadline_s=60)
         published, again = publish(store, online), publish(store, online)
+        for mark in store.root.glob("wandb/*/*.synced"):  # as after a crash before it was written
+            mark.unlink()
+        third = publish(store, online)
+    assert (third and third.published, third and third.problem) == (1, None)
     assert (published and published.published, published and published.problem) == (1, None)
     assert (again and again.published, again and again.problem) == (0, None)
     (run,) = server.runs
@@ -161,6 +170,66 @@ def test_online_sends_what_a_loopback_stub_takes_and_only_once(
     assert f"record-{run}" in server.uploads
 
 
+@contextmanager
+def refusing_server() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def broken_server(breaks_after: int, *, is_malformed: bool) -> Iterator[str]:
+    with accepting_server(breaks_after, is_malformed=is_malformed) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(refusing_server, id="refuses"),
+        pytest.param(lambda: broken_server(2, is_malformed=False), id="dies in the middle of a run"),
+        pytest.param(lambda: broken_server(0, is_malformed=True), id="replies what is no JSON"),
+    ],
+)
+def test_a_broken_server_costs_the_deadline_at_most_and_no_record(
+    server: Callable[[], AbstractContextManager[str]], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.write(record())
+    before = path.read_bytes()
+    publish(store, OFFLINE)
+    with server() as url:
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        started = time.monotonic()
+        published = publish(store, Tracker(name="online", project="ours", deadline_s=3))
+        took_s = time.monotonic() - started
+    assert took_s < HANGS_S
+    assert published is not None
+    assert published.published == 0
+    assert published.problem is not None
+    assert path.read_bytes() == before
+    assert list(runs(store)) == [record().trial_id]
+
+
+def test_a_full_disk_loses_no_record_and_the_next_call_continues(store: Store) -> None:
+    path = store.write(record())
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # inherited by what the publisher starts
+    try:
+        published = publish(store, Tracker(name="offline", project="ours", deadline_s=20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert published is not None
+    assert (published.published, published.remaining) == (0, 1)
+    assert published.problem is not None
+    assert path.read_bytes() == before
+    again = publish(store, OFFLINE)
+    assert again is not None
+    assert (again.published, again.problem) == (1, None)
+
+
 def test_a_server_that_never_answers_costs_no_more_than_the_deadline(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +238,12 @@ def test_a_server_that_never_answers_costs_no_more_than_the_deadline(
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", url)
         started = time.monotonic()
-        published = publish(store, Tracker(name="online", deadline_s=5))
+        published = publish(store, Tracker(name="online", deadline_s=3))
         took_s = time.monotonic() - started
-    assert took_s < 7
+    assert took_s < HANGS_S
     assert published is not None
     assert (published.published, published.remaining) == (0, 1)
-    assert published.problem == "the deadline of 5 s passed"
+    assert published.problem == "the deadline of 3 s passed"
     assert list(runs(store)) == [record().trial_id]  # nothing is lost: it can be sent later
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from harness.record import Record, refused, validate
-from harness.report.table import human_bytes, human_flops, print_table, sheet, to_markdown
+from harness.report.labels import variant_labels
+from harness.report.table import print_table, sheet, to_markdown
+from harness.report.words import Unit, human_bytes, human_flops, in_words
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (
@@ -248,7 +250,14 @@ def test_meshes_are_called_by_what_differs() -> None:
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 2**30, "5.0 GiB"), (2**50, "1024.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
 )
 def test_bytes_for_people(count: int, expected: str) -> None:
     assert human_bytes(count) == expected
@@ -256,15 +265,44 @@ def test_bytes_for_people(count: int, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(0, "0"), (999, "999"), (1000, "1.00 k"), (2 * 512**3, "268.44 M"), (10**19, "10000.00 P")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00 k"),
+        (10**6 - 1, "1.00 M"),
+        (2 * 512**3, "268.44 M"),
+        (10**19, "10000.00 P"),
+    ],
 )
 def test_flops_for_people(count: int, expected: str) -> None:
     assert human_flops(count) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0000123, "0.0123 ms"),
+        (0.1234, "123 ms"),
+        (0.9996, "1 s"),
+        (12.34, "12.3 s"),
+        (99.96, "100 s"),
+        (1234.5, "1,234 s"),
+        (float("nan"), "nan ms"),
+    ],
+)
+def test_seconds_for_people(value: float, expected: str) -> None:
+    assert in_words(value, Unit.SECONDS) == expected
+
+
+def test_a_tree_of_labels_is_called_by_its_start_and_an_address() -> None:
+    trees = [{f"layers.{number}": [number, 0] for number in range(count)} for count in (40, 41)]
+    names = variant_labels([experiment("nested", ac={"labels": tree}) for tree in trees])
+    assert names == [f"nested labels={str(trees[0])[:100]}…{address}" for address in ("58a6a9", "be5133")]
+
+
 def test_elsewhere_than_on_a_terminal_every_row_is_one_plain_line() -> None:
     stream = io.StringIO()
-    long = experiment(ac={"save_ops": ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * 9})
+    long = experiment(ac={"save_ops": ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * 3})
     print_table([record(), record(long)], stream=stream)
     text = stream.getvalue()
     assert "\x1b" not in text

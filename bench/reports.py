@@ -1,0 +1,89 @@
+"""What a report on a large sweep costs: the time of the command, the size of the page, the numbers in it.
+
+The records are those of a kept sweep, under the address of each of as many seeds as are needed.
+
+    python -m bench.reports --records 5000
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.output import parser, publish
+from harness.record import Record, validate
+from harness.store import Store, trial_id
+
+TARGET_S, TARGET_BYTES = 10.0, 10 * 1000 * 1000
+"""Of the command from its start to its end, and of the page."""
+
+_KEPT = Path(__file__).parents[1] / "docs" / "results"
+
+
+def main() -> int:
+    """Write the records and the report; 1 when the page is too large. Times are reported."""
+    made = parser(__doc__, "reports")
+    made.add_argument("--records", type=int, default=5000)
+    arguments = made.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "large")
+        for record in islice(records(), arguments.records):
+            path = store.record_path(record.trial_id)
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(record.to_dict(), indent=1), encoding="utf-8")
+        started, cpu_before_s = time.monotonic(), _children_cpu_s()
+        subprocess.run(
+            [sys.executable, "-m", "harness.report.main", str(store.root)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        took_s, cpu_s = time.monotonic() - started, _children_cpu_s() - cpu_before_s
+        page = (store.root / "report.html").read_text(encoding="utf-8")
+    row = {
+        "records": arguments.records,
+        "command_s": took_s,
+        "command_cpu_s": cpu_s,
+        "page_bytes": len(page.encode()),
+        "numbers": page.count("<data "),
+    }
+    table = Table(
+        "records", "command (target)", "its CPU time", "page (target)", "numbers with their exact value"
+    )
+    table.add_row(
+        f"{row['records']:,}",
+        f"{took_s:.1f} s ({TARGET_S:.0f})",
+        f"{cpu_s:.1f} s",
+        f"{row['page_bytes'] / 1e6:.2f} MB ({TARGET_BYTES / 1e6:.0f})",
+        f"{row['numbers']:,}",
+    )
+    publish(table, arguments.out, protocol={"targets": [TARGET_S, TARGET_BYTES]}, results=[row])
+    return int(row["page_bytes"] > TARGET_BYTES)
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def records() -> Iterator[Record]:
+    """Yield the records of the kept sweep with seeds 0, 1, 2 and so on."""
+    (path,) = _KEPT.glob("demo-cpu-*.json")
+    kept = [validate(value) for value in json.loads(path.read_text(encoding="utf-8"))]
+    for seed in count():
+        for record in kept:
+            experiment = record.experiment | {"seed": seed}
+            yield replace(record, experiment=experiment, trial_id=trial_id(experiment))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

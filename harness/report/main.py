@@ -1,0 +1,218 @@
+"""`acbench-report outputs/<name>`: the report of a sweep, finished or running; of two, what changed."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.errors import ConfigError
+from harness.report.compare import compare
+from harness.report.contents import document
+from harness.report.document import Document, Figure, plain
+from harness.report.html import to_html
+from harness.report.markdown import to_markdown, to_svg
+from harness.report.publisher import Tracker, publish
+from harness.report.spreadsheet import to_csv
+from harness.report.sweep import Sweep, UnreadableError, load
+from harness.report.table import print_table
+from harness.store import RECORD, Store, write_atomically
+
+FORMATS = ("html", "markdown", "csv", "wandb")
+
+_DEFAULT = Tracker()
+_REFUSED = 2
+_WATCH_S = 2.0
+_MOST_PRINTED = 200  # rows on a terminal; files have all
+_FIGURES = "figures"
+_MOST_COMPARED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report and print its answer; 1 when something was not sent, 2 when nothing was done."""
+    options = _options(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no ≈ is told \\u2248
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _made_or_refused(options)
+    except BrokenPipeError:  # who reads the answer has read enough of it; the files are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int("wandb" in options.format)
+    except KeyboardInterrupt:
+        return 0 if options.watch else 1
+
+
+def _made_or_refused(options: argparse.Namespace) -> int:
+    try:
+        if options.watch:
+            return _watch(options)
+        with _no_collector():
+            return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
+    except FileNotFoundError as error:
+        where = error.filename or error.args[0]
+        return _refuse(f"{where}: no such folder or file; give the folder of a sweep, outputs/<name>")
+    except (_NoRecordsError, UnreadableError, ConfigError) as error:
+        return _refuse(str(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}; --out names another folder to write to")
+
+
+class _NoRecordsError(ValueError):
+    """A folder without a record."""
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Look for no cycles: records are many objects without any, and looking takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="acbench-report", description=__doc__)
+    parser.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP", help="its folder; two are compared")
+    parser.add_argument(
+        "--format", type=_formats, default=("html",), help=f"comma-separated, of {', '.join(FORMATS)}; html"
+    )
+    parser.add_argument("--out", type=Path, help="folder to write to; that of the first sweep")
+    parser.add_argument(
+        "--watch", action="store_true", help="write again whenever a record comes, until Ctrl-C"
+    )
+    wandb = parser.add_argument_group("W&B, with --format wandb")
+    wandb.add_argument("--sync", action="store_true", help="send what is kept; otherwise it stays here")
+    wandb.add_argument("--project", default=_DEFAULT.project, help=_DEFAULT.project)
+    wandb.add_argument("--entity", default=_DEFAULT.entity, help="the account's default")
+    wandb.add_argument("--deadline-s", type=float, default=_DEFAULT.deadline_s, help="for all of it")
+    options = parser.parse_args(arguments)
+    if len(options.sweeps) > _MOST_COMPARED:
+        parser.error(f"at most two sweeps can be compared, got {len(options.sweeps)}")
+    if len(options.sweeps) == _MOST_COMPARED and not {"html", "markdown"}.issuperset(options.format):
+        parser.error("--format: two sweeps are compared as html or markdown")
+    if "wandb" in options.format and not options.sweeps[0].is_dir():
+        parser.error("--format: wandb keeps its files in the folder of a sweep; give that")
+    if options.sync and "wandb" not in options.format:
+        parser.error("--sync: sends to W&B; add --format wandb")
+    if options.watch and (len(options.sweeps) > 1 or options.format != ("html",)):
+        parser.error("--watch: follows one sweep, as html")
+    if options.watch and options.sweeps[0].is_file():
+        parser.error("--watch: follows the folder of a sweep; a file does not change")
+    return options
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
+    return names
+
+
+def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int | None = None) -> int:
+    for sweep, root in zip(sweeps, options.sweeps, strict=True):
+        for each in sweep.unreadable:
+            sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
+        if not sweep.entries:
+            waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
+            raise _NoRecordsError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
+    first = sweeps[0]
+    content = document(first) if len(sweeps) == 1 else compare(*sweeps)
+    name = "report" if len(sweeps) == 1 else f"compared-with-{sweeps[1].name}"
+    folder = options.out or _folder_of(options.sweeps[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    records = sum(len(sweep.entries) for sweep in sweeps)
+    if "html" in options.format:
+        _write(folder / f"{name}.html", to_html(content, records=records, refresh_s=refresh_s))
+    if "markdown" in options.format:
+        _write_markdown(content, folder, name)
+    if "csv" in options.format:
+        _write(folder / f"{name}.csv", to_csv(first.records))
+    for claim in content.answer:
+        sys.stdout.write(f"{plain(claim.line)}\n")
+    if len(sweeps) == 1 and refresh_s is None and records <= _MOST_PRINTED:
+        print_table(first.records)
+    return _send(options) if "wandb" in options.format else 0
+
+
+def _write_markdown(content: Document, folder: Path, name: str) -> None:
+    items = [item for section in content.sections for item in section.items]
+    figures = [item for item in items if isinstance(item, Figure)]
+    if figures:
+        (folder / _FIGURES).mkdir(exist_ok=True)
+    for figure in figures:
+        write_atomically(folder / _FIGURES / f"{figure.key}.svg", to_svg(figure))
+    _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
+
+
+def _folder_of(root: Path) -> Path:
+    """Return where a report goes: into the sweep's folder, or one beside a file of records, of its name."""
+    return root.with_suffix("") if root.is_file() else root
+
+
+def _send(options: argparse.Namespace) -> int:
+    """Keep runs and report for W&B, and send them where `--sync` asks for it; 1 where that failed."""
+    tracker = Tracker(
+        name="online" if options.sync else "offline",
+        project=options.project,
+        entity=options.entity,
+        deadline_s=options.deadline_s,
+    )
+    published = publish(Store(options.sweeps[0]), tracker, with_report=True)
+    sys.stderr.write(f"{published}\n")
+    return int(published is None or published.problem is not None)
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, text)
+    sys.stderr.write(f"wrote {path}\n")
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Write the report again whenever a record has come or changed, until interrupted."""
+    (root,) = options.sweeps
+    seen: object = None
+    while True:
+        state = _state(root)
+        if state != seen:
+            seen = state
+            with _no_collector():
+                sweep = load(root)
+                if sweep.entries:
+                    _report(options, [sweep], refresh_s=int(_WATCH_S))
+        time.sleep(_WATCH_S)
+
+
+def _state(root: Path) -> list[tuple[str, int]]:
+    """Return what changes whenever a trial starts to wait or ends."""
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir()]
+    return [(folder.name, _changed_ns(folder / RECORD)) for folder in folders]
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"acbench-report: {message}\n")
+    return _REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

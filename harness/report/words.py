@@ -1,0 +1,81 @@
+"""Numbers in words: what people read; exact values stand beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_FLOP_UNITS = ("", "k", "M", "G", "T", "P")
+_SHORTEST_S = 0.9995  # rounds to 1 s, and as 1e+03 ms would not be read
+_WHOLE = 99.95
+
+
+class Unit(StrEnum):
+    """What a number counts, and so how it is written."""
+
+    BYTES = "bytes"
+    FLOPS = "flops"
+    SECONDS = "s"
+    RATIO = "ratio"  # so many times
+    BOUND = "bound"  # 1.25, an end of an interval of ratios
+    SHARE = "share"  # 41%
+    UTILISATION = "utilisation"  # 41.3%
+    RATE = "rate"  # 2,048 a second
+    COUNT = "count"
+    VALUE = "value"  # as it is
+
+
+def printable(text: str) -> str:
+    """Return `text` without colours of terminals, and with other characters that nobody sees as escapes."""
+    shown = _COLOURS.sub("", text)
+    return "".join(
+        each if each.isprintable() or each.isspace() else each.encode("unicode_escape").decode()
+        for each in shown
+    )
+
+
+def in_words(value: float, unit: Unit) -> str:
+    """Return `value` as people write it; bytes and counts are integers."""
+    return _WRITTEN[unit](value)
+
+
+def human_bytes(count: int) -> str:
+    """Return `count` bytes in the largest binary unit that leaves at least 1."""
+    value, unit = _scaled(count, 1024, _BYTE_UNITS, digits=1)
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def human_flops(count: int) -> str:
+    """Return `count` FLOPs in the largest decimal unit that leaves at least 1."""
+    value, unit = _scaled(count, 1000, _FLOP_UNITS, digits=2)
+    return f"{value:.2f} {unit}" if unit else str(count)
+
+
+def _scaled(count: int, base: int, units: Sequence[str], *, digits: int) -> tuple[float, str]:
+    power = 0
+    while round(count / base**power, digits if power else 0) >= base and power + 1 < len(units):
+        power += 1
+    return count / base**power, units[power]
+
+
+def _seconds(value: float) -> str:
+    """Return three digits; more where they stand before the point."""
+    scaled, unit = (value, "s") if value >= _SHORTEST_S else (value * 1e3, "ms")
+    return f"{scaled:,.0f} {unit}" if scaled >= _WHOLE else f"{scaled:.3g} {unit}"
+
+
+_WRITTEN: dict[Unit, Callable[[float], str]] = {
+    Unit.BYTES: lambda value: human_bytes(int(value)),
+    Unit.FLOPS: lambda value: human_flops(int(value)),
+    Unit.SECONDS: _seconds,
+    Unit.RATIO: lambda value: f"{value:.2f}\N{MULTIPLICATION SIGN}",
+    Unit.BOUND: lambda value: f"{value:.2f}",
+    Unit.SHARE: lambda value: f"{value:.0%}",
+    Unit.UTILISATION: lambda value: f"{value:.1%}",
+    Unit.RATE: lambda value: f"{value:,.0f}",
+    Unit.COUNT: lambda value: f"{value:,}",
+    Unit.VALUE: lambda value: f"{value:.4g}",
+}
