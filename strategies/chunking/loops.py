@@ -1,0 +1,278 @@
+"""Loops: regions with a chunk size, what they take and give, and the bytes and seconds they need."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from torch import Tensor, fx
+
+from strategies.chunking.axes import Axis
+from strategies.chunking.grow import Region
+from strategies.chunking.rules import slots
+from strategies.plan.cost import Machine, cost_of
+from strategies.plan.liveness import Key, Step, Storages, bytes_of, promoted_bytes, simulate
+
+_BODY_S = 2e-5  # of one call of a body, whatever it does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Take:
+    """What a loop takes from outside: all of a value, or a chunk at a time.
+
+    Fields:
+        node: the value.
+        axis: `None` for all of it.
+    """
+
+    node: fx.Node
+    axis: Axis | None
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether a chunk is a copy: where it would not lie densely in memory."""
+        return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Give:
+    """What a loop gives: written a chunk at a time, or added up.
+
+    Fields:
+        node: the member whose value it is.
+        axis: `None` for a sum over chunks.
+        into: the value whose memory it is written to; `None` for memory of its own.
+    """
+
+    node: fx.Node
+    axis: Axis | None
+    into: fx.Node | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """A region that runs `ceil(size / length)` times, the last time on what is left.
+
+    Fields:
+        region: its operators.
+        size: of the chunk axis.
+        length: of one chunk.
+        takes, gives: in the order of the region's operators.
+    """
+
+    region: Region
+    size: int
+    length: int
+    takes: tuple[Take, ...]
+    gives: tuple[Give, ...]
+
+    @property
+    def chunks(self) -> int:
+        """How often the body runs."""
+        return ceil(self.size / self.length)
+
+    def with_length(self, length: int) -> Loop:
+        """Return the loop with another chunk size."""
+        return replace(self, length=length)
+
+    def local(self, node: fx.Node, slot: int) -> Take | None:
+        """Return what input `slot` of a member takes from outside; `None` for what the body makes."""
+        source, need = slots(node)[slot], self.region.needs[node][slot]
+        made = self.region.axes.get(source)
+        if need is not None and made and (node.target is operator.getitem or made[0] == need):
+            return None
+        return Take(node=source, axis=need)
+
+    def body_steps(self, storages: Storages) -> list[Step]:
+        """Return the steps of one run of the body."""
+        last = {take: index for index, _, take in self._uses()}
+        first: dict[Take, int] = {}
+        for index, _, take in self._uses():
+            first.setdefault(take, index)
+        given = {give.node: give for give in self.gives}
+        steps = []
+        for index, node in enumerate(self.region.members):
+            for take, at in first.items():
+                if at == index and take.is_copied:
+                    steps.append(Step(makes={take: self._chunk_bytes(bytes_of(take.node.meta["val"]))}, holds=frozenset()))
+            held: set[Key] = {take for take in first if take.is_copied and first[take] <= index <= last[take]}
+            for slot, source in enumerate(slots(node)):
+                if self.local(node, slot) is None:
+                    held.update(storages.of[source])
+            held.update(storages.of[node])
+            held.update(self._aliased(node, first, storages))
+            makes = {
+                key: self._member_bytes(node, size) for key, size in storages.made[node].items()
+            }
+            steps.append(Step(makes=makes, holds=frozenset(held), private_bytes=promoted_bytes(node)))
+            if node in given:
+                on = {*storages.of[node], *self._aliased(node, first, storages)}
+                steps.append(Step(makes={}, holds=frozenset(on)))
+        return steps
+
+    def _aliased(self, node: fx.Node, first: Mapping[Take, int], storages: Storages) -> Iterator[Take]:
+        """Yield the copied chunks that a member's value lies on."""
+        on = set(storages.of[node])
+        for take in first:
+            if take.is_copied and on & set(storages.of[take.node]):
+                yield take
+
+    def _uses(self) -> Iterator[tuple[int, fx.Node, Take]]:
+        for index, node in enumerate(self.region.members):
+            for slot in range(len(slots(node))):
+                take = self.local(node, slot)
+                if take is not None:
+                    yield index, node, take
+
+    def _chunk_bytes(self, size: int) -> int:
+        return size * self.length // self.size
+
+    def _member_bytes(self, node: fx.Node, size: int) -> int:
+        axes = self.region.axes[node]
+        return size if not axes else self._chunk_bytes(size)
+
+    def private_bytes(self, storages: Storages) -> int:
+        """Return the highest total of what one run of the body holds."""
+        return simulate(self.body_steps(storages), ()).peak_bytes
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time of all runs."""
+        share = self.length / self.size
+        body = sum(
+            cost_of(node).seconds(machine, share=share)
+            for node in self.region.members
+            if node.target is not operator.getitem
+        )
+        copied = sum(bytes_of(give.node.meta["val"]) for give in self.gives)
+        copied += sum(bytes_of(take.node.meta["val"]) for take in self.takes if take.is_copied)
+        return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
+
+
+def make_loop(region: Region, outside: set[fx.Node], length: int) -> Loop | None:
+    """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
+
+    Args:
+        region: to run in chunks.
+        outside: every value that is used outside of the region.
+        length: of one chunk.
+    """
+    members = set(region.members)
+    gives = []
+    for node in region.members:
+        if node in region.copies or not (node in outside or any(user not in members for user in node.users)):
+            continue
+        if not isinstance(node.meta["val"], Tensor):
+            return None
+        axes = region.axes[node]
+        if axes and axes[0] is None:
+            return None
+        gives.append(Give(node=node, axis=axes[0] if axes else None))
+    size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
+    if not gives or size < 2:  # noqa: PLR2004 (there is nothing to cut)
+        return None
+    loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives))
+    takes = dict.fromkeys(take for _, _, take in loop._uses())  # noqa: SLF001 (its own maker)
+    return replace(loop, takes=tuple(takes))
+
+
+def is_dense(tensor: Tensor, axis: Axis) -> bool:
+    """Whether a chunk of `tensor` lies in one piece: the axis is the slowest of all."""
+    if axis.outer(tensor.shape) != 1:
+        return False
+    stride = tensor.stride(axis.dim)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return all(other <= stride for size, other in sizes if size > 1)
+
+
+def lengths(size: int) -> list[int]:
+    """Return the chunk sizes that are tried for an axis, largest first."""
+    found = {1, size}
+    for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048):
+        length = ceil(size / parts)
+        found.add(32 * ceil(length / 32) if length >= 64 else length)  # noqa: PLR2004 (whole vectors)
+    return sorted((length for length in found if length <= size), reverse=True)
+
+
+@dataclass(kw_only=True, slots=True)
+class Schedule:
+    """What runs in which order: single operators and loops.
+
+    Fields:
+        items: in order.
+        storages: of the graph's values.
+        outputs: of the graph.
+        calls: bytes that a call of an inner scope holds beyond its outputs.
+    """
+
+    items: list[fx.Node | Loop]
+    storages: Storages
+    outputs: tuple[fx.Node, ...]
+    calls: Mapping[fx.Node, int] = field(default_factory=dict)
+    _keys: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
+
+    def steps(self) -> list[Step]:
+        """Return what each item does to storages."""
+        self._keys = {}
+        return [self._loop_step(item) if isinstance(item, Loop) else self._node_step(item) for item in self.items]
+
+    def kept(self) -> set[Key]:
+        """Return the storages of the outputs, after `steps`."""
+        return {key for node in self.outputs for key in self._of(node)}
+
+    def _of(self, node: fx.Node) -> frozenset[Key]:
+        found = self._keys.get(node)
+        return frozenset(self.storages.of[node]) if found is None else found
+
+    def _node_step(self, node: fx.Node) -> Step:
+        made = self.storages.made[node]
+        keys: set[Key] = set(made)
+        on = set(self.storages.of[node]) - keys
+        held: set[Key] = set()
+        for source in node.all_input_nodes:
+            held |= self._of(source)
+            shared = on & set(self.storages.of[source])
+            if shared:
+                keys |= self._keys[source] if source in self._keys and self._is_moved(source) else shared
+        self._keys[node] = frozenset(keys)
+        private = promoted_bytes(node) + self.calls.get(node, 0)
+        return Step(makes=made, holds=frozenset(held | keys), private_bytes=private)
+
+    def _is_moved(self, node: fx.Node) -> bool:
+        return not self._keys[node] <= set(self.storages.of[node])
+
+    def _loop_step(self, loop: Loop) -> Step:
+        held = {key for take in loop.takes for key in self._of(take.node)}
+        makes: dict[Key, int] = {}
+        for give in loop.gives:
+            if give.into is not None:
+                self._keys[give.node] = self._of(give.into)
+                continue
+            key = ("loop", give.node)
+            makes[key] = bytes_of(give.node.meta["val"])
+            self._keys[give.node] = frozenset([key])
+        held |= {key for give in loop.gives for key in self._keys[give.node]}
+        return Step(makes=makes, holds=frozenset(held), private_bytes=loop.private_bytes(self.storages))
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time of all items."""
+        return sum(
+            item.seconds(machine)
+            if isinstance(item, Loop)
+            else 0.0 if item.target is operator.getitem else cost_of(item).seconds(machine)
+            for item in self.items
+        )
+
+
+def flat(items: list[fx.Node | Loop]) -> list[fx.Node]:
+    """Return the operators of items in an order in which they can run one by one."""
+    found: list[Any] = []
+    for item in items:
+        found.extend(
+            [node for node in item.region.members if node not in item.region.copies]
+            if isinstance(item, Loop)
+            else [item]
+        )
+    return found

@@ -1,0 +1,208 @@
+"""What runs a loop: chunks of tensors, and the module that calls a body once for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
+
+from strategies.chunking.axes import Axis
+
+
+def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: bool) -> Tensor:
+    """Return positions `start` to `start + length` of an axis of `tensor`.
+
+    Args:
+        tensor: of any layout.
+        axis: the axis.
+        start, length: in positions of the axis.
+        copy: whether the chunk shall lie densely in memory of its own.
+    """
+    dim, inner, size = axis
+    if axis.outer(tensor.shape) == 1:
+        chunk = tensor.narrow(dim, start * inner, length * inner)
+        return chunk.clone() if copy else chunk
+    parts = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
+    return parts.narrow(dim + 1, start, length).flatten(dim, dim + 2)
+
+
+def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
+    """Write `chunk` to the positions of an axis of `buffer` that begin at `start`."""
+    dim, inner, size = axis
+    outer = axis.outer(buffer.shape)
+    length = chunk.shape[dim] // (inner * outer)
+    if outer == 1:
+        buffer.narrow(dim, start * inner, length * inner).copy_(chunk)
+        return
+    parts = buffer.unflatten(dim, (outer, size, inner)).narrow(dim + 1, start, length)
+    parts.copy_(chunk.unflatten(dim, (outer, length, inner)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffer:
+    """Where a result of a loop is put together.
+
+    Fields:
+        shape, strides, dtype, device: of the result.
+        axis: along which it is written; `None` for a sum.
+        into: position of the input whose memory it takes over, or `None`.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    axis: Axis | None
+    into: int | None = None
+
+    def allocate(self, takes: Sequence[Tensor]) -> Tensor:
+        """Return the memory of the result."""
+        if self.into is not None:
+            return takes[self.into]
+        empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+        return empty if self.axis is not None else empty.zero_()
+
+
+class ChunkLoop(nn.Module):
+    """A region as a loop over chunks: its body runs once for each, and writes to preallocated results.
+
+    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk, and
+    adds up the gradients of what every chunk has used.
+
+    Args:
+        body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
+        results: `(start, length, *chunks)` of the same operators, returns its results; chunks are what `takes` are
+            cut into.
+        axes: of the takes; `None` for those that are needed whole.
+        copies: which chunks are copied.
+        buffers: of the results.
+        size, length: of the axis and of a chunk.
+    """
+
+    def __init__(
+        self,
+        *,
+        body: fx.GraphModule,
+        results: fx.GraphModule,
+        axes: Sequence[Axis | None],
+        copies: Sequence[bool],
+        buffers: Sequence[Buffer],
+        size: int,
+        length: int,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.results = results
+        self.axes = tuple(axes)
+        self.copies = tuple(copies)
+        self.buffers = tuple(buffers)
+        self.size = size
+        self.length = length
+        self.ran = 0
+
+    @property
+    def chunks(self) -> int:
+        """How often the body runs in a forward."""
+        return ceil(self.size / self.length)
+
+    def forward(self, *takes: Tensor) -> Any:
+        """Return the results of the region, a tuple where there are several."""
+        self.ran = self.chunks
+        if torch.is_grad_enabled() and any(take.requires_grad for take in takes):
+            results = _Recomputed.apply(self, *takes)
+        else:
+            results = self.run(takes)
+        return results[0] if len(self.buffers) == 1 else results
+
+    def run(self, takes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the results, without a graph of autograd."""
+        buffers = tuple(buffer.allocate(takes) for buffer in self.buffers)
+        for start, length in self.spans():
+            self.body(start, length, *takes, *buffers)
+        return buffers
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return start and length of each chunk."""
+        starts = range(0, self.size, self.length)
+        return [(start, min(self.length, self.size - start)) for start in starts]
+
+
+class _Recomputed(torch.autograd.Function):
+    """The loop for autograd: saves what it takes, and runs its bodies again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: ChunkLoop, *takes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.loop = loop
+        ctx.save_for_backward(*takes)
+        results = loop.run(takes)
+        ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        wanted = [needed and take.is_floating_point() for needed, take in zip(ctx.needs_input_grad[1:], ctx.saved_tensors, strict=True)]
+        return None, *_backward(ctx.loop, ctx.saved_tensors, wanted, gradients)
+
+
+def _backward(
+    loop: ChunkLoop, takes: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
+    totals = [
+        (torch.zeros_like(take) if axis is None else torch.empty_like(take)) if is_wanted else None
+        for take, axis, is_wanted in zip(takes, loop.axes, wanted, strict=True)
+    ]
+    for start, length in loop.spans():
+        _backward_chunk(loop, takes, gradients, totals, start, length)
+    return totals
+
+
+def _backward_chunk(
+    loop: ChunkLoop,
+    takes: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    totals: Sequence[Tensor | None],
+    start: int,
+    length: int,
+) -> None:
+    chunks = [
+        take.detach() if axis is None else take_chunk(take.detach(), axis, start, length, copy=copy)
+        for take, axis, copy in zip(takes, loop.axes, loop.copies, strict=True)
+    ]
+    leaves = [
+        chunk.requires_grad_() for chunk, total in zip(chunks, totals, strict=True) if total is not None
+    ]
+    with torch.enable_grad():
+        results = loop.results(start, length, *chunks)
+    del chunks
+    outputs, given = [], []
+    for result, gradient, buffer in zip(results, gradients, loop.buffers, strict=True):
+        if gradient is not None and result.requires_grad:
+            outputs.append(result)
+            axis = buffer.axis
+            given.append(gradient if axis is None else take_chunk(gradient, axis, start, length, copy=False))
+    del results, result
+    found = list(torch.autograd.grad(outputs, leaves, given, allow_unused=True)) if outputs else [None] * len(leaves)
+    del outputs, given, leaves
+    for total, axis in zip(totals, loop.axes, strict=True):
+        if total is None:
+            continue
+        gradient = found.pop(0)
+        if axis is None and gradient is not None:
+            total.add_(gradient)
+        elif axis is not None:
+            chunk = total.new_zeros(()).expand(_chunk_shape(total, axis, length)) if gradient is None else gradient
+            write_chunk(total, axis, start, chunk)
+
+
+def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:
+    shape = list(tensor.shape)
+    shape[axis.dim] = axis.factor(shape) * length
+    return shape
