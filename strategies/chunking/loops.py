@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -53,6 +53,23 @@ class Give:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """The memory of a loop's body, for every chunk size.
+
+    Fields:
+        size: of the chunk axis.
+        totals: bytes alive at each moment: what grows with the chunk, as if it were whole, and what does not.
+    """
+
+    size: int
+    totals: tuple[tuple[int, int], ...]
+
+    def peak_bytes(self, length: int) -> int:
+        """Return the highest total for chunks of `length`."""
+        return max((growing * length // self.size + fixed for growing, fixed in self.totals), default=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Loop:
     """A region that runs `ceil(size / length)` times, the last time on what is left.
 
@@ -61,6 +78,7 @@ class Loop:
         size: of the chunk axis.
         length: of one chunk.
         takes, gives: in the order of the region's operators.
+        memory: of the body.
     """
 
     region: Region
@@ -68,6 +86,7 @@ class Loop:
     length: int
     takes: tuple[Take, ...]
     gives: tuple[Give, ...]
+    memory: Body
 
     @property
     def chunks(self) -> int:
@@ -86,39 +105,39 @@ class Loop:
             return None
         return Take(node=source, axis=need)
 
-    def body_steps(self, storages: Storages) -> list[Step]:
-        """Return the steps of one run of the body."""
-        last = {take: index for index, _, take in self._uses()}
+    def body_steps(self, storages: Storages) -> tuple[list[Step], list[Step]]:
+        """Return the steps of the body: of what grows with the chunk, as if it were whole, and of what does not."""
+        uses = list(self._uses())
+        last = {take: index for index, _, take in uses}
         first: dict[Take, int] = {}
-        for index, _, take in self._uses():
+        for index, _, take in uses:
             first.setdefault(take, index)
-        given = {give.node: give for give in self.gives}
-        steps = []
+        copied = {take: bytes_of(take.node.meta["val"]) for take in first if take.is_copied}
+        given = {give.node for give in self.gives}
+        growing, fixed = [], []
+
+        def step(makes: Mapping[Key, int], held: set[Key], private_bytes: int, *, grows: bool) -> None:
+            growing.append(Step(makes=makes if grows else {}, holds=frozenset(held)))
+            fixed.append(Step(makes={} if grows else makes, holds=frozenset(held), private_bytes=private_bytes))
+
         for index, node in enumerate(self.region.members):
-            for take, at in first.items():
-                if at == index and take.is_copied:
-                    steps.append(Step(makes={take: self._chunk_bytes(bytes_of(take.node.meta["val"]))}, holds=frozenset()))
-            held: set[Key] = {take for take in first if take.is_copied and first[take] <= index <= last[take]}
+            for take in copied:
+                if first[take] == index:
+                    step({take: copied[take]}, set(), 0, grows=True)
+            on: set[Key] = {*storages.of[node], *self._aliased(node, copied, storages)}
+            held = on | {take for take in copied if first[take] <= index <= last[take]}
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
                     held.update(storages.of[source])
-            held.update(storages.of[node])
-            held.update(self._aliased(node, first, storages))
-            makes = {
-                key: self._member_bytes(node, size) for key, size in storages.made[node].items()
-            }
-            steps.append(Step(makes=makes, holds=frozenset(held), private_bytes=promoted_bytes(node)))
+            step(storages.made[node], held, promoted_bytes(node), grows=bool(self.region.axes[node]))
             if node in given:
-                on = {*storages.of[node], *self._aliased(node, first, storages)}
-                steps.append(Step(makes={}, holds=frozenset(on)))
-        return steps
+                step({}, on, 0, grows=True)
+        return growing, fixed
 
-    def _aliased(self, node: fx.Node, first: Mapping[Take, int], storages: Storages) -> Iterator[Take]:
+    def _aliased(self, node: fx.Node, copied: Iterable[Take], storages: Storages) -> Iterator[Take]:
         """Yield the copied chunks that a member's value lies on."""
         on = set(storages.of[node])
-        for take in first:
-            if take.is_copied and on & set(storages.of[take.node]):
-                yield take
+        return (take for take in copied if on & set(storages.of[take.node]))
 
     def _uses(self) -> Iterator[tuple[int, fx.Node, Take]]:
         for index, node in enumerate(self.region.members):
@@ -127,16 +146,10 @@ class Loop:
                 if take is not None:
                     yield index, node, take
 
-    def _chunk_bytes(self, size: int) -> int:
-        return size * self.length // self.size
-
-    def _member_bytes(self, node: fx.Node, size: int) -> int:
-        axes = self.region.axes[node]
-        return size if not axes else self._chunk_bytes(size)
-
-    def private_bytes(self, storages: Storages) -> int:
-        """Return the highest total of what one run of the body holds."""
-        return simulate(self.body_steps(storages), ()).peak_bytes
+    def body(self, storages: Storages) -> Body:
+        """Return the memory of the body."""
+        growing, fixed = (simulate(steps, ()).live_bytes for steps in self.body_steps(storages))
+        return Body(size=self.size, totals=tuple(set(zip(growing, fixed, strict=True))))
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all runs."""
@@ -151,13 +164,14 @@ class Loop:
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
 
 
-def make_loop(region: Region, outside: set[fx.Node], length: int) -> Loop | None:
+def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
     """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
 
     Args:
         region: to run in chunks.
         outside: every value that is used outside of the region.
         length: of one chunk.
+        storages: of the graph.
     """
     members = set(region.members)
     gives = []
@@ -173,9 +187,10 @@ def make_loop(region: Region, outside: set[fx.Node], length: int) -> Loop | None
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
     if not gives or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
-    loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives))
+    empty = Body(size=size, totals=())
+    loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives), memory=empty)
     takes = dict.fromkeys(take for _, _, take in loop._uses())  # noqa: SLF001 (its own maker)
-    return replace(loop, takes=tuple(takes))
+    return replace(loop, takes=tuple(takes), memory=loop.body(storages))
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:
@@ -205,6 +220,8 @@ class Schedule:
         storages: of the graph's values.
         outputs: of the graph.
         calls: bytes that a call of an inner scope holds beyond its outputs.
+
+    Values that a loop makes lie on storages of their own; `_keys` has those of every value that lies on one.
     """
 
     items: list[fx.Node | Loop]
@@ -220,41 +237,46 @@ class Schedule:
 
     def kept(self) -> set[Key]:
         """Return the storages of the outputs, after `steps`."""
-        return {key for node in self.outputs for key in self._of(node)}
+        return {key for node in self.outputs for key in self.of(node)}
 
-    def _of(self, node: fx.Node) -> frozenset[Key]:
+    def of(self, node: fx.Node) -> frozenset[Key]:
+        """Return the storages of a node's value, after `steps`."""
         found = self._keys.get(node)
         return frozenset(self.storages.of[node]) if found is None else found
 
     def _node_step(self, node: fx.Node) -> Step:
+        if not any(source in self._keys for source in node.all_input_nodes):
+            step = self.storages.step(node)
+            more = self.calls.get(node, 0)
+            return replace(step, private_bytes=step.private_bytes + more) if more else step
         made = self.storages.made[node]
         keys: set[Key] = set(made)
         on = set(self.storages.of[node]) - keys
         held: set[Key] = set()
+        is_moved = False
         for source in node.all_input_nodes:
-            held |= self._of(source)
+            held |= self.of(source)
             shared = on & set(self.storages.of[source])
             if shared:
-                keys |= self._keys[source] if source in self._keys and self._is_moved(source) else shared
-        self._keys[node] = frozenset(keys)
+                is_moved = is_moved or source in self._keys
+                keys |= self._keys.get(source, shared)
+        if is_moved:
+            self._keys[node] = frozenset(keys)
         private = promoted_bytes(node) + self.calls.get(node, 0)
         return Step(makes=made, holds=frozenset(held | keys), private_bytes=private)
 
-    def _is_moved(self, node: fx.Node) -> bool:
-        return not self._keys[node] <= set(self.storages.of[node])
-
     def _loop_step(self, loop: Loop) -> Step:
-        held = {key for take in loop.takes for key in self._of(take.node)}
+        held = {key for take in loop.takes for key in self.of(take.node)}
         makes: dict[Key, int] = {}
         for give in loop.gives:
             if give.into is not None:
-                self._keys[give.node] = self._of(give.into)
+                self._keys[give.node] = self.of(give.into)
                 continue
             key = ("loop", give.node)
             makes[key] = bytes_of(give.node.meta["val"])
             self._keys[give.node] = frozenset([key])
         held |= {key for give in loop.gives for key in self._keys[give.node]}
-        return Step(makes=makes, holds=frozenset(held), private_bytes=loop.private_bytes(self.storages))
+        return Step(makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length))
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all items."""

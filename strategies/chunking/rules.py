@@ -52,9 +52,12 @@ SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshap
 
 def slots(node: fx.Node) -> list[fx.Node]:
     """Return the tensor inputs of a node in the order of its arguments, repetitions included."""
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), found.append)
-    return found
+    if "slots" not in node.meta:
+        found: list[fx.Node] = []
+        fx.map_arg((node.args, node.kwargs), found.append)
+        node.meta["slots"] = found
+    known: list[fx.Node] = node.meta["slots"]
+    return known
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

@@ -126,8 +126,8 @@ class Search:
             for stop in stops:
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions(window, items, at):
-                    key = tuple(region.members), tuple(sorted(map(str, region.axes.values())))
-                    key = start, stop, *key
+                    order = (*items[:start], *region.before, None, *region.after, *items[stop:])
+                    key = hash(order), tuple(region.members), tuple(region.needs.values())
                     if key in seen:
                         continue
                     seen.add(key)
@@ -159,7 +159,7 @@ class Search:
         outside = set(self._first.outputs)
         for item in items[stop:]:
             outside.update((take.node for take in item.takes) if isinstance(item, Loop) else item.all_input_nodes)
-        loop = make_loop(region, outside, 1)
+        loop = make_loop(region, outside, 1, self._first.storages)
         if loop is None:
             return
         yield from self._lengthened(
@@ -172,39 +172,29 @@ class Search:
     def _lengthened(
         self, items: list[fx.Node | Loop], at: int, goal: int, span: tuple[int, int] | None = None
     ) -> Iterator[Candidate]:
-        """Yield the schedule with the largest chunks that reach the goal, else with the smallest."""
+        """Yield the schedule with the largest chunks that reach the goal, else with those that nearly are smallest."""
         loop = items[at]
         assert isinstance(loop, Loop)
         first, last = span or (at, at + 1)
-
-        def with_length(length: int) -> Candidate:
-            changed = [*items[:at], self._in_place(items, at, loop.with_length(length)), *items[at + 1 :]]
-            profile = self._profile(changed)
-            return Candidate(
-                items=changed,
-                at=at,
-                peak_bytes=profile.peak_bytes,
-                local_bytes=max(profile.live_bytes[first:last]),
-                seconds=self._seconds(changed),
-            )
-
         sizes = [length for length in lengths(loop.size) if length < loop.size]
-        smallest = with_length(sizes[-1])
-        if smallest.local_bytes > goal:
-            # nothing reaches the goal: the longest chunk that costs little memory
-            allowed = smallest.local_bytes * 1.02
-        else:
-            allowed = goal
-        low, high = 0, len(sizes) - 1
-        best = smallest
-        while low < high:
-            middle = (low + high) // 2
-            candidate = with_length(sizes[middle])
-            if candidate.local_bytes <= allowed:
-                best, high = candidate, middle
-            else:
-                low = middle + 1
-        yield best
+        loop = self._in_place(items, at, loop.with_length(sizes[-1]))
+        profile = self._profile([*items[:at], loop, *items[at + 1 :]])
+        around = profile.live_bytes[at] - loop.memory.peak_bytes(loop.length)
+        others = max((*profile.live_bytes[first:at], *profile.live_bytes[at + 1 : last]), default=0)
+        lowest = max(others, profile.live_bytes[at])
+        allowed = goal if lowest <= goal else max(int(lowest * 1.02), goal)
+        length = next(each for each in sizes if around + loop.memory.peak_bytes(each) <= allowed)
+        loop = loop.with_length(length)
+        here = around + loop.memory.peak_bytes(length)
+        elsewhere = max((*profile.live_bytes[:at], *profile.live_bytes[at + 1 :]), default=0)
+        changed = [*items[:at], loop, *items[at + 1 :]]
+        yield Candidate(
+            items=changed,
+            at=at,
+            peak_bytes=max(elsewhere, here),
+            local_bytes=max(others, here),
+            seconds=self._seconds(changed),
+        )
 
     def _in_place(self, items: list[fx.Node | Loop], at: int, loop: Loop) -> Loop:
         """Return the loop with results in the memory of inputs that die with it."""
@@ -237,11 +227,11 @@ class Search:
         alike = old.shape == new.shape and old.stride() == new.stride() and old.dtype == new.dtype
         if not alike or not new.is_contiguous():
             return False
-        keys = schedule._of(node)  # noqa: SLF001 (of one module)
+        keys = schedule.of(node)
         is_given = node in self._donated
         if not is_given and not (len(keys) == 1 and keys <= dying):
             return False
-        if sum(bool(keys & schedule._of(take.node)) for take in loop.takes) != 1:  # noqa: SLF001
+        if sum(bool(keys & schedule.of(take.node)) for take in loop.takes) != 1:
             return False
         size = old.untyped_storage().nbytes()
         if size != bytes_of(old):

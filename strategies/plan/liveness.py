@@ -96,11 +96,11 @@ class Storages:
     Fields:
         of: keys of what a node's value lies on.
         made: bytes of what a node makes.
-        source: the node whose value a view looks at.
     """
 
     of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
+    _steps: dict[fx.Node, Step] = field(default_factory=dict)
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
@@ -117,8 +117,10 @@ class Storages:
 
     def step(self, node: fx.Node) -> Step:
         """Return what one node does."""
-        held = (key for source in (*node.all_input_nodes, node) for key in self.of[source])
-        return Step(makes=self.made[node], holds=frozenset(held), private_bytes=promoted_bytes(node))
+        if node not in self._steps:
+            held = frozenset(key for source in (*node.all_input_nodes, node) for key in self.of[source])
+            self._steps[node] = Step(makes=self.made[node], holds=held, private_bytes=promoted_bytes(node))
+        return self._steps[node]
 
 
 def key_of(tensor: Tensor) -> Key:
