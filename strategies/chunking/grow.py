@@ -38,7 +38,7 @@ class Seed:
     ins: Axes = ()
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Region:
     """Operators that run together, chunk by chunk.
 
@@ -49,6 +49,7 @@ class Region:
         before: what must run in front of the loop, in order.
         after: what runs behind it, in order.
         copies: members that also run in front of the loop.
+        seed: where the region began.
     """
 
     members: list[fx.Node]
@@ -57,6 +58,7 @@ class Region:
     before: list[fx.Node]
     after: list[fx.Node]
     copies: frozenset[fx.Node]
+    seed: Seed
 
 
 @dataclass(slots=True)
@@ -65,15 +67,20 @@ class _State:
 
     Fields:
         axes, needs: of members.
-        wanted: values that the loop takes from outside, whole or sliced.
+        firm: mask of the members that may not also run in front of the loop.
+        before: mask of what must run in front of the loop.
     """
 
     axes: dict[fx.Node, Axes] = field(default_factory=dict)
     needs: dict[fx.Node, Axes] = field(default_factory=dict)
-    wanted: set[fx.Node] = field(default_factory=set)
+    firm: int = 0
+    before: int = 0
 
     def copy(self) -> _State:
-        return _State(dict(self.axes), dict(self.needs), set(self.wanted))
+        return _State(dict(self.axes), dict(self.needs), self.firm, self.before)
+
+    def restore(self, other: _State) -> None:
+        self.axes, self.needs, self.firm, self.before = other.axes, other.needs, other.firm, other.before
 
 
 def grow(window: Sequence[fx.Node], seed: Seed, *, may_copy: Callable[[fx.Node], bool]) -> Region | None:
@@ -91,95 +98,81 @@ class _Growth:
     def __init__(self, window: Sequence[fx.Node], may_copy: Callable[[fx.Node], bool]) -> None:
         self._window = window
         self._inside = {node: index for index, node in enumerate(window)}
-        self._may_copy = may_copy
         self._ancestors: dict[fx.Node, int] = {}
+        self._free: set[fx.Node] = set()
+        self._outside: set[fx.Node] = set()
         for index, node in enumerate(window):
             mask = 1 << index
             for source in node.all_input_nodes:
                 mask |= self._ancestors.get(source, 0)
             self._ancestors[node] = mask
-        self._outside: set[fx.Node] = {node for node in window if is_random(node)}
+            if is_view(node) or may_copy(node):
+                self._free.add(node)
+            if is_random(node):
+                self._outside.add(node)
 
     def region(self, seed: Seed) -> Region | None:
         for _ in range(_ATTEMPTS):
             state = _State()
             if not self._start(seed, state):
                 return None
-            conflicts = self._conflicts(state)
-            if seed.node in conflicts:
+            conflicts = state.firm & state.before
+            if conflicts >> self._inside[seed.node] & 1:
                 return None
             if not conflicts:
-                break
-            self._outside |= conflicts
-        else:
-            return None
-        state = self._extended(state)
-        return self._finished(state)
+                return self._finished(self._extended(state), seed)
+            self._outside.update(node for node in state.axes if conflicts >> self._inside[node] & 1)
+        return None
 
     def _start(self, seed: Seed, state: _State) -> bool:
         if seed.node in self._outside:
             return False
         if seed.axis is not None:
             return self._demand(seed.node, seed.axis, state) and seed.node in state.axes
-        state.axes[seed.node], state.needs[seed.node] = (), seed.ins
+        self._enter(seed.node, (), seed.ins, state)
         return all(
             self._take(source, axis, state) for source, axis in zip(slots(seed.node), seed.ins, strict=True)
         )
 
+    def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _State) -> None:
+        state.axes[node], state.needs[node] = outs, ins
+        if node not in self._free:
+            state.firm |= 1 << self._inside[node]
+
     def _demand(self, node: fx.Node, axis: Axis, state: _State) -> bool:
         """Make a chunk of `node` available in the loop; false where members need it cut in another way."""
-        index = 0
-        if node.target is operator.getitem and not isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
-            maker, index = node.args  # type: ignore[assignment]
-            if node in state.axes:
-                return state.axes[node] == (axis,)
-            if not self._demand_output(maker, index, axis, state):  # type: ignore[arg-type]
-                return False
-            if maker in state.axes:
-                state.axes[node], state.needs[node] = (axis,), (axis,)
-            else:
-                state.wanted.add(node)
-            return True
-        return self._demand_output(node, index, axis, state)
+        if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
+            return self._demand_output(node, 0, axis, state)
+        if node in state.axes:
+            return state.axes[node] == (axis,)
+        maker, index = node.args
+        if not self._demand_output(maker, index, axis, state):  # type: ignore[arg-type]
+            return False
+        if maker in state.axes:
+            self._enter(node, (axis,), (axis,), state)
+        else:
+            state.before |= self._ancestors.get(node, 0)
+        return True
 
     def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _State) -> bool:
         if node in state.axes:
             return index < len(state.axes[node]) and state.axes[node][index] == axis
         found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
-        if found is None:
-            state.wanted.add(node)
-            return True
-        ins, outs = found
-        before = state.copy()
-        state.axes[node], state.needs[node] = outs, ins
-        if all(self._take(source, need, state) for source, need in zip(slots(node), ins, strict=True)):
-            return True
-        state.axes, state.needs, state.wanted = before.axes, before.needs, before.wanted
-        state.wanted.add(node)  # it cannot be made from chunks here: a chunk of the whole will do
+        if found is not None:
+            ins, outs = found
+            earlier = state.copy()
+            self._enter(node, outs, ins, state)
+            if all(self._take(source, need, state) for source, need in zip(slots(node), ins, strict=True)):
+                return True
+            state.restore(earlier)  # its inputs are cut in another way: a chunk of its whole value will do
+        state.before |= self._ancestors.get(node, 0)
         return True
 
     def _take(self, source: fx.Node, axis: Axis | None, state: _State) -> bool:
         if axis is not None:
             return self._demand(source, axis, state)
-        state.wanted.add(source)
+        state.before |= self._ancestors.get(source, 0)
         return True
-
-    def _before(self, state: _State) -> int:
-        """Return the mask of what must run in front of the loop."""
-        mask = 0
-        for node in state.wanted:
-            mask |= self._ancestors.get(node, 0)
-        return mask
-
-    def _conflicts(self, state: _State) -> set[fx.Node]:
-        """Return members that must run in front of the loop and may not run twice."""
-        mask = self._before(state)
-        return {
-            node for node in state.axes if mask >> self._inside[node] & 1 and not self._may_run_twice(node)
-        }
-
-    def _may_run_twice(self, node: fx.Node) -> bool:
-        return is_view(node) or self._may_copy(node)
 
     def _extended(self, state: _State) -> _State:
         """Add users of chunks that can do with them."""
@@ -187,7 +180,7 @@ class _Growth:
         while is_growing:
             is_growing = False
             for node in self._window:
-                if node in state.axes or node in self._outside:
+                if node in state.axes or node in self._outside or node.op != "call_function":
                     continue
                 joined = self._joined(node, state)
                 if joined is not None:
@@ -195,48 +188,42 @@ class _Growth:
         return state
 
     def _joined(self, node: fx.Node, state: _State) -> _State | None:
-        if node.target is operator.getitem and node.args[0] in state.axes:
+        if node.target is operator.getitem:
             maker, index = node.args
-            outs = state.axes[maker]  # type: ignore[index]
-            axis = outs[index] if isinstance(index, int) and index < len(outs) else None  # type: ignore[index]
+            outs = state.axes.get(maker, ())  # type: ignore[arg-type]
+            axis = outs[index] if isinstance(index, int) and index < len(outs) else None
             if axis is None:
                 return None
             trial = state.copy()
-            trial.axes[node], trial.needs[node] = (axis,), (axis,)
+            self._enter(node, (axis,), (axis,), trial)
             return trial
-        if node.op != "call_function" or node.target is operator.getitem:
-            return None
-        mask = self._before(state)
         for slot, source in enumerate(slots(node)):
             given = state.axes.get(source)
-            if not given or given[0] is None or mask >> self._inside[source] & 1:
+            if not given or given[0] is None or state.before >> self._inside[source] & 1:
                 continue
             for axis in output_for(node, slot, given[0]):
                 trial = state.copy()
-                if self._demand_output(node, 0, axis, trial) and node in trial.axes and not self._conflicts(trial):
+                if self._demand_output(node, 0, axis, trial) and node in trial.axes and not trial.firm & trial.before:
                     return trial
         return None
 
-    def _finished(self, state: _State) -> Region | None:
-        mask = self._before(state)
+    def _finished(self, state: _State, seed: Seed) -> Region | None:
         members = [node for node in self._window if node in state.axes]
-        copies = frozenset(node for node in members if mask >> self._inside[node] & 1)
+        copies = frozenset(node for node in members if state.before >> self._inside[node] & 1)
         own = 0
         for node in members:
             if node not in copies:
                 own |= 1 << self._inside[node]
-        first = min((self._inside[node] for node in members if node not in copies), default=len(self._window))
-        before, after = [], []
-        for node in self._window:
-            if node in state.axes and node not in copies:
+        first = (own & -own).bit_length() - 1
+        before: list[fx.Node] = []
+        after: list[fx.Node] = []
+        for index, node in enumerate(self._window):
+            if own >> index & 1:
                 continue
-            is_early = mask >> self._inside[node] & 1 or (
-                self._inside[node] < first and not self._ancestors[node] & own
-            )
+            is_early = state.before >> index & 1 or (index < first and not self._ancestors[node] & own)
             (before if is_early else after).append(node)
-        for node in before:
-            if self._ancestors[node] & own:
-                return None
+        if not own or any(self._ancestors[node] & own for node in before):
+            return None
         drawn = [self._inside[node] for node in (*before, *after) if is_random(node)]
         if drawn != sorted(drawn):
             return None  # random numbers would be drawn in another order
@@ -247,7 +234,8 @@ class _Growth:
             needs={node: state.needs[node] for node in needed},
             before=before,
             after=after,
-            copies=copies,
+            copies=copies & set(needed),
+            seed=seed,
         )
 
 

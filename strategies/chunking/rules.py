@@ -67,9 +67,10 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers, which it must do in its place and whole."""
-    return isinstance(node.target, torch._ops.OpOverload) and (  # noqa: SLF001 (no public name)
-        torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    if "random" not in node.meta:
+        tags = getattr(node.target, "tags", ())
+        node.meta["random"] = torch.Tag.nondeterministic_seeded in tags
+    return bool(node.meta["random"])
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -93,6 +94,14 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None
 
     `None` where no chunk of the inputs gives a chunk of the output.
     """
+    known = node.meta.setdefault("inputs_for", {})
+    if (index, axis) not in known:
+        known[index, axis] = _inputs_for(node, index, axis)
+    found: tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None = known[index, axis]
+    return found
+
+
+def _inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
     if node.target in VIEWS:
         source = through_view(shape_of(node), shape_of(slots(node)[0]), axis)
         return None if source is None else ((source,), (axis,))
@@ -104,6 +113,14 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None
 
 def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     """Return the axes that the first output can have where input `slot` is chunked along `axis`."""
+    known = node.meta.setdefault("output_for", {})
+    if (slot, axis) not in known:
+        known[slot, axis] = _output_for(node, slot, axis)
+    found: list[Axis] = known[slot, axis]
+    return found
+
+
+def _output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     if node.target in VIEWS:
         target = through_view(shape_of(slots(node)[0]), shape_of(node), axis)
         return [] if target is None else [target]

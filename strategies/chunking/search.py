@@ -17,6 +17,7 @@ from strategies.plan.liveness import Profile, Storages, bytes_of, simulate
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
+_REACH = 90  # operators on each side of a peak that a loop can reach
 _STEPS = 40  # loops made or changed
 
 
@@ -28,6 +29,7 @@ class Candidate:
         items: of the schedule.
         at: position of the loop.
         peak_bytes: of the whole schedule.
+        heights: how many items reach the peak of the schedule before.
         local_bytes: the highest total where the schedule is new.
         seconds: of the whole schedule.
     """
@@ -35,6 +37,7 @@ class Candidate:
     items: list[fx.Node | Loop]
     at: int
     peak_bytes: int
+    heights: int
     local_bytes: int
     seconds: float
 
@@ -77,10 +80,12 @@ class Search:
 
     def _better(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> Candidate | None:
         """Return a schedule with a lower peak, the fastest of those that reach the goal there."""
+        heights = sum(live >= profile.peak_bytes for live in profile.live_bytes)
         found = [
             candidate
             for candidate in self._candidates(items, profile, goal)
-            if candidate.local_bytes < profile.peak_bytes and candidate.peak_bytes <= profile.peak_bytes
+            if candidate.local_bytes < profile.peak_bytes
+            and (candidate.peak_bytes, candidate.heights) < (profile.peak_bytes, heights)
         ]
         if not found:
             return None
@@ -94,18 +99,18 @@ class Search:
     def _candidates(
         self, items: list[fx.Node | Loop], profile: Profile, goal: int
     ) -> Iterator[Candidate]:
-        at = profile.peak_step
+        at, top = profile.peak_step, profile.peak_bytes
         item = items[at]
         if isinstance(item, Loop):
-            yield from self._lengthened(items, at, goal)
+            yield from self._lengthened(items, at, goal, top)
         for plain, low, high in self._dissolved(items, at):
-            yield from self._new(plain, low, high, goal)
+            yield from self._new(plain, low, high, goal, top)
 
     def _dissolved(self, items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
         """Yield the items with the loops around the peak taken apart, and the range of the peak in them."""
         before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
         after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)
-        for gone in {frozenset(), frozenset({before}), frozenset({after}), frozenset({before, after})}:
+        for gone in dict.fromkeys((frozenset[int | None](), frozenset([before]), frozenset([after]), frozenset([before, after]))):
             plain: list[fx.Node | Loop] = []
             low = high = 0
             for index, item in enumerate(items):
@@ -115,7 +120,7 @@ class Search:
                     low, high = start, len(plain) - 1
             yield plain, low, high
 
-    def _new(self, items: list[fx.Node | Loop], low: int, high: int, goal: int) -> Iterator[Candidate]:
+    def _new(self, items: list[fx.Node | Loop], low: int, high: int, goal: int, top: int) -> Iterator[Candidate]:
         profile = self._profile(items)
         first, last = _window(items, low, high)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
@@ -131,7 +136,7 @@ class Search:
                     if key in seen:
                         continue
                     seen.add(key)
-                    yield from self._placed(items, start, stop, region, goal)
+                    yield from self._placed(items, start, stop, region, goal, top)
 
     def _regions(self, window: Sequence[fx.Node], items: list[fx.Node | Loop], at: int) -> Iterator[Region]:
         inside = set(window)
@@ -154,7 +159,7 @@ class Search:
                 yield region
 
     def _placed(
-        self, items: list[fx.Node | Loop], start: int, stop: int, region: Region, goal: int
+        self, items: list[fx.Node | Loop], start: int, stop: int, region: Region, goal: int, top: int
     ) -> Iterator[Candidate]:
         outside = set(self._first.outputs)
         for item in items[stop:]:
@@ -166,11 +171,17 @@ class Search:
             [*items[:start], *region.before, loop, *region.after, *items[stop:]],
             start + len(region.before),
             goal,
+            top,
             span=(start, start + len(region.before) + 1 + len(region.after)),
         )
 
     def _lengthened(
-        self, items: list[fx.Node | Loop], at: int, goal: int, span: tuple[int, int] | None = None
+        self,
+        items: list[fx.Node | Loop],
+        at: int,
+        goal: int,
+        top: int,
+        span: tuple[int, int] | None = None,
     ) -> Iterator[Candidate]:
         """Yield the schedule with the largest chunks that reach the goal, else with those that nearly are smallest."""
         loop = items[at]
@@ -192,6 +203,7 @@ class Search:
             items=changed,
             at=at,
             peak_bytes=max(elsewhere, here),
+            heights=sum(live >= top for index, live in enumerate(profile.live_bytes) if index != at) + (here >= top),
             local_bytes=max(others, here),
             seconds=self._seconds(changed),
         )
@@ -273,9 +285,10 @@ def _is_cheap(node: fx.Node) -> bool:
 
 def _window(items: Sequence[fx.Node | Loop], low: int, high: int) -> tuple[int, int]:
     """Return the widest range of single operators around a range that a loop may hold."""
-    while low > 0 and _may_be_inside(items[low - 1]):
+    first, last = low - _REACH, high + _REACH
+    while low > max(first, 0) and _may_be_inside(items[low - 1]):
         low -= 1
-    while high + 1 < len(items) and _may_be_inside(items[high + 1]):
+    while high < min(last, len(items) - 1) and _may_be_inside(items[high + 1]):
         high += 1
     return low, high
 

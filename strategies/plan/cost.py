@@ -92,6 +92,12 @@ def cost_of(node: fx.Node) -> Cost:
 
 def is_view(node: fx.Node) -> bool:
     """Whether the result of a node lies on the memory of an input."""
+    if "view" not in node.meta:
+        node.meta["view"] = _is_view(node)
+    return bool(node.meta["view"])
+
+
+def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)

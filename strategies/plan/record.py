@@ -203,6 +203,8 @@ class _Recorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             problem = f"{self.place} calls {func}, whose result or shape depends on data"
             raise StrategyError(self._where, f"{problem}; it cannot be planned")
+        if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
+            return self._by_rows(*args)
         result = func(*args, **kwargs)
         frame = self._frames[-1]
         if func in _ALIASES:
@@ -217,6 +219,18 @@ class _Recorder(TorchDispatchMode):
         node.meta["module"] = self._modules[-1] if self._modules else ""
         self._own_results(result, node)
         return result
+
+    def _by_rows(self, scores: Tensor, targets: Tensor, weight: None, reduction: int, ignored: int) -> Any:
+        """Record a reduced loss as one number a row, so that rows can be chunked, and what becomes of these."""
+
+        def run(func: Any, *args: Any) -> Any:
+            return self.__torch_dispatch__(func, (), args)
+
+        rows, _ = run(_aten.nll_loss_forward.default, scores, targets, weight, 0, ignored)
+        total = run(_aten.sum.default, rows)
+        count = run(_aten.sum.default, run(_aten.ne.Scalar, targets, ignored))
+        is_mean = reduction == 1
+        return run(_aten.div.Tensor, total, count) if is_mean else total, count
 
     def _enter_alias(self, func: Any, source: Tensor, result: Tensor, frame: _Frame) -> None:
         node = self._node(source)
