@@ -23,6 +23,10 @@ class Enclosed:
     """Mark of the dynamic classes that put a region around a module; see `strategies.region`."""
 
 
+class Chunked:
+    """Mark of the dynamic classes that run a module's forward in chunks; see `strategies.chunking.forward`."""
+
+
 def find_blocks(
     model: nn.Module, *, layers_fqn: str, module_classes: tuple[str, ...]
 ) -> dict[str, nn.Module]:
@@ -89,8 +93,8 @@ def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class the user wrote, below the dynamic classes of FSDP2 and of regions."""
-    dynamic = (FSDPModule, Enclosed)
+    """Return the class the user wrote, below the dynamic classes of FSDP2, of regions and of chunking."""
+    dynamic = (FSDPModule, Enclosed, Chunked)
     return next(c for c in type(module).__mro__ if issubclass(c, nn.Module) and not issubclass(c, dynamic))
 
 

@@ -49,7 +49,7 @@ class Region:
         before: what must run in front of the loop, in order.
         after: what runs behind it, in order.
         copies: members that also run in front of the loop.
-        seed: where the region began.
+        window, seed, may_copy: what it was grown from.
     """
 
     members: list[fx.Node]
@@ -58,7 +58,9 @@ class Region:
     before: list[fx.Node]
     after: list[fx.Node]
     copies: frozenset[fx.Node]
+    window: Sequence[fx.Node]
     seed: Seed
+    may_copy: Callable[[fx.Node], bool]
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ def grow(window: Sequence[fx.Node], seed: Seed, *, may_copy: Callable[[fx.Node],
 class _Growth:
     def __init__(self, window: Sequence[fx.Node], may_copy: Callable[[fx.Node], bool]) -> None:
         self._window = window
+        self._may_copy = may_copy
         self._inside = {node: index for index, node in enumerate(window)}
         self._ancestors: dict[fx.Node, int] = {}
         self._free: set[fx.Node] = set()
@@ -235,7 +238,9 @@ class _Growth:
             before=before,
             after=after,
             copies=copies & set(needed),
+            window=self._window,
             seed=seed,
+            may_copy=self._may_copy,
         )
 
 

@@ -320,7 +320,7 @@ def _cuts(items: Sequence[fx.Node | Loop], profile: Profile, positions: range) -
     return sorted({allowed[0], *lowest, allowed[-1]})
 
 
-def whole(graph: fx.Graph, storages: Storages, calls: dict[fx.Node, int]) -> Schedule:
+def unchunked(graph: fx.Graph, storages: Storages, calls: dict[fx.Node, int]) -> Schedule:
     """Return the schedule that runs each operator of `graph` once, on whole tensors."""
     nodes: list[fx.Node | Loop] = [
         node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}

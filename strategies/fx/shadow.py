@@ -25,7 +25,7 @@ from strategies.errors import StrategyError
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
 _LISTENER = "_acbench_listener"
-_REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region"})
+_REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", "_acbench_chunks"})
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "hooks" in name)
 
 
