@@ -86,13 +86,16 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
     )
 
 
-def take_again(decisions: Decisions, graph: fx.Graph, plain: Schedule) -> Schedule | None:
+def take_again(
+    decisions: Decisions, graph: fx.Graph, plain: Schedule, donated: frozenset[fx.Node]
+) -> Schedule | None:
     """Return the schedule of the same decisions on another graph.
 
     Args:
         decisions: on a graph of the same structure.
         graph: the other one.
         plain: its schedule without loops.
+        donated: inputs of the graph whose memory may be taken over.
 
     Returns:
         `None` where a region does not grow as it did, because a dimension has become 1.
@@ -104,7 +107,7 @@ def take_again(decisions: Decisions, graph: fx.Graph, plain: Schedule) -> Schedu
             items.append(nodes[item])
             continue
         later = _used_by(decisions.items[index + 1 :], nodes)
-        loop = _loop(item, nodes, later | set(plain.outputs), plain)
+        loop = _loop(item, nodes, later | set(plain.outputs), plain, donated)
         if loop is None:
             return None
         items.append(loop)
@@ -117,7 +120,11 @@ def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> s
 
 
 def _loop(
-    decision: LoopDecision, nodes: Sequence[fx.Node], outside: set[fx.Node], plain: Schedule
+    decision: LoopDecision,
+    nodes: Sequence[fx.Node],
+    outside: set[fx.Node],
+    plain: Schedule,
+    donated: frozenset[fx.Node],
 ) -> Loop | None:
     seed_node = nodes[decision.seed]
     members = [nodes[position] for position in decision.members]
@@ -134,6 +141,12 @@ def _loop(
     if loop is None or len(loop.gives) != len(decision.into):
         return None
     loop = loop.with_length(min(decision.length, loop.size))
-    into = [None if position is None else nodes[position] for position in decision.into]
-    gives = (replace(give, into=node) for give, node in zip(loop.gives, into, strict=True))
-    return replace(loop, gives=tuple(gives))
+    gives = [
+        replace(give, into=None if position is None else nodes[position])
+        for give, position in zip(loop.gives, decision.into, strict=True)
+    ]
+    kept = [
+        give if give.into is None or give.into.op != "placeholder" or give.into in donated else replace(give, into=None)
+        for give in gives
+    ]
+    return replace(loop, gives=tuple(kept))

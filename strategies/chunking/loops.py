@@ -14,7 +14,7 @@ from strategies.chunking.axes import Axis
 from strategies.chunking.grow import Region
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of
-from strategies.plan.liveness import Key, Step, Storages, bytes_of, promoted_bytes, simulate
+from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, promoted_bytes, simulate
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 
@@ -277,6 +277,28 @@ class Schedule:
             self._keys[give.node] = frozenset([key])
         held |= {key for give in loop.gives for key in self._keys[give.node]}
         return Step(makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length))
+
+    def profile(self) -> Profile:
+        """Return what is alive during each item."""
+        steps = self.steps()
+        return simulate(steps, self.kept())
+
+    def donations(self) -> dict[fx.Node, frozenset[int]]:
+        """Return for each call of an inner scope the positions of tensor inputs that nobody needs after it."""
+        dying = self.profile().dying
+        found: dict[fx.Node, frozenset[int]] = {}
+        for index, item in enumerate(self.items):
+            if isinstance(item, Loop) or item.op != "call_module":
+                continue
+            inputs = slots(item)
+            found[item] = frozenset(
+                position
+                for position, source in enumerate(inputs)
+                if source.op not in {"placeholder", "get_attr"}
+                and self.of(source) <= set(dying[index])
+                and sum(bool(self.of(source) & self.of(other)) for other in inputs) == 1
+            )
+        return found
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all items."""

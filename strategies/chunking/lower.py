@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from strategies.chunking.axes import Axis
 from strategies.chunking.loops import Loop, Schedule, Take
 from strategies.chunking.rules import FACTORIES, SHAPED, slots
-from strategies.chunking.runtime import Buffer, ChunkLoop, take_chunk, write_chunk
+from strategies.chunking.runtime import Buffer, ChunkLoop, call_giving, take_chunk, write_chunk
 
 _aten = torch.ops.aten
 
@@ -63,11 +63,12 @@ class _Lowering:
             if node.op == "placeholder":
                 self._known[node] = self._graph.placeholder(node.name)
         loops = []
+        donated = schedule.donations()
         for item in schedule.items:
             if isinstance(item, Loop):
                 loops.append(self._loop(item, f"loop_{len(loops)}"))
             else:
-                self._known[item] = self._copied(item)
+                self._known[item] = self._copied(item, donated.get(item, frozenset()))
         self._graph.output(tuple(self._known[node] for node in schedule.outputs))
         for node, new in self._known.items():
             new.meta.setdefault("val", node.meta.get("val"))
@@ -78,11 +79,11 @@ class _Lowering:
             loops=tuple(loops),
         )
 
-    def _copied(self, node: fx.Node) -> fx.Node:
+    def _copied(self, node: fx.Node, donated: frozenset[int]) -> fx.Node:
         if node.op != "call_module":
             return self._graph.node_copy(node, self._known.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
-        return self._graph.call_function(_call, (self._callees[str(node.target)], *args), kwargs)
+        return self._graph.call_function(call_giving, (self._callees[str(node.target)], tuple(sorted(donated)), *args), kwargs)
 
     def _loop(self, loop: Loop, name: str) -> ChunkLoop:
         module = chunk_loop(loop)
@@ -94,10 +95,6 @@ class _Lowering:
         for index, give in enumerate(loop.gives):
             self._known[give.node] = self._graph.call_function(operator.getitem, (call, index))
         return module
-
-
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 def chunk_loop(loop: Loop) -> ChunkLoop:
@@ -196,8 +193,3 @@ def _local(
         batch = sized(node.users and next(iter(node.users)) or node, axis)[0]
         return (*args[:3], batch, *args[4:])
     return args
-
-
-def every_value(code: Mapping[str, Any]) -> list[Any]:
-    """Return the values of a mapping."""
-    return list(code.values())

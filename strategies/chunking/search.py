@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,9 +71,7 @@ class Search:
         return self._relaxed(best, max(goal_bytes, profile.peak_bytes))
 
     def _profile(self, items: list[fx.Node | Loop]) -> Profile:
-        schedule = replace(self._first, items=items, _keys={})
-        steps = schedule.steps()
-        return simulate(steps, schedule.kept())
+        return replace(self._first, items=items, _keys={}).profile()
 
     def _seconds(self, items: list[fx.Node | Loop]) -> float:
         return replace(self._first, items=items).seconds(self._machine)
@@ -212,8 +210,7 @@ class Search:
         """Return the loop with results in the memory of inputs that die with it."""
         plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
         schedule = replace(self._first, items=[*items[:at], plain, *items[at + 1 :]], _keys={})
-        steps = schedule.steps()
-        dying = set(simulate(steps, schedule.kept()).dying[at])
+        dying = set(schedule.profile().dying[at])
         used: set[fx.Node] = set()
         gives: list[Give] = []
         for give in plain.gives:
@@ -320,7 +317,7 @@ def _cuts(items: Sequence[fx.Node | Loop], profile: Profile, positions: range) -
     return sorted({allowed[0], *lowest, allowed[-1]})
 
 
-def unchunked(graph: fx.Graph, storages: Storages, calls: dict[fx.Node, int]) -> Schedule:
+def unchunked(graph: fx.Graph, storages: Storages, calls: Mapping[fx.Node, int]) -> Schedule:
     """Return the schedule that runs each operator of `graph` once, on whole tensors."""
     nodes: list[fx.Node | Loop] = [
         node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}

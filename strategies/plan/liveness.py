@@ -6,6 +6,7 @@ what the code of a `torch.fx` graph does: it drops each variable after its last 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,15 +136,20 @@ def steps_of(nodes: Sequence[fx.Node], storages: Storages) -> list[Step]:
 
 def promoted_bytes(node: fx.Node) -> int:
     """Return the bytes of the tensors that torch makes of Python numbers given for tensors."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return 0
-    kinds = [str(argument.type) for argument in schema.arguments]
-    return sum(
-        _NUMBER_BYTES.get(type(value), 0)
-        for value, kind in zip(node.args, kinds, strict=False)
-        if kind in {"Tensor", "Optional[Tensor]"}
-    )
+    return numbers_bytes(node.target, node.args)
+
+
+def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
+    positions = (position for position in _tensor_positions(func) if position < len(args))
+    return sum(_NUMBER_BYTES.get(type(args[position]), 0) for position in positions)
+
+
+@functools.cache
+def _tensor_positions(func: Any) -> tuple[int, ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = [] if schema is None else schema.arguments
+    return tuple(i for i, each in enumerate(arguments) if str(each.type) in {"Tensor", "Optional[Tensor]"})
 
 
 def is_operation(node: fx.Node) -> bool:

@@ -1,0 +1,344 @@
+"""Chunk plans: what runs in chunks in a model so that its activations stay within a budget of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
+
+from strategies.blocks import Chunked, plain_class, unwrapped
+from strategies.chunking.decisions import Decisions, Structure, decisions_of, structure_of, take_again
+from strategies.chunking.forward import ChunkedForward, put
+from strategies.chunking.loops import Loop, Schedule
+from strategies.chunking.search import Search, unchunked
+from strategies.errors import StrategyError
+from strategies.fx.program import device_of, shadowed
+from strategies.fx.shadow import Shadow
+from strategies.plan.cost import Machine, machine_for
+from strategies.plan.liveness import Storages, bytes_of, simulate
+from strategies.plan.meter import measured_peak_bytes
+from strategies.plan.record import ScopeGraph, record_scopes
+
+
+class InfeasibleBudget(StrategyError):
+    """No plan that was found keeps the budget.
+
+    Args:
+        where: the configuration path of the budget.
+        budget_bytes: what was asked for.
+        minimum_feasible_bytes: the smallest peak of activations that a plan reaches.
+    """
+
+    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int) -> None:
+        super().__init__(
+            where,
+            f"no plan keeps activations within {budget_bytes} bytes; "
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRegion:
+    """Operators that run as one loop.
+
+    Fields:
+        scope: FQN of the module in whose forward they stand; `""` is the model.
+        operators: names in the listing of the scope, in order.
+        dimension: of the value that the region grew from, along which it is cut; `None` for a sum.
+        of: the name of that value.
+        size: of the chunk axis.
+        chunk_size: positions in a chunk; the last one may have less.
+        chunks: how often the operators run.
+    """
+
+    scope: str
+    operators: tuple[str, ...]
+    dimension: int | None
+    of: str
+    size: int
+    chunk_size: int
+    chunks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScopeScheduler:
+    """Decides for the forward of one scope, on all shapes of its inputs.
+
+    Fields:
+        decisions: what was decided, by structure of the graph.
+        goal_bytes: the peak to keep in graphs of another structure.
+        machine: whose time is saved.
+    """
+
+    decisions: Mapping[Structure, Decisions]
+    goal_bytes: int
+    machine: Machine
+
+    def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:
+        """Return the schedule of a graph of the scope, whose inputs at `donated` may be overwritten."""
+        plain = unchunked(graph, Storages.of_graph(graph), {})
+        inputs = _inputs_at(graph, donated)
+        known = self.decisions.get(structure_of(graph))
+        again = None if known is None else take_again(known, graph, plain, inputs)
+        return again or Search(plain, self.machine, inputs).fit(self.goal_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkPlan:
+    """Which parts of a model's forward run in chunks, and the bytes that follow.
+
+    Fields:
+        budget_bytes: what was asked for; `None` for the smallest.
+        predicted_peak_bytes: the highest total of storages made by a pass of the planned model.
+        unchunked_peak_bytes: the same of the model as it is.
+        minimum_feasible_bytes: the smallest peak that a plan of this search reaches.
+        predicted_slowdown: time with the plan / time without, by the cost model.
+        training: whether the pass has a backward.
+        regions: in the order of scopes and of operators.
+        schedulers: by FQN of the scope.
+    """
+
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    unchunked_peak_bytes: int
+    minimum_feasible_bytes: int
+    predicted_slowdown: float
+    training: bool
+    regions: tuple[PlannedRegion, ...]
+    schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
+
+    @classmethod
+    def make(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        budget_bytes: int | None = None,
+        *,
+        training: bool = False,
+        where: str = "chunk.budget",
+    ) -> ChunkPlan:
+        """Return the fastest plan that was found whose peak is at most `budget_bytes`.
+
+        Args:
+            model: plain; on the meta device is enough. Its training flags are those of the planned pass.
+            sample: positional inputs; meta tensors are enough.
+            budget_bytes: of activations, at least 1; `None` for the smallest peak.
+            training: whether to plan forward and backward.
+            where: the configuration path that messages name.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the budget is no positive number, the model is chunked already, or its forward
+                depends on data.
+        """
+        if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
+            raise StrategyError(where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}")
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        device = device_of(tree_flatten(sample)[0])
+        shadow = Shadow.of(plain).on(device)
+        inputs, _ = shadowed(shadow, (sample, {}), device)
+        scopes = scopes_of(plain)
+        with torch.set_grad_enabled(training):
+            unchunked_bytes = _unchunked_peak_bytes(shadow, inputs)
+            graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
+        planner = _Planner(graphs, machine_for(device))
+        smallest = planner.plan(0)
+        chosen = smallest
+        if budget_bytes is not None:
+            fitting = planner.plan(budget_bytes)
+            chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget_bytes, each.seconds))
+        minimum = min(smallest.peak_bytes, chosen.peak_bytes)
+        if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
+            raise InfeasibleBudget(where, budget_bytes, minimum)
+        return cls(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=chosen.peak_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=minimum,
+            predicted_slowdown=chosen.seconds / planner.seconds,
+            training=training,
+            regions=tuple(chosen.regions()),
+            schedulers=chosen.schedulers(planner.machine),
+        )
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return `model`, whose scopes run the plan from now on, in place.
+
+        Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
+
+        Raises:
+            StrategyError: the model is chunked already, or a module inside a scope has hooks.
+        """
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        inner = frozenset(fqn for fqn in self.schedulers if fqn)
+        for fqn, scheduler in self.schedulers.items():
+            module = plain.get_submodule(fqn)
+            _refuse_hooks(fqn, module, frozenset() if fqn else inner)
+            put(module, ChunkedForward(scheduler=scheduler, scopes=frozenset() if fqn else inner))
+        return model
+
+
+def scopes_of(model: nn.Module) -> frozenset[str]:
+    """Return the FQNs of the blocks of `model`: what its outermost lists of modules hold."""
+    found: set[str] = set()
+    for fqn, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) and not any(
+            fqn == block or fqn.startswith(f"{block}.") for block in found
+        ):
+            found.update(f"{fqn}.{name}".lstrip(".") for name, child in module.named_children() if any(child.children()))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Planned:
+    """The schedules of all scopes.
+
+    Fields:
+        graphs: inner ones first, the model's last.
+        schedules: of these.
+        goals: the peaks that were asked of them.
+        peak_bytes, seconds: of the whole pass.
+    """
+
+    graphs: list[ScopeGraph]
+    schedules: list[Schedule]
+    goals: list[int]
+    peak_bytes: int
+    seconds: float
+
+    def regions(self) -> list[PlannedRegion]:
+        return [
+            _planned(graph.fqn, item)
+            for graph, schedule in zip(self.graphs, self.schedules, strict=True)
+            for item in schedule.items
+            if isinstance(item, Loop)
+        ]
+
+    def schedulers(self, machine: Machine) -> dict[str, ScopeScheduler]:
+        found: dict[str, ScopeScheduler] = {}
+        for graph, schedule, goal in zip(self.graphs, self.schedules, self.goals, strict=True):
+            # identical blocks share one schedule, whose nodes are those of the first one's graph
+            decided = decisions_of(next(iter(schedule.storages.of)).graph, schedule)
+            earlier = found[graph.fqn].decisions if graph.fqn in found else {}
+            found[graph.fqn] = ScopeScheduler(
+                decisions={structure_of(graph.graph): decided, **earlier}, goal_bytes=goal, machine=machine
+            )
+        return found
+
+
+class _Planner:
+    """Plans the scopes of one model; identical scopes once."""
+
+    def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
+        self.machine = machine
+        self._graphs = graphs
+        self._root = graphs[-1].graph
+        self._calls = [node for node in self._root.nodes if node.op == "call_module"]
+        self._plain: dict[Hashable, Schedule] = {}
+        self._fitted: dict[Hashable, Schedule] = {}
+        self._signatures = [_signature(graph.graph) for graph in graphs]
+        for graph, signature in zip(graphs, self._signatures, strict=True):
+            if signature not in self._plain:
+                self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
+        self.seconds = sum(self._plain[each].seconds(machine) for each in self._signatures)
+
+    def plan(self, goal: int) -> _Planned:
+        """Return the schedules whose peak is at most `goal`, or near the smallest."""
+        root = self._plain[self._signatures[-1]]
+        donated = root.donations()
+        for _ in range(2):  # loops of the root may let other inputs of calls live longer
+            schedules, goals, calls = [], [], {}
+            before = dict(zip(root.items, root.profile().before_bytes, strict=True))
+            for call, signature in zip(self._calls, self._signatures[:-1], strict=True):
+                goals.append(max(goal - before[call], 0))
+                schedules.append(self._fit(signature, donated[call], goals[-1]))
+                calls[call] = schedules[-1].profile().peak_bytes - sum(root.storages.made[call].values())
+            plain = replace(self._plain[self._signatures[-1]], calls=calls)
+            root = Search(plain, self.machine).fit(goal)
+            if root.donations() == donated:
+                break
+            donated = root.donations()
+        schedules.append(root)
+        return _Planned(
+            graphs=self._graphs,
+            schedules=schedules,
+            goals=[*goals, goal],
+            peak_bytes=root.profile().peak_bytes,
+            seconds=sum(schedule.seconds(self.machine) for schedule in schedules),
+        )
+
+    def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
+        key = signature, donated, goal
+        if key not in self._fitted:
+            plain = self._plain[signature]
+            graph = next(iter(plain.storages.of)).graph
+            self._fitted[key] = Search(plain, self.machine, _inputs_at(graph, donated)).fit(goal)
+        return self._fitted[key]
+
+
+def _signature(graph: fx.Graph) -> Hashable:
+    """Return what graphs have in common that one schedule suits."""
+    return tuple(
+        (node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), _shapes(node.meta.get("val")))
+        for node in graph.nodes
+    )
+
+
+def _shapes(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(map(_shapes, value)) if isinstance(value, tuple | list) else None
+
+
+def _inputs_at(graph: fx.Graph, positions: frozenset[int]) -> frozenset[fx.Node]:
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return frozenset(inputs[position] for position in positions)
+
+
+def _planned(scope: str, loop: Loop) -> PlannedRegion:
+    seed = loop.region.seed
+    return PlannedRegion(
+        scope=scope,
+        operators=tuple(node.name for node in loop.region.members),
+        dimension=None if seed.axis is None else seed.axis.dim,
+        of=seed.node.name,
+        size=loop.size,
+        chunk_size=loop.length,
+        chunks=loop.chunks,
+    )
+
+
+def _unchunked_peak_bytes(shadow: Shadow, inputs: tuple[Any, ...]) -> int:
+    assert shadow.mode is not None
+    standing = [*shadow.model.parameters(), *shadow.model.buffers()]
+    standing += [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+    with shadow.mode:
+        return measured_peak_bytes(lambda: shadow.model(*inputs), standing)
+
+
+def _refuse_chunked(model: nn.Module) -> None:
+    if any(isinstance(module, Chunked) for module in model.modules()):
+        raise StrategyError("chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model")
+
+
+def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
+    """Refuse hooks of modules inside a scope: its program does not call them."""
+    for name, module in scope.named_modules():
+        inside = any(name == block or name.startswith(f"{block}.") for block in inner)
+        hooks = (
+            module._forward_hooks,  # noqa: SLF001
+            module._forward_pre_hooks,  # noqa: SLF001
+            module._backward_hooks,  # noqa: SLF001
+            module._backward_pre_hooks,  # noqa: SLF001
+        )
+        if name and not inside and any(hooks):
+            where = f"{fqn}.{name}".lstrip(".")
+            raise StrategyError("chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them")
