@@ -79,6 +79,7 @@ class Loop:
         length: of one chunk.
         takes, gives: in the order of the region's operators.
         memory: of the body.
+        backward: of the body that is run again for its gradients.
     """
 
     region: Region
@@ -87,6 +88,7 @@ class Loop:
     takes: tuple[Take, ...]
     gives: tuple[Give, ...]
     memory: Body
+    backward: Body | None = None
 
     @property
     def chunks(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from strategies.chunking.decisions import Decisions, Structure, decisions_of, st
 from strategies.chunking.forward import ChunkedForward, put
 from strategies.chunking.loops import Loop, Schedule
 from strategies.chunking.search import Search, unchunked
+from strategies.chunking.training_plan import TrainingPlanner, train_once
 from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed
 from strategies.fx.shadow import Shadow
 from strategies.plan.cost import Machine, machine_for
-from strategies.plan.liveness import Storages, bytes_of, simulate
-from strategies.plan.meter import measured_peak_bytes
+from strategies.plan.liveness import Storages
+from strategies.plan.meter import LiveBytes
 from strategies.plan.record import ScopeGraph, record_scopes
 
 
@@ -121,6 +122,7 @@ class ChunkPlan:
         budget_bytes: int | None = None,
         *,
         training: bool = False,
+        loss: Callable[[Any], Tensor] | None = None,
         where: str = "chunk.budget",
     ) -> ChunkPlan:
         """Return the fastest plan that was found whose peak is at most `budget_bytes`.
@@ -130,6 +132,8 @@ class ChunkPlan:
             sample: positional inputs; meta tensors are enough.
             budget_bytes: of activations, at least 1; `None` for the smallest peak.
             training: whether to plan forward and backward.
+            loss: what a training pass computes of the model's results, its bytes counted too; `None` for the sum
+                of their elements. It is not chunked; a loss inside the model is.
             where: the configuration path that messages name.
 
         Raises:
@@ -146,15 +150,12 @@ class ChunkPlan:
         inputs, _ = shadowed(shadow, (sample, {}), device)
         scopes = scopes_of(plain)
         with torch.set_grad_enabled(training):
-            unchunked_bytes = _unchunked_peak_bytes(shadow, inputs)
             graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
+        pass_of = _Rehearsal(plain, sample, device, loss if training else None, training=training)
+        unchunked_bytes = pass_of.peak_bytes({})
         planner = _Planner(graphs, machine_for(device))
-        smallest = planner.plan(0)
-        chosen = smallest
-        if budget_bytes is not None:
-            fitting = planner.plan(budget_bytes)
-            chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget_bytes, each.seconds))
-        minimum = min(smallest.peak_bytes, chosen.peak_bytes)
+        make = _training_plan if training else _forward_plan
+        chosen, minimum = make(planner, pass_of, budget_bytes)
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(where, budget_bytes, minimum)
         return cls(
@@ -162,7 +163,7 @@ class ChunkPlan:
             predicted_peak_bytes=chosen.peak_bytes,
             unchunked_peak_bytes=unchunked_bytes,
             minimum_feasible_bytes=minimum,
-            predicted_slowdown=chosen.seconds / planner.seconds,
+            predicted_slowdown=chosen.slowdown,
             training=training,
             regions=tuple(chosen.regions()),
             schedulers=chosen.schedulers(planner.machine),
@@ -179,11 +180,92 @@ class ChunkPlan:
         plain = unwrapped(model)
         _refuse_chunked(plain)
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
-        for fqn, scheduler in self.schedulers.items():
-            module = plain.get_submodule(fqn)
-            _refuse_hooks(fqn, module, frozenset() if fqn else inner)
-            put(module, ChunkedForward(scheduler=scheduler, scopes=frozenset() if fqn else inner))
+        for fqn in self.schedulers:
+            _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
+        _put(plain, self.schedulers)
         return model
+
+
+def _put(model: nn.Module, schedulers: Mapping[str, ScopeScheduler]) -> None:
+    inner = frozenset(fqn for fqn in schedulers if fqn)
+    for fqn, scheduler in schedulers.items():
+        forward = ChunkedForward(scheduler=scheduler, scopes=frozenset() if fqn else inner)
+        put(model.get_submodule(fqn), forward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rehearsal:
+    """One pass of a model on tensors without memory."""
+
+    model: nn.Module
+    sample: tuple[Any, ...]
+    device: torch.device
+    loss: Callable[[Any], Tensor] | None
+    training: bool = field(kw_only=True)
+
+    def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
+        """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
+        shadow = Shadow.of(self.model).on(self.device)
+        assert shadow.mode is not None
+        inputs, _ = shadowed(shadow, (self.sample, {}), self.device)
+        standing = [*shadow.model.parameters(), *shadow.model.buffers()]
+        standing += [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+        _put(shadow.model, schedulers)
+        with torch.set_grad_enabled(self.training), shadow.mode, LiveBytes(standing) as meter:
+            if self.training:
+                gradients = train_once(shadow.model, inputs, self.loss)
+                return meter.peak_bytes(gradients)
+            returned = shadow.model(*inputs)
+            peak = meter.peak_bytes()
+            del returned
+            return peak
+
+
+def _forward_plan(
+    planner: _Planner, rehearsal: _Rehearsal, budget: int | None
+) -> tuple[_Planned, int]:  # noqa: ARG001 (both makers have one signature)
+    smallest = planner.plan(0)
+    if budget is None:
+        return smallest, smallest.peak_bytes
+    fitting = planner.plan(budget)
+    chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget, each.slowdown))
+    return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
+
+
+def _training_plan(
+    planner: _Planner, rehearsal: _Rehearsal, budget: int | None
+) -> tuple[_Planned, int]:
+    """Return the fastest choice that a rehearsal finds within the budget, and the smallest peak of a rehearsal."""
+    training = planner.training()
+    path = training.path()
+    known: dict[int, _Planned] = {}
+
+    def rehearsed(index: int) -> _Planned:
+        if index not in known:
+            schedules = training.schedules(path[index])
+            planned = _Planned(
+                graphs=planner.graphs,
+                schedules=schedules,
+                goals=[path[index].peak_bytes] * len(schedules),
+                peak_bytes=0,
+                slowdown=path[index].seconds / path[0].seconds,
+            )
+            peak = rehearsal.peak_bytes(planned.schedulers(planner.machine))
+            known[index] = replace(planned, peak_bytes=peak)
+        return known[index]
+
+    smallest = min((rehearsed(index) for index in range(max(len(path) - 3, 0), len(path))), key=lambda each: each.peak_bytes)
+    if budget is None or smallest.peak_bytes > budget:
+        return smallest, smallest.peak_bytes
+    low, high = 0, len(path) - 1  # peaks fall along the path, nearly
+    while low < high:
+        middle = (low + high) // 2
+        if rehearsed(middle).peak_bytes <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    fitting = [each for each in known.values() if each.peak_bytes <= budget]
+    return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes
 
 
 def scopes_of(model: nn.Module) -> frozenset[str]:
@@ -205,14 +287,15 @@ class _Planned:
         graphs: inner ones first, the model's last.
         schedules: of these.
         goals: the peaks that were asked of them.
-        peak_bytes, seconds: of the whole pass.
+        peak_bytes: of the whole pass.
+        slowdown: time of the pass / time without loops.
     """
 
     graphs: list[ScopeGraph]
     schedules: list[Schedule]
     goals: list[int]
     peak_bytes: int
-    seconds: float
+    slowdown: float
 
     def regions(self) -> list[PlannedRegion]:
         return [
@@ -239,7 +322,7 @@ class _Planner:
 
     def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
         self.machine = machine
-        self._graphs = graphs
+        self.graphs = graphs
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
         self._plain: dict[Hashable, Schedule] = {}
@@ -248,7 +331,7 @@ class _Planner:
         for graph, signature in zip(graphs, self._signatures, strict=True):
             if signature not in self._plain:
                 self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
-        self.seconds = sum(self._plain[each].seconds(machine) for each in self._signatures)
+        self._seconds = sum(self._plain[each].seconds(machine) for each in self._signatures)
 
     def plan(self, goal: int) -> _Planned:
         """Return the schedules whose peak is at most `goal`, or near the smallest."""
@@ -268,12 +351,16 @@ class _Planner:
             donated = root.donations()
         schedules.append(root)
         return _Planned(
-            graphs=self._graphs,
+            graphs=self.graphs,
             schedules=schedules,
             goals=[*goals, goal],
             peak_bytes=root.profile().peak_bytes,
-            seconds=sum(schedule.seconds(self.machine) for schedule in schedules),
+            slowdown=sum(schedule.seconds(self.machine) for schedule in schedules) / self._seconds,
         )
+
+    def training(self) -> TrainingPlanner:
+        """Return the planner of forward and backward."""
+        return TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
 
     def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
         key = signature, donated, goal
@@ -314,14 +401,6 @@ def _planned(scope: str, loop: Loop) -> PlannedRegion:
         chunk_size=loop.length,
         chunks=loop.chunks,
     )
-
-
-def _unchunked_peak_bytes(shadow: Shadow, inputs: tuple[Any, ...]) -> int:
-    assert shadow.mode is not None
-    standing = [*shadow.model.parameters(), *shadow.model.buffers()]
-    standing += [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
-    with shadow.mode:
-        return measured_peak_bytes(lambda: shadow.model(*inputs), standing)
 
 
 def _refuse_chunked(model: nn.Module) -> None:

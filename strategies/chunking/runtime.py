@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from torch.distributed.fsdp import FSDPModule
@@ -137,13 +138,15 @@ class ChunkLoop(nn.Module):
     def run(self, takes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
         buffers = tuple(buffer.allocate(takes) for buffer in self.buffers)
-        for start, length in self.spans():
+        for start, length in self.spans(takes):
             self.body(start, length, *takes, *buffers)
         return buffers
 
-    def spans(self) -> list[tuple[int, int]]:
-        """Return start and length of each chunk."""
-        starts = range(0, self.size, self.length)
+    def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Return start and length of each chunk; of those that would do the same without data, only two."""
+        starts: Sequence[int] = range(0, self.size, self.length)
+        if any(isinstance(take, FakeTensor) for take in takes):
+            starts = [*starts[:2], *starts[2:][-1:]]
         return [(start, min(self.length, self.size - start)) for start in starts]
 
 
@@ -170,12 +173,17 @@ def _backward(
     loop: ChunkLoop, takes: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
-    totals = [
-        (torch.zeros_like(take) if axis is None else torch.empty_like(take)) if is_wanted else None
+    leaves = [
+        take.detach().requires_grad_(is_wanted) if axis is None else take.detach()
         for take, axis, is_wanted in zip(takes, loop.axes, wanted, strict=True)
     ]
-    for start, length in loop.spans():
-        _backward_chunk(loop, takes, gradients, totals, start, length)
+    totals: list[Tensor | None] = []
+    for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
+        totals.append(None if not is_wanted else torch.zeros_like(leaf) if axis is None else torch.empty_like(leaf))
+        if axis is None:
+            leaf.grad = totals[-1]  # autograd adds to it in place
+    for start, length in loop.spans(takes):
+        _backward_chunk(loop, leaves, gradients, totals, start, length)
     return totals
 
 
@@ -188,33 +196,30 @@ def _backward_chunk(
     length: int,
 ) -> None:
     chunks = [
-        take.detach() if axis is None else take_chunk(take.detach(), axis, start, length, copy=copy)
-        for take, axis, copy in zip(takes, loop.axes, loop.copies, strict=True)
-    ]
-    leaves = [
-        chunk.requires_grad_() for chunk, total in zip(chunks, totals, strict=True) if total is not None
+        take
+        if axis is None
+        else take_chunk(take, axis, start, length, copy=copy).requires_grad_(total is not None)
+        for take, axis, copy, total in zip(takes, loop.axes, loop.copies, totals, strict=True)
     ]
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
-    del chunks
     outputs, given = [], []
     for result, gradient, buffer in zip(results, gradients, loop.buffers, strict=True):
         if gradient is not None and result.requires_grad:
-            outputs.append(result)
             axis = buffer.axis
+            outputs.append(result)
             given.append(gradient if axis is None else take_chunk(gradient, axis, start, length, copy=False))
-    del results, result
-    found = list(torch.autograd.grad(outputs, leaves, given, allow_unused=True)) if outputs else [None] * len(leaves)
-    del outputs, given, leaves
-    for total, axis in zip(totals, loop.axes, strict=True):
-        if total is None:
+    del results, result, gradient
+    if outputs:
+        torch.autograd.backward(outputs, given)
+    for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
+        if total is None or axis is None:
             continue
-        gradient = found.pop(0)
-        if axis is None and gradient is not None:
-            total.add_(gradient)
-        elif axis is not None:
-            chunk = total.new_zeros(()).expand(_chunk_shape(total, axis, length)) if gradient is None else gradient
-            write_chunk(total, axis, start, chunk)
+        gradient = chunk.grad
+        if gradient is None:
+            gradient = total.new_zeros(()).expand(_chunk_shape(total, axis, length))
+        write_chunk(total, axis, start, gradient)
+        chunk.grad = None
 
 
 def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:

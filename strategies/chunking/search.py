@@ -101,34 +101,20 @@ class Search:
         item = items[at]
         if isinstance(item, Loop):
             yield from self._lengthened(items, at, goal, top)
-        for plain, low, high in self._dissolved(items, at):
+        for plain, low, high in dissolved(items, at):
             yield from self._new(plain, low, high, goal, top)
-
-    def _dissolved(self, items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
-        """Yield the items with the loops around the peak taken apart, and the range of the peak in them."""
-        before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
-        after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)
-        for gone in dict.fromkeys((frozenset[int | None](), frozenset([before]), frozenset([after]), frozenset([before, after]))):
-            plain: list[fx.Node | Loop] = []
-            low = high = 0
-            for index, item in enumerate(items):
-                start = len(plain)
-                plain.extend(flat([item]) if index == at or index in gone else [item])
-                if index == at:
-                    low, high = start, len(plain) - 1
-            yield plain, low, high
 
     def _new(self, items: list[fx.Node | Loop], low: int, high: int, goal: int, top: int) -> Iterator[Candidate]:
         profile = self._profile(items)
-        first, last = _window(items, low, high)
+        first, last = reach_of(items, low, high)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
-        starts = _cuts(items, profile, range(first, at + 1))
-        stops = _cuts(items, profile, range(at + 1, last + 2))
+        starts = cuts(items, profile.before_bytes, range(first, at + 1))
+        stops = cuts(items, profile.before_bytes, range(at + 1, last + 2))
         seen: set[Any] = set()
         for start in starts:
             for stop in stops:
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
-                for region in self._regions(window, items, at):
+                for region in regions_at(window, items[at]):
                     order = (*items[:start], *region.before, None, *region.after, *items[stop:])
                     key = hash(order), tuple(region.members), tuple(region.needs.values())
                     if key in seen:
@@ -136,32 +122,10 @@ class Search:
                     seen.add(key)
                     yield from self._placed(items, start, stop, region, goal, top)
 
-    def _regions(self, window: Sequence[fx.Node], items: list[fx.Node | Loop], at: int) -> Iterator[Region]:
-        inside = set(window)
-        node = items[at]
-        assert isinstance(node, fx.Node)
-        near = [each for each in (*node.users, node, *node.all_input_nodes) if each in inside]
-        near = [each for each in near if isinstance(each.meta["val"], Tensor)]
-        near = sorted(dict.fromkeys(near), key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
-        grown: set[tuple[fx.Node, Any]] = set()
-        for may_copy in (_is_cheap, _never):
-            for seed in (seed for each in near for seed in seeds_of(each)):
-                if (seed.node, seed.axis, may_copy) in grown:
-                    continue
-                region = grow(window, seed, may_copy=may_copy)
-                if region is None or len(region.members) < 2:  # noqa: PLR2004
-                    continue
-                for member, axes in region.axes.items():
-                    if axes:
-                        grown.add((member, axes[0], may_copy))  # type: ignore[arg-type]
-                yield region
-
     def _placed(
         self, items: list[fx.Node | Loop], start: int, stop: int, region: Region, goal: int, top: int
     ) -> Iterator[Candidate]:
-        outside = set(self._first.outputs)
-        for item in items[stop:]:
-            outside.update((take.node for take in item.takes) if isinstance(item, Loop) else item.all_input_nodes)
+        outside = used_in(items[stop:]) | set(self._first.outputs)
         loop = make_loop(region, outside, 1, self._first.storages)
         if loop is None:
             return
@@ -271,6 +235,51 @@ class Search:
         return replace(schedule, items=items)
 
 
+def regions_at(window: Sequence[fx.Node], node: fx.Node | Loop) -> Iterator[Region]:
+    """Yield the regions of `window` that grow from the values around one node."""
+    assert isinstance(node, fx.Node)
+    inside = set(window)
+    near = [each for each in (*node.users, node, *node.all_input_nodes) if each in inside]
+    near = [each for each in near if isinstance(each.meta["val"], Tensor)]
+    near = sorted(dict.fromkeys(near), key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
+    grown: set[tuple[fx.Node, Any, Any]] = set()
+    for may_copy in (_is_cheap, _never):
+        for seed in (seed for each in near for seed in seeds_of(each)):
+            if (seed.node, seed.axis, may_copy) in grown:
+                continue
+            region = grow(window, seed, may_copy=may_copy)
+            if region is None or len(region.members) < 2:  # noqa: PLR2004 (one operator gains nothing)
+                continue
+            grown.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
+            yield region
+
+
+def dissolved(
+    items: list[fx.Node | Loop], at: int
+) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
+    """Yield the items with some of the loops around one of them taken apart, and where that one is in them."""
+    before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
+    after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)
+    choices = (frozenset[int | None](), frozenset([before]), frozenset([after]), frozenset([before, after]))
+    for gone in dict.fromkeys(choice - {None} for choice in choices):
+        plain: list[fx.Node | Loop] = []
+        low = high = 0
+        for index, item in enumerate(items):
+            start = len(plain)
+            plain.extend(flat([item]) if index == at or index in gone else [item])
+            if index == at:
+                low, high = start, len(plain) - 1
+        yield plain, low, high
+
+
+def used_in(items: Sequence[fx.Node | Loop]) -> set[fx.Node]:
+    """Return the values that items use."""
+    used: set[fx.Node] = set()
+    for item in items:
+        used.update((take.node for take in item.takes) if isinstance(item, Loop) else item.all_input_nodes)
+    return used
+
+
 def _never(_: fx.Node) -> bool:
     return False
 
@@ -280,7 +289,7 @@ def _is_cheap(node: fx.Node) -> bool:
     return cost_of(node).flops == 0 and (is_view(node) or is_pointwise(node) or "norm" in str(node.target))
 
 
-def _window(items: Sequence[fx.Node | Loop], low: int, high: int) -> tuple[int, int]:
+def reach_of(items: Sequence[fx.Node | Loop], low: int, high: int) -> tuple[int, int]:
     """Return the widest range of single operators around a range that a loop may hold."""
     first, last = low - _REACH, high + _REACH
     while low > max(first, 0) and _may_be_inside(items[low - 1]):
@@ -297,7 +306,7 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
     return schema is None or not schema.is_mutable
 
 
-def _cuts(items: Sequence[fx.Node | Loop], profile: Profile, positions: range) -> list[int]:
+def cuts(items: Sequence[fx.Node | Loop], before_bytes: Sequence[int], positions: range) -> list[int]:
     """Return the positions in front of which a cut costs least, and both ends."""
 
     def may_cut(position: int) -> bool:
@@ -311,7 +320,7 @@ def _cuts(items: Sequence[fx.Node | Loop], profile: Profile, positions: range) -
         return allowed
 
     def alive(position: int) -> int:
-        return profile.before_bytes[position] if position < len(items) else 0
+        return before_bytes[position] if position < len(items) else 0
 
     lowest = sorted(allowed[1:-1], key=alive)[: _CUTS - 2]
     return sorted({allowed[0], *lowest, allowed[-1]})

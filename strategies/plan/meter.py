@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,21 +64,6 @@ class LiveBytes(TorchDispatchMode):
     def _bury(self, key: int, number: int, size: int, _: Any) -> None:
         del self._live[key]
         self._changes.append((number, -size))
-
-
-def measured_peak_bytes(run: Callable[[], Any], standing: Iterable[Tensor]) -> int:
-    """Return the highest total of the storages that `run` makes.
-
-    Args:
-        run: on tensors with or without memory; what it returns stays alive until it has returned.
-        standing: tensors that are there before.
-    """
-    meter = LiveBytes(standing)
-    with meter:
-        returned = run()
-    peak = meter.peak_bytes()
-    del returned
-    return peak
 
 
 def _key(tensor: Tensor) -> int:
