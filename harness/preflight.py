@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 
-from harness.data import DataSpec, Text
+from harness.data import DataSpec, Synthetic, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
 from harness.mesh import Mesh
-from harness.models.base import ModelSpec
+from harness.models.base import LanguageModelSpec, ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
 from strategies import Strategy, StrategyError
@@ -75,10 +76,12 @@ def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    if model.fixed_batch() is None:
+    if model.fixed_batch() is not None:
+        _check_fixed_batch(data, sequence_length, batch_size, dp)
+    elif isinstance(model, LanguageModelSpec):
         data.check(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
-        _check_fixed_batch(data, sequence_length, batch_size, dp)
+        _check_own_samples(model.name, data, sequence_length)
 
 
 def _check_variant(
@@ -127,7 +130,10 @@ def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module
     fixed = model.fixed_batch()
     if fixed is not None:
         return built, fixed.inputs
-    return built, (torch.zeros(batch, dtype=torch.int64, device="meta"),)
+    if isinstance(model, LanguageModelSpec):
+        return built, (torch.zeros(batch, dtype=torch.int64, device="meta"),)
+    drawn = model.sample_batch(batch[0], np.random.default_rng(0))
+    return built, drawn.to(torch.device("meta")).inputs
 
 
 def device_type(mesh: Mesh) -> str:
@@ -178,6 +184,16 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp
         raise ConfigError(
             "data", "has no effect, the factory brings its own inputs; leave it at text, without a path"
         )
+
+
+def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:
+    """Refuse what says how tokens are read where the model draws samples of its own."""
+    usual = Recipe().sequence_length
+    if sequence_length != usual:
+        problem = f"has no effect, {name!r} draws samples of its own size; leave it at {usual}"
+        raise ConfigError("sequence_length", problem)
+    if data not in {Synthetic(), Text()}:
+        raise ConfigError("data", f"has no effect, {name!r} draws its own samples; use synthetic")
 
 
 def _check_call_site(experiment: Experiment) -> None:
