@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness.assemble import loss_of
 from harness.data import DataSpec, Synthetic, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
 from harness.mesh import Mesh
-from harness.models.base import LanguageModelSpec, ModelSpec
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
 from strategies import Strategy, StrategyError
@@ -50,6 +51,8 @@ class Preflight:
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
         self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
+        if name_of(experiment.chunk) != "none":
+            self._once(deadline_s, _check_chunk, model, experiment.chunk, mesh.is_sharded, batch)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -93,9 +96,16 @@ def _check_variant(
     if is_call_site:
         ac.call_site(built)
         return
-    built = ac.apply(built, sample)
+    built = ac.apply(built, sample.inputs)
     if is_sharded and model.layers_fqn:
         ac.check_units(built, children_of(built, model.layers_fqn))
+
+
+def _check_chunk(model: ModelSpec, chunk: Strategy, is_sharded: bool, batch: tuple[int, int]) -> None:
+    built, sample = _without_memory(model, batch)
+    built = chunk.for_loss(loss_of(model, sample), (sample.targets,)).apply(built, sample.inputs)
+    if is_sharded and model.layers_fqn:
+        chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -116,24 +126,26 @@ def show(experiment: Experiment, what: str) -> str:
         views = sorted({view for strategy in strategies.values() for view in strategy.views})
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    return found.view(what, *_without_memory(experiment.model, batch))
+    built, sample = _without_memory(experiment.model, batch)
+    counted = found.for_loss(loss_of(experiment.model, sample), (sample.targets,))
+    return counted.view(what, built, sample.inputs)
 
 
 def _views(views: list[str]) -> str:
     return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
 
 
-def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return the model, in training mode, and a rank's inputs, without memory."""
+def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
+    """Return the model, in training mode, and a rank's batch, without memory."""
     with torch.device("meta"):
         built = model.build().train()
     fixed = model.fixed_batch()
     if fixed is not None:
-        return built, fixed.inputs
+        return built, fixed
     if isinstance(model, LanguageModelSpec):
-        return built, (torch.zeros(batch, dtype=torch.int64, device="meta"),)
-    drawn = model.sample_batch(batch[0], np.random.default_rng(0))
-    return built, drawn.to(torch.device("meta")).inputs
+        tokens = torch.zeros(batch, dtype=torch.int64, device="meta")
+        return built, Batch(inputs=(tokens,), targets=tokens)
+    return built, model.sample_batch(batch[0], np.random.default_rng(0)).to(torch.device("meta"))
 
 
 def device_type(mesh: Mesh) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from strategies.errors import StrategyError
 
@@ -86,6 +86,10 @@ class Strategy:
             StrategyError: the model is unsuitable, or carries the strategy already.
         """
         raise NotImplementedError
+
+    def for_loss(self, loss: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Strategy:  # noqa: ARG002 (the default asks for no loss)
+        """Return the strategy for a model whose results a training step gives to `loss`, with `inputs` behind them."""
+        return self
 
     def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)
         """Return what a training loop calls instead of `model`, which stays as it is.

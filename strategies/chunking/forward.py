@@ -60,12 +60,14 @@ class ChunkedForward:
         scheduler: decides for graphs of the module.
         scopes: FQNs below the module of the inner modules that have a forward of this sort too.
         programs: by kind of input.
+        plan: of the whole model, on the model itself, as JSON values.
         latest: the program that ran last.
     """
 
     scheduler: Scheduler
     scopes: frozenset[str]
     programs: dict[Hashable, Program] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
     latest: Program | None = None
 
     def __call__(

@@ -14,7 +14,7 @@ from strategies.chunking.axes import Axis
 from strategies.chunking.grow import Region
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of
-from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, promoted_bytes, simulate
+from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, promoted_bytes, simulate
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 
@@ -118,23 +118,36 @@ class Loop:
         given = {give.node for give in self.gives}
         growing, fixed = [], []
 
-        def step(makes: Mapping[Key, int], held: set[Key], private_bytes: int, *, grows: bool) -> None:
-            growing.append(Step(makes=makes if grows else {}, holds=frozenset(held)))
-            fixed.append(Step(makes={} if grows else makes, holds=frozenset(held), private_bytes=private_bytes))
+        def step(held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0) -> None:
+            growing.append(Step(makes=grown, holds=frozenset(held)))
+            fixed.append(Step(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
             for take in copied:
                 if first[take] == index:
-                    step({take: copied[take]}, set(), 0, grows=True)
+                    step(set(), {take: copied[take]}, {})
             on: set[Key] = {*storages.of[node], *self._aliased(node, copied, storages)}
             held = on | {take for take in copied if first[take] <= index <= last[take]}
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
                     held.update(storages.of[source])
-            step(storages.made[node], held, promoted_bytes(node), grows=bool(self.region.axes[node]))
+            grown, stays = self._made(node, storages)
+            step(held, grown, stays, promoted_bytes(node))
             if node in given:
-                step({}, on, 0, grows=True)
+                step(on, {}, {})
         return growing, fixed
+
+    def _made(self, node: fx.Node, storages: Storages) -> tuple[dict[Key, int], dict[Key, int]]:
+        """Return the storages that a member makes: those that grow with the chunk, and those that do not."""
+        value = node.meta["val"]
+        outputs = value if isinstance(value, tuple | list) else (value,)
+        cut = {
+            key_of(output)
+            for output, axis in zip(outputs, self.region.axes[node], strict=False)
+            if axis is not None
+        }
+        made = storages.made[node].items()
+        return {k: size for k, size in made if k in cut}, {k: size for k, size in made if k not in cut}
 
     def _aliased(self, node: fx.Node, copied: Iterable[Take], storages: Storages) -> Iterator[Take]:
         """Yield the copied chunks that a member's value lies on."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from strategies.chunking.axes import Axis
 from strategies.chunking.loops import Loop, Schedule, Take
 from strategies.chunking.rules import FACTORIES, SHAPED, slots
-from strategies.chunking.runtime import Buffer, ChunkLoop, call_giving, take_chunk, write_chunk
+from strategies.chunking.runtime import Buffer, ChunkLoop, call_giving, contiguous_strides, take_chunk, write_chunk
 
 _aten = torch.ops.aten
 
@@ -115,19 +115,11 @@ def chunk_loop(loop: Loop) -> ChunkLoop:
 
 
 def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
-    dense = torch.ops.aten.is_non_overlapping_and_dense(value) if hasattr(_aten, "is_non_overlapping_and_dense") else value.is_contiguous()
-    strides = value.stride() if dense else _contiguous(value.shape)
+    is_dense = _aten.is_non_overlapping_and_dense.default(value)
+    strides = value.stride() if is_dense else contiguous_strides(value.shape)
     return Buffer(
         shape=tuple(value.shape), strides=tuple(strides), dtype=value.dtype, device=value.device, axis=axis, into=into
     )
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides, below = [], 1
-    for size in reversed(shape):
-        strides.append(below)
-        below *= max(size, 1)
-    return strides[::-1]
 
 
 def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from strategies.blocks import Chunked, plain_class, unwrapped
 from strategies.chunking.decisions import Decisions, Structure, decisions_of, structure_of, take_again
-from strategies.chunking.forward import ChunkedForward, put
+from strategies.chunking.forward import ChunkedForward, chunked_forwards, put
 from strategies.chunking.loops import Loop, Schedule
 from strategies.chunking.search import Search, unchunked
 from strategies.chunking.training_plan import TrainingPlanner, train_once
@@ -98,7 +98,8 @@ class ChunkPlan:
         budget_bytes: what was asked for; `None` for the smallest.
         predicted_peak_bytes: the highest total of storages made by a pass of the planned model.
         unchunked_peak_bytes: the same of the model as it is.
-        minimum_feasible_bytes: the smallest peak that a plan of this search reaches.
+        minimum_feasible_bytes: the smallest peak that this search has seen; it has not looked below a budget that
+            the model keeps as it is.
         predicted_slowdown: time with the plan / time without, by the cost model.
         training: whether the pass has a backward.
         regions: in the order of scopes and of operators.
@@ -121,8 +122,10 @@ class ChunkPlan:
         sample: tuple[Any, ...],
         budget_bytes: int | None = None,
         *,
+        fraction: float | None = None,
         training: bool = False,
-        loss: Callable[[Any], Tensor] | None = None,
+        loss: Callable[..., Tensor] | None = None,
+        loss_inputs: tuple[Any, ...] = (),
         where: str = "chunk.budget",
     ) -> ChunkPlan:
         """Return the fastest plan that was found whose peak is at most `budget_bytes`.
@@ -131,9 +134,11 @@ class ChunkPlan:
             model: plain; on the meta device is enough. Its training flags are those of the planned pass.
             sample: positional inputs; meta tensors are enough.
             budget_bytes: of activations, at least 1; `None` for the smallest peak.
+            fraction: of the peak of the model as it is, in place of `budget_bytes`.
             training: whether to plan forward and backward.
             loss: what a training pass computes of the model's results, its bytes counted too; `None` for the sum
                 of their elements. It is not chunked; a loss inside the model is.
+            loss_inputs: what `loss` takes behind the results.
             where: the configuration path that messages name.
 
         Raises:
@@ -151,11 +156,15 @@ class ChunkPlan:
         scopes = scopes_of(plain)
         with torch.set_grad_enabled(training):
             graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
-        pass_of = _Rehearsal(plain, sample, device, loss if training else None, training=training)
-        unchunked_bytes = pass_of.peak_bytes({})
+        rehearsal = _Rehearsal(plain, sample, device, loss, loss_inputs, training=training)
+        unchunked_bytes = rehearsal.peak_bytes({})
+        if fraction is not None:
+            budget_bytes = int(unchunked_bytes * fraction)
+        if budget_bytes is not None and budget_bytes >= unchunked_bytes:
+            return cls._nothing(budget_bytes, unchunked_bytes, training=training)
         planner = _Planner(graphs, machine_for(device))
         make = _training_plan if training else _forward_plan
-        chosen, minimum = make(planner, pass_of, budget_bytes)
+        chosen, minimum = make(planner, rehearsal, budget_bytes)
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(where, budget_bytes, minimum)
         return cls(
@@ -167,6 +176,20 @@ class ChunkPlan:
             training=training,
             regions=tuple(chosen.regions()),
             schedulers=chosen.schedulers(planner.machine),
+        )
+
+    @classmethod
+    def _nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
+        """Return the plan of a model that fits as it is."""
+        return cls(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=unchunked_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=unchunked_bytes,
+            predicted_slowdown=1.0,
+            training=training,
+            regions=(),
+            schedulers={},
         )
 
     def apply(self, model: nn.Module) -> nn.Module:
@@ -183,7 +206,16 @@ class ChunkPlan:
         for fqn in self.schedulers:
             _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
         _put(plain, self.schedulers)
+        for forward in chunked_forwards(plain).values():
+            forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values, what runs it left out."""
+        names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
+        numbers = {name: getattr(self, name) for name in names}
+        regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
+        return {**numbers, "predicted_slowdown": self.predicted_slowdown, "regions": regions}
 
 
 def _put(model: nn.Module, schedulers: Mapping[str, ScopeScheduler]) -> None:
@@ -200,20 +232,21 @@ class _Rehearsal:
     model: nn.Module
     sample: tuple[Any, ...]
     device: torch.device
-    loss: Callable[[Any], Tensor] | None
+    loss: Callable[..., Tensor] | None
+    loss_inputs: tuple[Any, ...]
     training: bool = field(kw_only=True)
 
     def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
         shadow = Shadow.of(self.model).on(self.device)
         assert shadow.mode is not None
-        inputs, _ = shadowed(shadow, (self.sample, {}), self.device)
+        inputs, targets = shadowed(shadow, (self.sample, self.loss_inputs), self.device)
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
-        standing += [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+        standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
         _put(shadow.model, schedulers)
         with torch.set_grad_enabled(self.training), shadow.mode, LiveBytes(standing) as meter:
             if self.training:
-                gradients = train_once(shadow.model, inputs, self.loss)
+                gradients = train_once(shadow.model, inputs, self.loss, targets)
                 return meter.peak_bytes(gradients)
             returned = shadow.model(*inputs)
             peak = meter.peak_bytes()

@@ -179,12 +179,33 @@ def _backward(
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
-        totals.append(None if not is_wanted else torch.zeros_like(leaf) if axis is None else torch.empty_like(leaf))
+        totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
     for start, length in loop.spans(takes):
         _backward_chunk(loop, leaves, gradients, totals, start, length)
     return totals
+
+
+def _total(take: Tensor, *, is_sum: bool) -> Tensor:
+    """Return the memory of a gradient, in the layout in which autograd would make it."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(take)
+    total = torch.empty_strided(
+        take.shape,
+        take.stride() if is_dense else contiguous_strides(take.shape),
+        dtype=take.dtype,
+        device=take.device,
+    )
+    return total.zero_() if is_sum else total
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a tensor of this shape whose last dimension is the fastest."""
+    strides, below = [], 1
+    for size in reversed(shape):
+        strides.append(below)
+        below *= max(size, 1)
+    return strides[::-1]
 
 
 def _backward_chunk(

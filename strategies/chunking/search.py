@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class Search:
         self._first = schedule
         self._machine = machine
         self._donated = donated
+        self._regions = Regions(schedule.storages)
 
     def fit(self, goal_bytes: int) -> Schedule:
         """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found."""
@@ -114,7 +115,7 @@ class Search:
         for start in starts:
             for stop in stops:
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
-                for region in regions_at(window, items[at]):
+                for region in self._regions.around(items[at], window):
                     order = (*items[:start], *region.before, None, *region.after, *items[stop:])
                     key = hash(order), tuple(region.members), tuple(region.needs.values())
                     if key in seen:
@@ -126,7 +127,7 @@ class Search:
         self, items: list[fx.Node | Loop], start: int, stop: int, region: Region, goal: int, top: int
     ) -> Iterator[Candidate]:
         outside = used_in(items[stop:]) | set(self._first.outputs)
-        loop = make_loop(region, outside, 1, self._first.storages)
+        loop = self._regions.loop(region, outside)
         if loop is None:
             return
         yield from self._lengthened(
@@ -235,22 +236,51 @@ class Search:
         return replace(schedule, items=items)
 
 
-def regions_at(window: Sequence[fx.Node], node: fx.Node | Loop) -> Iterator[Region]:
-    """Yield the regions of `window` that grow from the values around one node."""
-    assert isinstance(node, fx.Node)
+class Regions:
+    """The regions of one graph, each of them grown once.
+
+    Args:
+        storages: of the graph.
+        finish: what is done to each new loop.
+    """
+
+    def __init__(self, storages: Storages, finish: Callable[[Loop], Loop] = lambda loop: loop) -> None:
+        self._storages = storages
+        self._finish = finish
+        self._grown: dict[Any, list[Region]] = {}
+        self._loops: dict[Any, Loop | None] = {}
+
+    def around(self, node: fx.Node | Loop, window: Sequence[fx.Node]) -> list[Region]:
+        """Return the regions of `window` that grow from the values around one node."""
+        key = node, tuple(window)
+        if key not in self._grown:
+            assert isinstance(node, fx.Node)
+            self._grown[key] = list(_grown(node, window))
+        return self._grown[key]
+
+    def loop(self, region: Region, outside: set[fx.Node]) -> Loop | None:
+        """Return a region as a loop with the smallest chunks; see `make_loop`."""
+        key = region, frozenset(outside.intersection(region.members))
+        if key not in self._loops:
+            loop = make_loop(region, outside, 1, self._storages)
+            self._loops[key] = loop and self._finish(loop)
+        return self._loops[key]
+
+
+def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
     inside = set(window)
     near = [each for each in (*node.users, node, *node.all_input_nodes) if each in inside]
     near = [each for each in near if isinstance(each.meta["val"], Tensor)]
     near = sorted(dict.fromkeys(near), key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
-    grown: set[tuple[fx.Node, Any, Any]] = set()
+    known: set[tuple[fx.Node, Any, Any]] = set()
     for may_copy in (_is_cheap, _never):
         for seed in (seed for each in near for seed in seeds_of(each)):
-            if (seed.node, seed.axis, may_copy) in grown:
+            if (seed.node, seed.axis, may_copy) in known:
                 continue
             region = grow(window, seed, may_copy=may_copy)
             if region is None or len(region.members) < 2:  # noqa: PLR2004 (one operator gains nothing)
                 continue
-            grown.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
+            known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
             yield region
 
 

@@ -60,8 +60,10 @@ def _saved(node: fx.Node) -> Iterable[Key]:
 
 def has_gradient(node: fx.Node) -> bool:
     """Whether backward computes a gradient for the value of a node, those of parameters left out."""
-    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    return node.op != "get_attr" and any(tensor.requires_grad for tensor in tensors)
+    if "gradient" not in node.meta:
+        tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+        node.meta["gradient"] = node.op != "get_attr" and any(tensor.requires_grad for tensor in tensors)
+    return bool(node.meta["gradient"])
 
 
 @dataclass(kw_only=True, slots=True)

@@ -116,17 +116,23 @@ class TrainingPlanner:
         return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))
 
 
-def train_once(model: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], Tensor] | None) -> list[Tensor]:
+def train_once(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    loss: Callable[..., Tensor] | None,
+    loss_inputs: tuple[Any, ...],
+) -> list[Tensor]:
     """Run forward and backward of `model`, and return the gradients of its parameters.
 
     Args:
         model: with tensors of any kind.
         inputs: positional.
-        loss: of what the model returns; `None` for the sum of the results' elements.
+        loss: of what the model returns, and of `loss_inputs`; `None` for the sum of the results' elements.
+        loss_inputs: what `loss` takes behind the results.
     """
     outputs = model(*inputs)
     if loss is not None:
-        total = loss(outputs)
+        total = loss(outputs, *loss_inputs)
         del outputs
         total.backward()  # type: ignore[no-untyped-call]
     else:

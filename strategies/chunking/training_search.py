@@ -12,8 +12,8 @@ from typing import Any
 from torch import fx
 
 from strategies.chunking.grow import Region
-from strategies.chunking.loops import Loop, lengths, make_loop
-from strategies.chunking.search import cuts, dissolved, reach_of, regions_at, used_in
+from strategies.chunking.loops import Loop, lengths
+from strategies.chunking.search import Regions, cuts, dissolved, reach_of, used_in
 from strategies.chunking.training import Pass, with_backward
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Profile
@@ -51,6 +51,8 @@ class TrainingSearch:
         self._first = first
         self._machine = machine
         self._repeats = repeats
+        storages = first.schedule.storages
+        self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves))
 
     def path(self) -> list[Option]:
         """Return options of less and less memory, the first with nothing chunked."""
@@ -126,7 +128,7 @@ class TrainingSearch:
         for start in cuts(items, profile.before_bytes, range(first, at + 1)):
             for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2)):
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
-                for region in regions_at(window, items[at]):
+                for region in self._regions.around(items[at], window):
                     key = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
                     key = key, tuple(region.members), tuple(region.needs.values())
                     if key not in seen:
@@ -135,10 +137,9 @@ class TrainingSearch:
 
     def _placed(self, planned: Pass, start: int, stop: int, region: Region) -> Iterator[Option]:
         items, schedule = planned.schedule.items, self._first.schedule
-        loop = make_loop(region, used_in(items[stop:]) | set(schedule.outputs), 1, schedule.storages)
+        loop = self._regions.loop(region, used_in(items[stop:]) | set(schedule.outputs))
         if loop is None:
             return
-        loop = with_backward(loop, schedule.storages, planned.saves)
         at = start + len(region.before)
         changed: list[fx.Node | Loop] = [*items[:start], *region.before, loop, *region.after, *items[stop:]]
         trial = replace(planned, schedule=self._with(changed))

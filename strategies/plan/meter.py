@@ -39,7 +39,8 @@ class LiveBytes(TorchDispatchMode):
                 self._enter(tensor.untyped_storage())
         promoted = numbers_bytes(func, args)
         if promoted:
-            self._changes += [(-1, promoted), (-1, -promoted)]
+            # autograd may keep the number until backward
+            self._changes += [(-1, promoted), (-1, 0 if torch.is_grad_enabled() else -promoted)]
         return result
 
     def peak_bytes(self, without: Iterable[Tensor] = ()) -> int:
