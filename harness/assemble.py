@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment import Experiment
+from harness.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
-from strategies import Observation
+from strategies import Observation, Strategy
 from strategies.base import CallSite
 from strategies.blocks import children_of, find_blocks
 
@@ -86,8 +87,7 @@ def assemble(
     if mesh.tp > 1 and devices is not None:
         model = parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
     model = experiment.shard.apply(model, sample.inputs)
-    chunk = experiment.chunk.for_loss(loss_of(experiment.model, sample), (sample.targets,))
-    model = chunk.apply(model, sample.inputs)
+    model = for_step(experiment.chunk, model, experiment.model, mesh, sample).apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
     model = _distribute(model, units, experiment, devices)
@@ -108,9 +108,23 @@ def assemble(
     )
 
 
-def loss_of(spec: ModelSpec, sample: Batch) -> Callable[..., Tensor]:
-    """Return the loss as a function of what the model returns and of the targets of a batch like `sample`."""
-    return lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets))
+def for_step(strategy: Strategy, model: nn.Module, spec: ModelSpec, mesh: Mesh, sample: Batch) -> Strategy:
+    """Return `strategy` for the training step of a plain `model` on `mesh`.
+
+    Args:
+        strategy: any.
+        model: before it is sharded.
+        spec: has the loss.
+        mesh: says whether gradients of a block are copied while they are reduced.
+        sample: a batch of one rank.
+    """
+    units = children_of(model, spec.layers_fqn).values() if spec.layers_fqn else (model,)
+    sizes = [sum(p.numel() * p.element_size() for p in unit.parameters()) for unit in units]
+    return strategy.for_step(
+        lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
+        (sample.targets,),
+        reserved_bytes=max(sizes) if mesh.is_sharded else 0,
+    )
 
 
 def _observe(experiment: Experiment, model: nn.Module, site: CallSite | None) -> Observation:

@@ -97,6 +97,7 @@ class Experiment(Recipe):
             return None
         return Tolerance(
             relative=max(each.relative for each in declared),
+            floor=max(each.floor for each in declared),
             reason="; ".join(each.reason for each in declared),
         )
 

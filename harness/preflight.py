@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.assemble import loss_of
+from harness.assemble import for_step
 from harness.data import DataSpec, Synthetic, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
@@ -52,7 +52,7 @@ class Preflight:
         batch = experiment.batch_size // mesh.dp, tokens
         self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
         if name_of(experiment.chunk) != "none":
-            self._once(deadline_s, _check_chunk, model, experiment.chunk, mesh.is_sharded, batch)
+            self._once(deadline_s, _check_chunk, model, experiment.chunk, mesh, batch)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -101,10 +101,10 @@ def _check_variant(
         ac.check_units(built, children_of(built, model.layers_fqn))
 
 
-def _check_chunk(model: ModelSpec, chunk: Strategy, is_sharded: bool, batch: tuple[int, int]) -> None:
+def _check_chunk(model: ModelSpec, chunk: Strategy, mesh: Mesh, batch: tuple[int, int]) -> None:
     built, sample = _without_memory(model, batch)
-    built = chunk.for_loss(loss_of(model, sample), (sample.targets,)).apply(built, sample.inputs)
-    if is_sharded and model.layers_fqn:
+    built = for_step(chunk, built, model, mesh, sample).apply(built, sample.inputs)
+    if mesh.is_sharded and model.layers_fqn:
         chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
@@ -127,7 +127,7 @@ def show(experiment: Experiment, what: str) -> str:
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
     built, sample = _without_memory(experiment.model, batch)
-    counted = found.for_loss(loss_of(experiment.model, sample), (sample.targets,))
+    counted = for_step(found, built, experiment.model, experiment.mesh, sample)
     return counted.view(what, built, sample.inputs)
 
 

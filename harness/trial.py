@@ -158,6 +158,7 @@ def _prove(bench: _Bench) -> Parity:
             count=protocol.parity_steps,
             rank=bench.context.rank,
             tolerance=None if tolerance is None else tolerance.relative,
+            floor=0.0 if tolerance is None else tolerance.floor,
         )
 
 

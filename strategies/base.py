@@ -21,10 +21,13 @@ class Tolerance:
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
         reason: the written reason; it stands in the record beside the verdict.
+        floor: what stands for max|expected| at least, as a share of the largest value among all tensors of the
+            same part: gradients that are zero but for rounding have no scale of their own.
     """
 
     relative: float
     reason: str
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +90,20 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def for_loss(self, loss: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Strategy:  # noqa: ARG002 (the default asks for no loss)
-        """Return the strategy for a model whose results a training step gives to `loss`, with `inputs` behind them."""
+    def for_step(
+        self,
+        loss: Callable[..., Tensor],
+        inputs: tuple[Any, ...],
+        *,
+        reserved_bytes: int = 0,  # noqa: ARG002 (the default asks for no step)
+    ) -> Strategy:
+        """Return the strategy for the training step that the model is part of.
+
+        Args:
+            loss: takes what the model returns and `inputs`.
+            inputs: what the loss takes beside it.
+            reserved_bytes: what the step holds beside the activations of model and loss, and counts as such.
+        """
         return self
 
     def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)

@@ -47,6 +47,7 @@ def compare_steps(
     count: int,
     rank: int = 0,
     tolerance: float | None = None,
+    floor: float = 0.0,
 ) -> Parity:
     """Compare the next `count` steps of the twin (`expected`) and the variant, one at a time.
 
@@ -59,14 +60,21 @@ def compare_steps(
     compared = []
     for step in range(count):
         try:
-            compared.append(compare(next(expected), next(actual), rank=rank, step=step, tolerance=tolerance))
+            pair = next(expected), next(actual)
+            compared.append(compare(*pair, rank=rank, step=step, tolerance=tolerance, floor=floor))
         except StopIteration as end:
             raise ValueError(f"parity: asked for {count} steps, but only {step} were trained") from end
     return summarise(compared)
 
 
 def compare(
-    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: float | None = None
+    expected: Snapshot,
+    actual: Snapshot,
+    *,
+    rank: int,
+    step: int,
+    tolerance: float | None = None,
+    floor: float = 0.0,
 ) -> StepParity:
     """Compare one step.
 
@@ -76,9 +84,11 @@ def compare(
         rank, step: recorded with differences; steps count from 0.
         tolerance: largest accepted |actual - expected| / max|expected| of a floating-point tensor;
             None asks for equal bits.
+        floor: what stands for max|expected| at least, as a share of the largest value of the whole part: a
+            gradient that is zero but for rounding has no scale of its own.
     """
     parts = {
-        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, tolerance)
+        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, (tolerance, floor))
         for part in PARTS
     }
     level = "bitwise" if tolerance is None else "tolerance"
@@ -121,9 +131,11 @@ def _merge(parts: Sequence[PartParity]) -> PartParity:
 
 
 def _compare_part(
-    expected: Leaves, actual: Leaves, rank: int, step: int, tolerance: float | None
+    expected: Leaves, actual: Leaves, rank: int, step: int, declared: tuple[float | None, float]
 ) -> PartParity:
-    findings = list(_findings(expected, actual, tolerance))
+    tolerance, floor = declared
+    least_scale = floor * _largest(expected) if tolerance is not None and floor else 0.0
+    findings = list(_findings(expected, actual, tolerance, least_scale))
     first = next(((name, finding.first) for name, finding in findings if finding.first), None)
     return PartParity(
         equal=first is None,
@@ -136,10 +148,17 @@ def _compare_part(
     )
 
 
-def _findings(expected: Leaves, actual: Leaves, tolerance: float | None) -> Iterator[tuple[str, _Finding]]:
+def _largest(leaves: Leaves) -> float:
+    values = [leaf.value for leaf in leaves.values() if isinstance(leaf, Captured)]
+    return max((_magnitude(value).max().item() for value in values if value.numel()), default=0.0)
+
+
+def _findings(
+    expected: Leaves, actual: Leaves, tolerance: float | None, least_scale: float
+) -> Iterator[tuple[str, _Finding]]:
     for name, leaf in expected.items():
         if name in actual:
-            yield name, _compare_leaf(leaf, actual[name], tolerance)
+            yield name, _compare_leaf(leaf, actual[name], tolerance, least_scale)
         else:
             yield name, _Finding(first=(None, _describe(leaf), "absent"))
     for name in [name for name in actual if name not in expected]:
@@ -150,7 +169,7 @@ def _findings(expected: Leaves, actual: Leaves, tolerance: float | None) -> Iter
             return
 
 
-def _compare_leaf(expected: Any, actual: Any, tolerance: float | None) -> _Finding:
+def _compare_leaf(expected: Any, actual: Any, tolerance: float | None, least_scale: float) -> _Finding:
     if not (isinstance(expected, Captured) and isinstance(actual, Captured)):
         same = _is_same_value(expected, actual)
         return _Finding() if same else _Finding(first=(None, _describe(expected), _describe(actual)))
@@ -159,7 +178,7 @@ def _compare_leaf(expected: Any, actual: Any, tolerance: float | None) -> _Findi
     one, other = expected.value, actual.value.to(expected.value.device)
     if torch.equal(_bits(one), _bits(other)):
         return _Finding()
-    return _measure(one, other, tolerance)
+    return _measure(one, other, tolerance, least_scale)
 
 
 def _is_same_value(expected: Any, actual: Any) -> bool:
@@ -177,7 +196,7 @@ def _describe(leaf: Any) -> str:
     return f"{type(leaf).__qualname__} {leaf}"
 
 
-def _measure(expected: Tensor, actual: Tensor, tolerance: float | None) -> _Finding:
+def _measure(expected: Tensor, actual: Tensor, tolerance: float | None, least_scale: float) -> _Finding:
     """Measure how far two tensors of one shape and dtype, known to differ in bits, are apart."""
     max_abs, scale = 0.0, 0.0
     for _, one, other in _blocks(expected, actual):
@@ -185,7 +204,7 @@ def _measure(expected: Tensor, actual: Tensor, tolerance: float | None) -> _Find
         scale = max(scale, _magnitude(one).max().item())
     max_rel = 0.0 if max_abs == 0 else max_abs / scale if scale else float("inf")
     is_number = expected.is_floating_point() or expected.is_complex()
-    limit = tolerance * scale if tolerance is not None and is_number else None
+    limit = tolerance * max(scale, least_scale) if tolerance is not None and is_number else None
     if limit is not None and max_abs <= limit:
         return _Finding(max_abs=max_abs, max_rel=max_rel)
     return _Finding(max_abs=max_abs, max_rel=max_rel, first=_first_beyond(expected, actual, limit))

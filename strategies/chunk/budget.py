@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from strategies.chunking.plan import ChunkPlan
+from strategies.chunking.plan import ChunkPlan, PlannedStep
 from strategies.chunking.strategy import Chunking, is_trained
 from strategies.errors import StrategyError
 
@@ -42,13 +41,7 @@ class Budget(Chunking):
             if value is not None and (type(value) not in {int, float} or not 0 < value < float("inf")):
                 raise StrategyError(f"chunk.{name}", f"must be above 0, got {value!r}")
 
-    def plan(
-        self,
-        model: nn.Module,
-        sample: tuple[Any, ...],
-        loss: Callable[..., Tensor] | None,
-        loss_inputs: tuple[Any, ...],
-    ) -> ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
         """Return the plan of `model` for the budget."""
         return ChunkPlan.make(
             model,
@@ -56,7 +49,6 @@ class Budget(Chunking):
             None if self.budget_mib is None else max(int(self.budget_mib * _MIB), 1),
             fraction=self.fraction,
             training=is_trained(model),
-            loss=loss,
-            loss_inputs=loss_inputs,
+            step=step,
             where="chunk.fraction" if self.budget_mib is None else "chunk.budget_mib",
         )

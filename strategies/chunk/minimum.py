@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from strategies.chunking.plan import ChunkPlan
+from strategies.chunking.plan import ChunkPlan, PlannedStep
 from strategies.chunking.strategy import Chunking, is_trained
 
 
@@ -20,19 +19,12 @@ class Minimum(Chunking):
     Recomputed: the operators of the loops, once in backward.
     """
 
-    def plan(
-        self,
-        model: nn.Module,
-        sample: tuple[Any, ...],
-        loss: Callable[..., Tensor] | None,
-        loss_inputs: tuple[Any, ...],
-    ) -> ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
         """Return the plan of `model` with the smallest peak."""
         return ChunkPlan.make(
             model,
             sample,
             training=is_trained(model),
-            loss=loss,
-            loss_inputs=loss_inputs,
+            step=step,
             where="chunk",
         )

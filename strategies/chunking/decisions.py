@@ -60,7 +60,8 @@ class Decisions:
 def structure_of(graph: fx.Graph) -> Structure:
     """Return what `graph` has in common with graphs of the same operators on other shapes."""
     return tuple(
-        (node.op, str(node.target), tuple(source.name for source in node.all_input_nodes)) for node in graph.nodes
+        (node.op, str(node.target), tuple(source.name for source in node.all_input_nodes))
+        for node in graph.nodes
     )
 
 
@@ -146,7 +147,9 @@ def _loop(
         for give, position in zip(loop.gives, decision.into, strict=True)
     ]
     kept = [
-        give if give.into is None or give.into.op != "placeholder" or give.into in donated else replace(give, into=None)
+        give
+        if give.into is None or give.into.op != "placeholder" or give.into in donated
+        else replace(give, into=None)
         for give in gives
     ]
     return replace(loop, gives=tuple(kept))

@@ -70,9 +70,7 @@ class ChunkedForward:
     plan: dict[str, Any] | None = None
     latest: Program | None = None
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns.
 
         Raises:
@@ -163,6 +161,7 @@ def _context(module: nn.Module) -> Hashable:
         torch.is_grad_enabled(),
         tuple(each.training for each in module.modules()),
         tuple(
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
         ),
     )

@@ -206,7 +206,11 @@ class _Growth:
                 continue
             for axis in output_for(node, slot, given[0]):
                 trial = state.copy()
-                if self._demand_output(node, 0, axis, trial) and node in trial.axes and not trial.firm & trial.before:
+                if (
+                    self._demand_output(node, 0, axis, trial)
+                    and node in trial.axes
+                    and not trial.firm & trial.before
+                ):
                     return trial
         return None
 
@@ -261,9 +265,7 @@ def seeds_of(node: fx.Node) -> list[Seed]:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return []
-    found = [
-        Seed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1
-    ]
+    found = [Seed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1]
     if node.op == "call_function" and node.target is not operator.getitem and links(node):
         found += [Seed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
     return found

@@ -118,7 +118,9 @@ class Loop:
         given = {give.node for give in self.gives}
         growing, fixed = [], []
 
-        def step(held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0) -> None:
+        def step(
+            held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0
+        ) -> None:
             growing.append(Step(makes=grown, holds=frozenset(held)))
             fixed.append(Step(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
@@ -248,7 +250,9 @@ class Schedule:
     def steps(self) -> list[Step]:
         """Return what each item does to storages."""
         self._keys = {}
-        return [self._loop_step(item) if isinstance(item, Loop) else self._node_step(item) for item in self.items]
+        return [
+            self._loop_step(item) if isinstance(item, Loop) else self._node_step(item) for item in self.items
+        ]
 
     def kept(self) -> set[Key]:
         """Return the storages of the outputs, after `steps`."""
@@ -320,7 +324,9 @@ class Schedule:
         return sum(
             item.seconds(machine)
             if isinstance(item, Loop)
-            else 0.0 if item.target is operator.getitem else cost_of(item).seconds(machine)
+            else 0.0
+            if item.target is operator.getitem
+            else cost_of(item).seconds(machine)
             for item in self.items
         )
 

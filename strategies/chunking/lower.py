@@ -13,7 +13,14 @@ from torch import Tensor, fx, nn
 from strategies.chunking.axes import Axis
 from strategies.chunking.loops import Loop, Schedule, Take
 from strategies.chunking.rules import FACTORIES, SHAPED, slots
-from strategies.chunking.runtime import Buffer, ChunkLoop, call_giving, contiguous_strides, take_chunk, write_chunk
+from strategies.chunking.runtime import (
+    Buffer,
+    ChunkLoop,
+    call_giving,
+    contiguous_strides,
+    take_chunk,
+    write_chunk,
+)
 
 _aten = torch.ops.aten
 
@@ -83,7 +90,9 @@ class _Lowering:
         if node.op != "call_module":
             return self._graph.node_copy(node, self._known.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
-        return self._graph.call_function(call_giving, (self._callees[str(node.target)], tuple(sorted(donated)), *args), kwargs)
+        return self._graph.call_function(
+            call_giving, (self._callees[str(node.target)], tuple(sorted(donated)), *args), kwargs
+        )
 
     def _loop(self, loop: Loop, name: str) -> ChunkLoop:
         module = chunk_loop(loop)
@@ -118,7 +127,12 @@ def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
     is_dense = _aten.is_non_overlapping_and_dense.default(value)
     strides = value.stride() if is_dense else contiguous_strides(value.shape)
     return Buffer(
-        shape=tuple(value.shape), strides=tuple(strides), dtype=value.dtype, device=value.device, axis=axis, into=into
+        shape=tuple(value.shape),
+        strides=tuple(strides),
+        dtype=value.dtype,
+        device=value.device,
+        axis=axis,
+        into=into,
     )
 
 

@@ -45,6 +45,22 @@ class InfeasibleBudget(StrategyError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
+    """What a training pass holds beside the model.
+
+    Fields:
+        loss: takes the model's results and `loss_inputs`, its bytes are counted; `None` for the sum of the
+            results' elements. It is not chunked; a loss inside the model is.
+        loss_inputs: what `loss` takes behind the results.
+        reserved_bytes: held by others at any moment, and counted as activations.
+    """
+
+    loss: Callable[..., Tensor] | None = None
+    loss_inputs: tuple[Any, ...] = ()
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRegion:
     """Operators that run as one loop.
 
@@ -124,8 +140,7 @@ class ChunkPlan:
         *,
         fraction: float | None = None,
         training: bool = False,
-        loss: Callable[..., Tensor] | None = None,
-        loss_inputs: tuple[Any, ...] = (),
+        step: PlannedStep | None = None,
         where: str = "chunk.budget",
     ) -> ChunkPlan:
         """Return the fastest plan that was found whose peak is at most `budget_bytes`.
@@ -136,9 +151,7 @@ class ChunkPlan:
             budget_bytes: of activations, at least 1; `None` for the smallest peak.
             fraction: of the peak of the model as it is, in place of `budget_bytes`.
             training: whether to plan forward and backward.
-            loss: what a training pass computes of the model's results, its bytes counted too; `None` for the sum
-                of their elements. It is not chunked; a loss inside the model is.
-            loss_inputs: what `loss` takes behind the results.
+            step: what else the pass holds.
             where: the configuration path that messages name.
 
         Raises:
@@ -156,7 +169,7 @@ class ChunkPlan:
         scopes = scopes_of(plain)
         with torch.set_grad_enabled(training):
             graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
-        rehearsal = _Rehearsal(plain, sample, device, loss, loss_inputs, training=training)
+        rehearsal = _Rehearsal(plain, sample, device, step or PlannedStep(), training=training)
         unchunked_bytes = rehearsal.peak_bytes({})
         if fraction is not None:
             budget_bytes = int(unchunked_bytes * fraction)
@@ -232,31 +245,28 @@ class _Rehearsal:
     model: nn.Module
     sample: tuple[Any, ...]
     device: torch.device
-    loss: Callable[..., Tensor] | None
-    loss_inputs: tuple[Any, ...]
+    step: PlannedStep
     training: bool = field(kw_only=True)
 
     def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
         shadow = Shadow.of(self.model).on(self.device)
         assert shadow.mode is not None
-        inputs, targets = shadowed(shadow, (self.sample, self.loss_inputs), self.device)
+        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
         _put(shadow.model, schedulers)
         with torch.set_grad_enabled(self.training), shadow.mode, LiveBytes(standing) as meter:
             if self.training:
-                gradients = train_once(shadow.model, inputs, self.loss, targets)
-                return meter.peak_bytes(gradients)
+                gradients = train_once(shadow.model, inputs, self.step.loss, targets)
+                return meter.peak_bytes(gradients) + self.step.reserved_bytes
             returned = shadow.model(*inputs)
             peak = meter.peak_bytes()
             del returned
             return peak
 
 
-def _forward_plan(
-    planner: _Planner, rehearsal: _Rehearsal, budget: int | None
-) -> tuple[_Planned, int]:  # noqa: ARG001 (both makers have one signature)
+def _forward_plan(planner: _Planner, rehearsal: _Rehearsal, budget: int | None) -> tuple[_Planned, int]:  # noqa: ARG001 (both makers have one signature)
     smallest = planner.plan(0)
     if budget is None:
         return smallest, smallest.peak_bytes
@@ -265,9 +275,7 @@ def _forward_plan(
     return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
 
 
-def _training_plan(
-    planner: _Planner, rehearsal: _Rehearsal, budget: int | None
-) -> tuple[_Planned, int]:
+def _training_plan(planner: _Planner, rehearsal: _Rehearsal, budget: int | None) -> tuple[_Planned, int]:
     """Return the fastest choice that a rehearsal finds within the budget, and the smallest peak of a rehearsal."""
     training = planner.training()
     path = training.path()
@@ -287,7 +295,10 @@ def _training_plan(
             known[index] = replace(planned, peak_bytes=peak)
         return known[index]
 
-    smallest = min((rehearsed(index) for index in range(max(len(path) - 3, 0), len(path))), key=lambda each: each.peak_bytes)
+    smallest = min(
+        (rehearsed(index) for index in range(max(len(path) - 3, 0), len(path))),
+        key=lambda each: each.peak_bytes,
+    )
     if budget is None or smallest.peak_bytes > budget:
         return smallest, smallest.peak_bytes
     low, high = 0, len(path) - 1  # peaks fall along the path, nearly
@@ -308,7 +319,11 @@ def scopes_of(model: nn.Module) -> frozenset[str]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict) and not any(
             fqn == block or fqn.startswith(f"{block}.") for block in found
         ):
-            found.update(f"{fqn}.{name}".lstrip(".") for name, child in module.named_children() if any(child.children()))
+            found.update(
+                f"{fqn}.{name}".lstrip(".")
+                for name, child in module.named_children()
+                if any(child.children())
+            )
     return frozenset(found)
 
 
@@ -407,7 +422,14 @@ class _Planner:
 def _signature(graph: fx.Graph) -> Hashable:
     """Return what graphs have in common that one schedule suits."""
     return tuple(
-        (node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), _shapes(node.meta.get("val")))
+        (
+            node.op,
+            node.name,
+            str(node.target),
+            repr(node.args),
+            repr(node.kwargs),
+            _shapes(node.meta.get("val")),
+        )
         for node in graph.nodes
     )
 
@@ -438,7 +460,9 @@ def _planned(scope: str, loop: Loop) -> PlannedRegion:
 
 def _refuse_chunked(model: nn.Module) -> None:
     if any(isinstance(module, Chunked) for module in model.modules()):
-        raise StrategyError("chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model")
+        raise StrategyError(
+            "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"
+        )
 
 
 def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
@@ -453,4 +477,6 @@ def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
         )
         if name and not inside and any(hooks):
             where = f"{fqn}.{name}".lstrip(".")
-            raise StrategyError("chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them")
+            raise StrategyError(
+                "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"
+            )

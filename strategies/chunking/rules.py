@@ -45,8 +45,12 @@ VIEWS = frozenset(
         _aten.squeeze.default,
     }
 )
-FACTORIES = frozenset({_aten.full.default, _aten.empty.memory_format, _aten.zeros.default, _aten.ones.default})
-SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.expand.default})  # noqa: SLF001
+FACTORIES = frozenset(
+    {_aten.full.default, _aten.empty.memory_format, _aten.zeros.default, _aten.ones.default}
+)
+SHAPED = frozenset(
+    {_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.expand.default}
+)  # noqa: SLF001
 """Operators that take the shape of their output as their second argument; `FACTORIES` as their first."""
 
 
@@ -89,7 +93,9 @@ def links(node: fx.Node) -> Sequence[Link]:
     return found
 
 
-def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
+def inputs_for(
+    node: fx.Node, index: int, axis: Axis
+) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
     """Return the axes of the inputs that give a chunk of output `index` along `axis`, and those of all outputs.
 
     `None` where no chunk of the inputs gives a chunk of the output.
@@ -101,7 +107,9 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None
     return found
 
 
-def _inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
+def _inputs_for(
+    node: fx.Node, index: int, axis: Axis
+) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
     if node.target in VIEWS:
         source = through_view(shape_of(node), shape_of(slots(node)[0]), axis)
         return None if source is None else ((source,), (axis,))
@@ -201,7 +209,11 @@ def _baddbmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
         at = dim - (3 - len(bias))
         return at if at >= 0 and bias[at] > 1 else None
 
-    return [Link((0,), (of_bias(0), 0, 0)), Link((1,), (of_bias(1), 1, None)), Link((2,), (of_bias(2), None, 2))]
+    return [
+        Link((0,), (of_bias(0), 0, 0)),
+        Link((1,), (of_bias(1), 1, None)),
+        Link((2,), (of_bias(2), None, 2)),
+    ]
 
 
 def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
@@ -210,7 +222,9 @@ def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     if node.target is _aten.permute.default:
         order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
     elif rank > 1:
-        first, second = (0, 1) if node.target is _aten.t.default else (node.args[1] % rank, node.args[2] % rank)  # type: ignore[operator]
+        first, second = (
+            (0, 1) if node.target is _aten.t.default else (node.args[1] % rank, node.args[2] % rank)
+        )  # type: ignore[operator]
         order[first], order[second] = order[second], order[first]
     return [Link((dim,), (source,)) for dim, source in enumerate(order)]
 
@@ -242,9 +256,7 @@ def _select(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
 def _stack(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     rank = len(shape_of(node))
     dim = _argument(node, 1, "dim", 0) % rank
-    return [
-        Link((each,), (each - (each > dim),) * len(inputs)) for each in range(rank) if each != dim
-    ]
+    return [Link((each,), (each - (each > dim),) * len(inputs)) for each in range(rank) if each != dim]
 
 
 def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
@@ -255,9 +267,7 @@ def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else (node.meta["val"],)
     keeps = values[0].dim() == rank
     kept = [dim for dim in range(rank) if dim not in reduced]
-    found = [
-        Link(((dim if keeps else index),) * len(values), (dim,)) for index, dim in enumerate(kept)
-    ]
+    found = [Link(((dim if keeps else index),) * len(values), (dim,)) for index, dim in enumerate(kept)]
     if node.target in {_aten.sum.dim_IntList, _aten.sum.default}:
         found += [Link((SUM,), (dim,)) for dim in sorted(reduced)]
     return found

@@ -165,7 +165,10 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        wanted = [needed and take.is_floating_point() for needed, take in zip(ctx.needs_input_grad[1:], ctx.saved_tensors, strict=True)]
+        wanted = [
+            needed and take.is_floating_point()
+            for needed, take in zip(ctx.needs_input_grad[1:], ctx.saved_tensors, strict=True)
+        ]
         return None, *_backward(ctx.loop, ctx.saved_tensors, wanted, gradients)
 
 

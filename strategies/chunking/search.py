@@ -51,7 +51,9 @@ class Search:
         donated: inputs of the graph whose memory may be reused.
     """
 
-    def __init__(self, schedule: Schedule, machine: Machine, donated: frozenset[fx.Node] = frozenset()) -> None:
+    def __init__(
+        self, schedule: Schedule, machine: Machine, donated: frozenset[fx.Node] = frozenset()
+    ) -> None:
         self._first = schedule
         self._machine = machine
         self._donated = donated
@@ -95,9 +97,7 @@ class Search:
         close = [candidate for candidate in found if candidate.local_bytes <= lowest * 1.02]
         return min(close, key=lambda each: each.seconds)
 
-    def _candidates(
-        self, items: list[fx.Node | Loop], profile: Profile, goal: int
-    ) -> Iterator[Candidate]:
+    def _candidates(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> Iterator[Candidate]:
         at, top = profile.peak_step, profile.peak_bytes
         item = items[at]
         if isinstance(item, Loop):
@@ -105,7 +105,9 @@ class Search:
         for plain, low, high in dissolved(items, at):
             yield from self._new(plain, low, high, goal, top)
 
-    def _new(self, items: list[fx.Node | Loop], low: int, high: int, goal: int, top: int) -> Iterator[Candidate]:
+    def _new(
+        self, items: list[fx.Node | Loop], low: int, high: int, goal: int, top: int
+    ) -> Iterator[Candidate]:
         profile = self._profile(items)
         first, last = reach_of(items, low, high)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
@@ -166,7 +168,8 @@ class Search:
             items=changed,
             at=at,
             peak_bytes=max(elsewhere, here),
-            heights=sum(live >= top for index, live in enumerate(profile.live_bytes) if index != at) + (here >= top),
+            heights=sum(live >= top for index, live in enumerate(profile.live_bytes) if index != at)
+            + (here >= top),
             local_bytes=max(others, here),
             seconds=self._seconds(changed),
         )
@@ -217,7 +220,9 @@ class Search:
             for member in loop.region.members
             if node in member.all_input_nodes or on & set(schedule.storages.of[member])
         ]
-        users = [user for member in looking if on & set(schedule.storages.of[member]) for user in member.users]
+        users = [
+            user for member in looking if on & set(schedule.storages.of[member]) for user in member.users
+        ]
         return all(position.get(each, -1) <= position[give.node] for each in (*looking, *users))
 
     def _relaxed(self, schedule: Schedule, limit: int) -> Schedule:
@@ -284,9 +289,7 @@ def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
             yield region
 
 
-def dissolved(
-    items: list[fx.Node | Loop], at: int
-) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
+def dissolved(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
     """Yield the items with some of the loops around one of them taken apart, and where that one is in them."""
     before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
     after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base import Observation, Strategy, Tolerance
-from strategies.blocks import plain_named_modules, unwrapped
+from strategies.blocks import unwrapped
 from strategies.chunking.forward import chunked_forwards
-from strategies.chunking.plan import ChunkPlan
+from strategies.chunking.plan import ChunkPlan, PlannedStep
 from strategies.chunking.show import code_view, memory_view
 from strategies.errors import StrategyError
 
@@ -26,6 +26,7 @@ class Chunking(Strategy):
 
     tolerance: ClassVar[Tolerance | None] = Tolerance(
         relative=1e-3,
+        floor=1e-3,
         reason="gradients of weights are summed chunk by chunk, and matrix kernels round by the number of rows",
     )
     reads_parameters: ClassVar[bool] = True
@@ -38,19 +39,16 @@ class Chunking(Strategy):
             InfeasibleBudget: no plan that was found keeps the budget.
             StrategyError: the model is unsuitable, or chunked already.
         """
-        return self.apply_with(model, sample, None, ())
+        return _applied(self, model, sample, PlannedStep())
 
-    def for_loss(self, loss: Callable[..., Tensor], inputs: tuple[Any, ...]) -> Strategy:
-        """Return the strategy with a plan that counts the bytes of `loss`."""
-        return _ForLoss(chunking=self, loss=loss, loss_inputs=inputs)
+    def for_step(
+        self, loss: Callable[..., Tensor], inputs: tuple[Any, ...], *, reserved_bytes: int = 0
+    ) -> Strategy:
+        """Return the strategy with plans that count the bytes of the loss, and what is reserved."""
+        step = PlannedStep(loss=loss, loss_inputs=inputs, reserved_bytes=reserved_bytes)
+        return _ForStep(chunking=self, step=step)
 
-    def plan(
-        self,
-        model: nn.Module,
-        sample: tuple[Any, ...],
-        loss: Callable[..., Tensor] | None,
-        loss_inputs: tuple[Any, ...],
-    ) -> ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
         """Return the plan of `model`.
 
         Raises:
@@ -58,20 +56,6 @@ class Chunking(Strategy):
             StrategyError: the model is unsuitable, or chunked already.
         """
         raise NotImplementedError
-
-    def apply_with(
-        self,
-        model: nn.Module,
-        sample: tuple[Any, ...],
-        loss: Callable[..., Tensor] | None,
-        loss_inputs: tuple[Any, ...],
-    ) -> nn.Module:
-        """Return `model` with a plan that counts the bytes of `loss`, `None` for no loss of its own."""
-        if not sample:
-            raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
-        plan = self.plan(model, sample, loss, loss_inputs)
-        plan.apply(model)
-        return model
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         """Refuse an FSDP unit inside a forward that is one program, which would not call it.
@@ -82,11 +66,13 @@ class Chunking(Strategy):
         scopes = [fqn for fqn in chunked_forwards(model) if fqn]
         for unit in units:
             if scopes and unit not in scopes:
-                raise StrategyError("chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own")
+                raise StrategyError(
+                    "chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own"
+                )
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
         """Return the code with its loops (`chunks`), or the bytes operator by operator (`memory`)."""
-        return _view(self, name, model, sample, None, ())
+        return _view(self, name, model, sample, PlannedStep())
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the chunk bodies that ran in the latest forward, and the plan."""
@@ -99,35 +85,32 @@ class Chunking(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _ForLoss(Strategy):
+class _ForStep(Strategy):
     chunking: Chunking
-    loss: Callable[..., Tensor]
-    loss_inputs: tuple[Any, ...]
+    step: PlannedStep
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
-        return self.chunking.apply_with(model, sample, self.loss, self.loss_inputs)
+        return _applied(self.chunking, model, sample, self.step)
+
+    def check_units(self, model: nn.Module, units: Collection[str]) -> None:
+        self.chunking.check_units(model, units)
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
-        return _view(self.chunking, name, model, sample, self.loss, self.loss_inputs)
+        return _view(self.chunking, name, model, sample, self.step)
 
 
-def _view(
-    chunking: Chunking,
-    name: str,
-    model: nn.Module,
-    sample: tuple[Any, ...],
-    loss: Callable[..., Tensor] | None,
-    loss_inputs: tuple[Any, ...],
-) -> str:
-    plan = chunking.plan(model, sample, loss, loss_inputs)
+def _applied(chunking: Chunking, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> nn.Module:
+    if not sample:
+        raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
+    return chunking.plan(model, sample, step).apply(model)
+
+
+def _view(chunking: Chunking, name: str, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
+    plan = chunking.plan(model, sample, step)
     return (code_view if name == "chunks" else memory_view)(plan, model, sample)
 
 
 def is_trained(model: nn.Module) -> bool:
     """Whether a step of `model` has a backward."""
-    trained = any(parameter.requires_grad for _, parameter in _parameters(model))
-    return unwrapped(model).training and torch.is_grad_enabled() and trained
-
-
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [each for _, module in plain_named_modules(model) for each in module.named_parameters(recurse=False)]
+    is_learning = any(parameter.requires_grad for parameter in model.parameters())
+    return unwrapped(model).training and torch.is_grad_enabled() and is_learning

@@ -119,7 +119,12 @@ class Pass:
     def as_call(self, machine: Machine) -> Call:
         """Return the pass as the scope around it sees it."""
         profile, count = self.profile(), len(self.schedule.items)
-        results = sum(size for step in self.schedule.steps() for key, size in step.makes.items() if key in self.schedule.kept())
+        results = sum(
+            size
+            for step in self.schedule.steps()
+            for key, size in step.makes.items()
+            if key in self.schedule.kept()
+        )
         saved = max(profile.before_bytes[count] - results, 0)
         return Call(
             saved_bytes=saved,
@@ -128,7 +133,9 @@ class Pass:
             seconds=self.seconds(machine),
         )
 
-    def _gradients(self, nodes: Iterable[fx.Node], born: set[Key], sizes: Mapping[Key, int]) -> dict[Key, int]:
+    def _gradients(
+        self, nodes: Iterable[fx.Node], born: set[Key], sizes: Mapping[Key, int]
+    ) -> dict[Key, int]:
         """Return the gradients that are born for values of `nodes`."""
         made: dict[Key, int] = {}
         for node in nodes:
@@ -141,7 +148,9 @@ class Pass:
                     made[gradient] = sizes.get(key, bytes_of(node.meta["val"]))
         return made
 
-    def _backward(self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+    def _backward(
+        self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]
+    ) -> Step:
         inputs = [take.node for take in item.takes] if isinstance(item, Loop) else item.all_input_nodes
         results = [give.node for give in item.gives] if isinstance(item, Loop) else [item]
         held = {("gradient", key) for node in results for key in self.schedule.of(node)} & born
@@ -185,9 +194,9 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
                 for key in storages.of[source]:
                     if ("gradient", key) not in born:
                         born.add(("gradient", key))
-                        makes["gradient", key] = storages.made.get(source, {}).get(key, bytes_of(source.meta["val"]))
+                        makes["gradient", key] = storages.made.get(source, {}).get(
+                            key, bytes_of(source.meta["val"])
+                        )
             backward.append(Step(makes=makes, holds=frozenset(held)))
         totals.append(list(simulate([*steps, *backward], ()).live_bytes))
     return replace(loop, backward=Body(size=loop.size, totals=tuple(set(zip(*totals, strict=True)))))
-
-

@@ -96,7 +96,10 @@ class TrainingPlanner:
             for sort, at in current.at.items()
             for jump in _JUMPS
         ]
-        moves += [{sort: min(at + jump, len(self.options[sort]) - 1) for sort, at in current.at.items()} for jump in _JUMPS]
+        moves += [
+            {sort: min(at + jump, len(self.options[sort]) - 1) for sort, at in current.at.items()}
+            for jump in _JUMPS
+        ]
         found = [self._chosen(at) for at in moves if at != current.at]
         lower = [each for each in found if each.peak_bytes < current.peak_bytes]
 

@@ -100,7 +100,11 @@ class TrainingSearch:
         dying_in_backward = {key for keys in profile.dying[count:] for key in keys}
         made = [sum(size for key, size in step.makes.items() if key in dying_in_backward) for step in steps]
         largest = sorted(range(count), key=lambda index: -made[index])[:_TARGETS]
-        chosen = [index for index in (min(at, count - 1), *largest) if not self._is_fixed(planned.schedule.items[index])]
+        chosen = [
+            index
+            for index in (min(at, count - 1), *largest)
+            if not self._is_fixed(planned.schedule.items[index])
+        ]
         return list(dict.fromkeys(chosen))
 
     def _is_fixed(self, item: fx.Node | Loop) -> bool:
@@ -164,5 +168,3 @@ def _moved(profile: Profile, loop: Loop, at: int, length: int) -> Profile:
     back = len(live) - 1 - at
     live[back] += loop.backward.peak_bytes(length) - loop.backward.peak_bytes(loop.length)
     return replace(profile, live_bytes=live)
-
-

@@ -79,7 +79,9 @@ class Cost:
             return machine.launch_s / 4
         rows = self.rows * share
         speed = machine.flops_per_s * (rows / (rows + machine.half_rows) if rows else 1.0)
-        return max(self.flops * share / speed, self.moved_bytes * share / machine.bytes_per_s) + machine.launch_s
+        return (
+            max(self.flops * share / speed, self.moved_bytes * share / machine.bytes_per_s) + machine.launch_s
+        )
 
 
 def cost_of(node: fx.Node) -> Cost:

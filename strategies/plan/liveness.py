@@ -112,7 +112,9 @@ class Storages:
             sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
             storages.of[node] = tuple(sizes)
             is_outside = node.op in {"placeholder", "get_attr"}
-            storages.made[node] = {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
+            storages.made[node] = (
+                {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
+            )
             born |= sizes.keys()
         return storages
 

@@ -30,7 +30,11 @@ class LiveBytes(TorchDispatchMode):
         self._changes: list[tuple[int, int]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func` and enter what it made."""
         result = func(*args, **(kwargs or {}))

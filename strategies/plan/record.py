@@ -131,7 +131,9 @@ class _Recorder(TorchDispatchMode):
     @property
     def place(self) -> str:
         """The module that runs, for messages."""
-        return repr(next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__))
+        return repr(
+            next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__)
+        )
 
     @contextmanager
     def frame(self, fqn: str, args: Any, kwargs: Any) -> Iterator[None]:
@@ -213,9 +215,7 @@ class _Recorder(TorchDispatchMode):
         target, args, kwargs = _without_shapes_of(func, args, kwargs, result)
         if func._schema.is_mutable:  # noqa: SLF001 (no public name)
             target = self._functional(target, args) or target
-        node = frame.graph.call_function(
-            target, *tree_map_only(Tensor, self._node, (args, dict(kwargs)))
-        )
+        node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(kwargs))))
         node.meta["module"] = self._modules[-1] if self._modules else ""
         self._own_results(result, node)
         return result
@@ -278,7 +278,9 @@ class _Recorder(TorchDispatchMode):
         prefix = f"{frame.fqn}." if frame.fqn else ""
         name = next((name for name in names or () if name.startswith(prefix)), None)
         if name is None and (names is not None or isinstance(tensor, FakeTensor)):
-            problem = f"{frame.fqn or 'the model'!r} uses a tensor that comes neither from it nor from its inputs"
+            problem = (
+                f"{frame.fqn or 'the model'!r} uses a tensor that comes neither from it nor from its inputs"
+            )
             raise StrategyError(self._where, f"{problem}, in {self.place}; give it as an input")
         target = name.removeprefix(prefix) if name else f"_constant_{len(frame.constants)}"
         if name is None:
