@@ -6,7 +6,7 @@ hooks and names stay. Such a region, and FSDP2, may come around it afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Protocol
@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from strategies.blocks import Chunked, plain_named_modules
+from strategies.chunking.loops import Schedule
+from strategies.chunking.lower import Code, lower
+from strategies.chunking.runtime import GIVEN
 from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed, submodule
 from strategies.fx.record import CONSTANTS, Position
 from strategies.fx.shadow import Shadow
-from strategies.chunking.lower import Code, lower
-from strategies.chunking.loops import Schedule
-from strategies.chunking.runtime import GIVEN
 from strategies.plan.record import ScopeGraph, record_scopes
 
 _ATTRIBUTE = "_acbench_chunks"

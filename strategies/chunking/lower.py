@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,6 +196,6 @@ def _local(
     if node.target in FACTORIES:
         return (sized(node, axis), *args[1:])
     if node.target is _aten.native_group_norm.default:
-        batch = sized(node.users and next(iter(node.users)) or node, axis)[0]
+        batch = sized((node.users and next(iter(node.users))) or node, axis)[0]
         return (*args[:3], batch, *args[4:])
     return args

@@ -50,7 +50,7 @@ FACTORIES = frozenset(
 )
 SHAPED = frozenset(
     {_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.expand.default}
-)  # noqa: SLF001
+)
 """Operators that take the shape of their output as their second argument; `FACTORIES` as their first."""
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.blocks import Chunked, Enclosed
@@ -64,9 +63,9 @@ class Buffer:
     axis: Axis | None
     into: int | None = None
 
-    def allocate(self, takes: Sequence[Tensor]) -> Tensor:
+    def allocate(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
         """Return the memory of the result."""
-        if self.into is not None:
+        if self.into is not None and may_overwrite:
             return takes[self.into]
         empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         return empty if self.axis is not None else empty.zero_()
@@ -119,7 +118,6 @@ class ChunkLoop(nn.Module):
         self.buffers = tuple(buffers)
         self.size = size
         self.length = length
-        self.ran = 0
 
     @property
     def chunks(self) -> int:
@@ -128,16 +126,15 @@ class ChunkLoop(nn.Module):
 
     def forward(self, *takes: Tensor) -> Any:
         """Return the results of the region, a tuple where there are several."""
-        self.ran = self.chunks
         if torch.is_grad_enabled() and any(take.requires_grad for take in takes):
             results = _Recomputed.apply(self, *takes)
         else:
-            results = self.run(takes)
+            results = self.run(takes, may_overwrite=True)
         return results[0] if len(self.buffers) == 1 else results
 
-    def run(self, takes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
-        buffers = tuple(buffer.allocate(takes) for buffer in self.buffers)
+        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.buffers)
         for start, length in self.spans(takes):
             self.body(start, length, *takes, *buffers)
         return buffers
@@ -157,7 +154,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: Any, loop: ChunkLoop, *takes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         ctx.loop = loop
         ctx.save_for_backward(*takes)
-        results = loop.run(takes)
+        results = loop.run(takes, may_overwrite=False)
         ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
         ctx.set_materialize_grads(False)
         return results

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from strategies.chunking.grow import Region, Seed, grow, seeds_of
+from strategies.chunking.grow import Region, grow, seeds_of
 from strategies.chunking.loops import Give, Loop, Schedule, flat, lengths, make_loop
 from strategies.chunking.rules import is_pointwise
 from strategies.plan.cost import Machine, cost_of, is_view
-from strategies.plan.liveness import Profile, Storages, bytes_of, simulate
+from strategies.plan.liveness import Profile, Storages, bytes_of
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from

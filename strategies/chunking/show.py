@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_flatten
 from strategies.blocks import unwrapped
 from strategies.chunking.loops import Loop, Schedule
 from strategies.chunking.lower import lower
-from strategies.chunking.plan import ChunkPlan, scopes_of
+from strategies.chunking.plan import ChunkPlan
 from strategies.chunking.runtime import ChunkLoop
+from strategies.chunking.scopes import scopes_of
 from strategies.chunking.search import unchunked
 from strategies.fx.listing import code_text
 from strategies.fx.program import device_of, shadowed

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx
 
 from strategies.chunking.loops import Schedule
 from strategies.chunking.training import Call, Pass, saved_storages
@@ -117,33 +114,3 @@ class TrainingPlanner:
     def _chosen(self, at: Mapping[Hashable, int]) -> Chosen:
         root = replace(self.options[None][at[None]].planned, calls=self._calls_at(at))
         return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))
-
-
-def train_once(
-    model: nn.Module,
-    inputs: tuple[Any, ...],
-    loss: Callable[..., Tensor] | None,
-    loss_inputs: tuple[Any, ...],
-) -> list[Tensor]:
-    """Run forward and backward of `model`, and return the gradients of its parameters.
-
-    Args:
-        model: with tensors of any kind.
-        inputs: positional.
-        loss: of what the model returns, and of `loss_inputs`; `None` for the sum of the results' elements.
-        loss_inputs: what `loss` takes behind the results.
-    """
-    outputs = model(*inputs)
-    if loss is not None:
-        total = loss(outputs, *loss_inputs)
-        del outputs
-        total.backward()  # type: ignore[no-untyped-call]
-    else:
-        results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        del outputs
-        gradients = [result.detach().new_ones(()).expand(result.shape) for result in results]
-        torch.autograd.backward(results, gradients)
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for parameter in model.parameters():
-        parameter.grad = None
-    return found

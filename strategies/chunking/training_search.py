@@ -5,7 +5,7 @@ Each step takes the loop that saves most bytes for its time; what the steps pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
