@@ -21,8 +21,8 @@ class Tolerance:
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
         reason: the written reason; it stands in the record beside the verdict.
-        floor: what stands for max|expected| at least, as a share of the largest value among all tensors of the
-            same part: gradients that are zero but for rounding have no scale of their own.
+        floor: what stands for max|expected| at least, as a share of the largest value of the whole part: a
+            gradient that is zero but for rounding has no scale of its own.
     """
 
     relative: float
@@ -92,10 +92,10 @@ class Strategy:
 
     def for_step(
         self,
-        loss: Callable[..., Tensor],
-        inputs: tuple[Any, ...],
+        loss: Callable[..., Tensor],  # noqa: ARG002 (the default asks for nothing of the step)
+        inputs: tuple[Any, ...],  # noqa: ARG002
         *,
-        reserved_bytes: int = 0,  # noqa: ARG002 (the default asks for no step)
+        reserved_bytes: int = 0,  # noqa: ARG002
     ) -> Strategy:
         """Return the strategy for the training step that the model is part of.
 

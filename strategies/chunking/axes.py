@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Axis(NamedTuple):
-    """A chunk axis inside one dimension of a tensor: the dimension is (outer, size, inner), and `size` is cut.
+    """A chunk axis inside one dimension of a tensor: the dimension is (outer, size, inner), `size` is cut.
 
     Fields:
         dim: of the tensor, not negative.

@@ -1,6 +1,6 @@
 """Decisions: a schedule without its graph, to be taken again on any graph of the same operators.
 
-Other batch sizes and sequence lengths give other shapes and the same operators, so that nothing is searched again.
+Other sequence lengths, and most batch sizes, give other shapes and the same operators: no search again.
 """
 
 from __future__ import annotations

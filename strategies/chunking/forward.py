@@ -45,7 +45,7 @@ class Program:
 
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return what forward returns for the tensors among its inputs."""
-        read = partial(_read, module, self.graph.constants, tensors)
+        read = partial(_read, module, self.graph.constants)
         called = (submodule(module, fqn) for fqn in self.code.calls)
         results = self.code.module(*map(read, self.code.reads), *called, *tensors)
         leaves = [results[each.index] if isinstance(each, Position) else each for each in self.graph.outputs]
@@ -108,7 +108,7 @@ class ChunkedForward:
 def put(module: nn.Module, forward: ChunkedForward) -> None:
     """Let `forward` run in place of the module's own forward."""
     module.__dict__[_ATTRIBUTE] = forward
-    module.__class__ = _chunked_class(type(module))
+    module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
 
 
 def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
@@ -139,7 +139,7 @@ def _rebuild(original: Any) -> nn.Module:
     return chunked.__new__(chunked)
 
 
-def _read(module: nn.Module, constants: Mapping[str, Tensor], tensors: Sequence[Tensor], name: str) -> Tensor:
+def _read(module: nn.Module, constants: Mapping[str, Tensor], name: str) -> Tensor:
     if name in constants:
         return constants[name]
     owner, _, attribute = name.rpartition(".")

@@ -1,7 +1,7 @@
 """From one chunked value to a region: which operators around it can run chunk by chunk with it.
 
-The flow goes both ways. Backward it asks what a chunk needs: a chunk of an input, or all of it. Forward it asks
-which users of a chunk can do with it. A value that is needed whole is made before the loop, with all that it
+The flow goes both ways. Backward it asks what a chunk needs: a chunk of an input, or all of it. Forward it
+asks which users of a chunk can do with it. A value that is needed whole is made before the loop, with all it
 depends on; where that is cheap to make, the loop makes its own chunk of it once more.
 """
 

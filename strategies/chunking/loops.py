@@ -108,7 +108,7 @@ class Loop:
         return Take(node=source, axis=need)
 
     def body_steps(self, storages: Storages) -> tuple[list[Step], list[Step]]:
-        """Return the steps of the body: of what grows with the chunk, as if it were whole, and of what does not."""
+        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not."""
         uses = list(self._uses())
         last = {take: index for index, _, take in uses}
         first: dict[Take, int] = {}
@@ -125,9 +125,9 @@ class Loop:
             fixed.append(Step(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
-            for take in copied:
+            for take, size in copied.items():
                 if first[take] == index:
-                    step(set(), {take: copied[take]}, {})
+                    step(set(), {take: size}, {})
             on: set[Key] = {*storages.of[node], *self._aliased(node, copied, storages)}
             held = on | {take for take in copied if first[take] <= index <= last[take]}
             for slot, source in enumerate(slots(node)):
@@ -303,7 +303,7 @@ class Schedule:
         return simulate(steps, self.kept())
 
     def donations(self) -> dict[fx.Node, frozenset[int]]:
-        """Return for each call of an inner scope the positions of tensor inputs that nobody needs after it."""
+        """Return for each call of an inner scope the positions of inputs that nobody needs after it."""
         dying = self.profile().dying
         found: dict[fx.Node, frozenset[int]] = {}
         for index, item in enumerate(self.items):

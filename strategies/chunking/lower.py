@@ -30,8 +30,8 @@ class Code:
     """The code of a scope.
 
     Fields:
-        module: takes the values of `reads`, then the modules of `calls`, then the scope's own tensor inputs, and
-            returns its tensor outputs.
+        module: takes the values of `reads`, the modules of `calls` and the scope's own tensor inputs, in this
+            order, and returns its tensor outputs.
         reads: names of parameters, buffers and constants of the scope.
         calls: FQNs of the inner scopes below the scope.
         loops: in the order in which they run.
@@ -69,7 +69,7 @@ class _Lowering:
         for node in self._source.nodes:
             if node.op == "placeholder":
                 self._known[node] = self._graph.placeholder(node.name)
-        loops = []
+        loops: list[ChunkLoop] = []
         donated = schedule.donations()
         for item in schedule.items:
             if isinstance(item, Loop):
@@ -114,7 +114,7 @@ def chunk_loop(loop: Loop) -> ChunkLoop:
         results=_body(loop, is_writing=False),
         axes=[take.axis for take in loop.takes],
         copies=[take.is_copied for take in loop.takes],
-        buffers=[
+        gives=[
             _buffer(give.node.meta["val"], give.axis, None if give.into is None else positions[give.into])
             for give in loop.gives
         ],

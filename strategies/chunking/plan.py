@@ -51,8 +51,8 @@ class ChunkPlan:
         budget_bytes: what was asked for; `None` for the smallest.
         predicted_peak_bytes: the highest total of storages made by a pass of the planned model.
         unchunked_peak_bytes: the same of the model as it is.
-        minimum_feasible_bytes: the smallest peak that this search has seen; it has not looked below a budget that
-            the model keeps as it is.
+        minimum_feasible_bytes: the smallest peak that the search has seen; where the model fits as it is,
+            there was no search.
         predicted_slowdown: time with the plan / time without, by the cost model.
         training: whether the pass has a backward.
         regions: in the order of scopes and of operators.

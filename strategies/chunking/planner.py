@@ -149,7 +149,7 @@ def forward_plan(planner: Planner, budget: int | None) -> tuple[Planned, int]:
 
 
 def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
-    """Return the fastest plan that a rehearsal finds within the budget, or else the smallest; and its peak."""
+    """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
     training = planner.training()
     path = training.path()
     known: dict[int, Planned] = {}

@@ -58,14 +58,13 @@ class Rehearsal:
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
         put_all(shadow.model, schedulers)
-        with torch.set_grad_enabled(self.training), shadow.mode, LiveBytes(standing) as meter:
+        meter = LiveBytes(standing)
+        with torch.set_grad_enabled(self.training), shadow.mode, meter:
             if self.training:
                 gradients = _train_once(shadow.model, inputs, self.step.loss, targets)
                 return meter.peak_bytes(gradients) + self.step.reserved_bytes
-            returned = shadow.model(*inputs)
-            peak = meter.peak_bytes()
-            del returned
-            return peak
+            shadow.model(*inputs)
+            return meter.peak_bytes()
 
 
 def _train_once(

@@ -49,7 +49,12 @@ FACTORIES = frozenset(
     {_aten.full.default, _aten.empty.memory_format, _aten.zeros.default, _aten.ones.default}
 )
 SHAPED = frozenset(
-    {_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.expand.default}
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,  # noqa: SLF001 (the operator's name)
+        _aten.reshape.default,
+        _aten.expand.default,
+    }
 )
 """Operators that take the shape of their output as their second argument; `FACTORIES` as their first."""
 
@@ -96,9 +101,9 @@ def links(node: fx.Node) -> Sequence[Link]:
 def inputs_for(
     node: fx.Node, index: int, axis: Axis
 ) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
-    """Return the axes of the inputs that give a chunk of output `index` along `axis`, and those of all outputs.
+    """Return the axes of the inputs that give a chunk of output `index`, and those of all outputs.
 
-    `None` where no chunk of the inputs gives a chunk of the output.
+    `None` where no chunk of the inputs gives a chunk of the output along `axis`.
     """
     known = node.meta.setdefault("inputs_for", {})
     if (index, axis) not in known:
@@ -220,11 +225,10 @@ def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     rank = len(shape_of(inputs[0]))
     order = list(range(rank))
     if node.target is _aten.permute.default:
-        order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
+        order = [dim % rank for dim in _argument(node, 1, "dims", ())]
     elif rank > 1:
-        first, second = (
-            (0, 1) if node.target is _aten.t.default else (node.args[1] % rank, node.args[2] % rank)
-        )  # type: ignore[operator]
+        first = 0 if node.target is _aten.t.default else _argument(node, 1, "dim0", 0) % rank
+        second = 1 if node.target is _aten.t.default else _argument(node, 2, "dim1", 1) % rank
         order[first], order[second] = order[second], order[first]
     return [Link((dim,), (source,)) for dim, source in enumerate(order)]
 
@@ -293,7 +297,7 @@ def _planes(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     return [Link((dim,) * count, (dim,) * len(inputs)) for dim in range(free)]
 
 
-def _convolution(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _convolution(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:  # noqa: ARG001
     _, weight, bias, stride, padding, dilation, is_transposed, _, groups = node.args
     with_bias = isinstance(bias, fx.Node)
     found = [Link((0,), (0,) + (None,) * (1 + with_bias))]
@@ -312,7 +316,7 @@ def _embedding(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
 
 
 def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
-    """Fused attention of (B, H, S, K): batches and heads do not meet, nor rows of queries without causality."""
+    """Fused attention of (B, H, S, K): batches and heads do not meet, nor do queries without causality."""
     query, key = shape_of(inputs[0]), shape_of(inputs[1])
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # noqa: SLF001
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
@@ -320,28 +324,21 @@ def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
         return []
     bias = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
     count = sum(isinstance(each, Tensor) and each.dim() >= 3 for each in node.meta["val"])  # noqa: PLR2004
-    found = []
-    for dim in (0, 1) if query[1] == key[1] else (0,):
-        found.append(_attention_link(dim, (dim, dim, dim), inputs, bias, len(node.meta["val"]), count))
+    outs = [(dim,) * count + (None,) * (len(node.meta["val"]) - count) for dim in range(3)]
+    ins: list[tuple[int | None, ...]] = [(0, 0, 0)]
+    if query[1] == key[1]:
+        ins.append((1, 1, 1))
     if not given.get("is_causal", False):
-        found.append(_attention_link(2, (2, None, None), inputs, bias, len(node.meta["val"]), count))
-    return found
+        ins.append((2, None, None))
+    return [Link(outs[each[0] or 0], (*each, *_of_bias(bias, each[0] or 0))[: len(inputs)]) for each in ins]
 
 
-def _attention_link(
-    dim: int,
-    ins: tuple[int | None, ...],
-    inputs: Sequence[fx.Node],
-    bias: Any,
-    outputs: int,
-    usable: int,
-) -> Link:
-    more: tuple[int | None, ...] = ()
-    if isinstance(bias, fx.Node):
-        shape = shape_of(bias)
-        at = dim - (4 - len(shape))
-        more = (at if at >= 0 and shape[at] > 1 else None,)
-    return Link((dim,) * usable + (None,) * (outputs - usable), (*ins, *more)[: len(inputs)])
+def _of_bias(bias: Any, dim: int) -> tuple[int | None, ...]:
+    if not isinstance(bias, fx.Node):
+        return ()
+    shape = shape_of(bias)
+    at = dim - (4 - len(shape))
+    return (at if at >= 0 and shape[at] > 1 else None,)
 
 
 def _nll_loss(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
@@ -355,11 +352,11 @@ def _gather(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     return [Link((each,), (each, each)) for each in same]
 
 
-def _matrices(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _matrices(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     return [Link((dim,), (dim,)) for dim in range(len(shape_of(inputs[0])) - 2)]
 
 
-def _running_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _running_norm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     others = (None,) * (len(inputs) - 1)
     dims = [dim for dim in range(len(shape_of(inputs[0]))) if dim != 1]
     return [Link((dim, None, None), (dim, *others)) for dim in dims]

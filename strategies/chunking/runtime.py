@@ -30,7 +30,7 @@ def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: boo
     if axis.outer(tensor.shape) == 1:
         chunk = tensor.narrow(dim, start * inner, length * inner)
         return chunk.clone() if copy else chunk
-    parts = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
+    parts: Tensor = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
     return parts.narrow(dim + 1, start, length).flatten(dim, dim + 2)
 
 
@@ -76,7 +76,7 @@ GIVEN = "_acbench_given"
 
 
 def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
-    """Return `module(*args, **kwargs)`, which may overwrite the tensors at `given` where nobody else sees them."""
+    """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
     is_seen = isinstance(module, Enclosed | FSDPModule) or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
@@ -86,16 +86,16 @@ def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs:
 class ChunkLoop(nn.Module):
     """A region as a loop over chunks: its body runs once for each, and writes to preallocated results.
 
-    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk, and
-    adds up the gradients of what every chunk has used.
+    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk,
+    and adds up the gradients of what every chunk has used.
 
     Args:
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
-        results: `(start, length, *chunks)` of the same operators, returns its results; chunks are what `takes` are
+        results: `(start, length, *chunks)` of the same operators, returns them; chunks are what `takes` are
             cut into.
         axes: of the takes; `None` for those that are needed whole.
         copies: which chunks are copied.
-        buffers: of the results.
+        gives: where the results are put together.
         size, length: of the axis and of a chunk.
     """
 
@@ -106,7 +106,7 @@ class ChunkLoop(nn.Module):
         results: fx.GraphModule,
         axes: Sequence[Axis | None],
         copies: Sequence[bool],
-        buffers: Sequence[Buffer],
+        gives: Sequence[Buffer],
         size: int,
         length: int,
     ) -> None:
@@ -115,7 +115,7 @@ class ChunkLoop(nn.Module):
         self.results = results
         self.axes = tuple(axes)
         self.copies = tuple(copies)
-        self.buffers = tuple(buffers)
+        self.gives = tuple(gives)
         self.size = size
         self.length = length
 
@@ -130,11 +130,11 @@ class ChunkLoop(nn.Module):
             results = _Recomputed.apply(self, *takes)
         else:
             results = self.run(takes, may_overwrite=True)
-        return results[0] if len(self.buffers) == 1 else results
+        return results[0] if len(self.gives) == 1 else results
 
     def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
-        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.buffers)
+        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.gives)
         for start, length in self.spans(takes):
             self.body(start, length, *takes, *buffers)
         return buffers
@@ -182,8 +182,8 @@ def _backward(
         totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
-    for start, length in loop.spans(takes):
-        _backward_chunk(loop, leaves, gradients, totals, start, length)
+    for span in loop.spans(takes):
+        _backward_chunk(loop, leaves, gradients, totals, span)
     return totals
 
 
@@ -213,9 +213,9 @@ def _backward_chunk(
     takes: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     totals: Sequence[Tensor | None],
-    start: int,
-    length: int,
+    span: tuple[int, int],
 ) -> None:
+    start, length = span
     chunks = [
         take
         if axis is None
@@ -225,7 +225,7 @@ def _backward_chunk(
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
-    for result, gradient, buffer in zip(results, gradients, loop.buffers, strict=True):
+    for result, gradient, buffer in zip(results, gradients, loop.gives, strict=True):
         if gradient is not None and result.requires_grad:
             axis = buffer.axis
             outputs.append(result)

@@ -1,4 +1,4 @@
-"""Scopes: which modules have a forward of their own, what tells sorts of them apart, and who decides for each."""
+"""Scopes: which modules have a forward of their own, how they are told apart, and who decides for each."""
 
 from __future__ import annotations
 

@@ -123,11 +123,12 @@ class Search:
                     if key in seen:
                         continue
                     seen.add(key)
-                    yield from self._placed(items, start, stop, region, goal, top)
+                    yield from self._placed(items, (start, stop), region, goal, top)
 
     def _placed(
-        self, items: list[fx.Node | Loop], start: int, stop: int, region: Region, goal: int, top: int
+        self, items: list[fx.Node | Loop], span: tuple[int, int], region: Region, goal: int, top: int
     ) -> Iterator[Candidate]:
+        start, stop = span
         outside = used_in(items[stop:]) | set(self._first.outputs)
         loop = self._regions.loop(region, outside)
         if loop is None:
@@ -148,7 +149,7 @@ class Search:
         top: int,
         span: tuple[int, int] | None = None,
     ) -> Iterator[Candidate]:
-        """Yield the schedule with the largest chunks that reach the goal, else with those that nearly are smallest."""
+        """Yield the schedule with the largest chunks that reach the goal, or else are near the lowest."""
         loop = items[at]
         assert isinstance(loop, Loop)
         first, last = span or (at, at + 1)
@@ -290,7 +291,7 @@ def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
 
 
 def dissolved(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
-    """Yield the items with some of the loops around one of them taken apart, and where that one is in them."""
+    """Yield the items with some of the loops around one of them taken apart, and where that one is then."""
     before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
     after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)
     choices = (frozenset[int | None](), frozenset([before]), frozenset([after]), frozenset([before, after]))

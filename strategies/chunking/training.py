@@ -1,9 +1,9 @@
 """Forward and backward of a schedule, as storages see them: an estimate that guides the search.
 
-What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here the
-gradient of a storage has its size, is born with the first operator of backward that gives it and dies with the
-operator that made the storage; what operators of backward hold for themselves is left out. Gradients of
-parameters are left out as well.
+What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
+the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
+with the operator that made the storage. What operators of backward hold for themselves is left out, and so
+are gradients of parameters.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Pass:
     tail_bytes: int = 0
 
     def profile(self) -> Profile:
-        """Return what is alive in forward by item, then with the loss, then in backward by item, the last first."""
+        """Return what is alive in forward by item, with the loss, and in backward by item, the last first."""
         schedule = self.schedule
         forward = schedule.steps()
         kept = schedule.kept()
@@ -153,7 +153,8 @@ class Pass:
     ) -> Step:
         inputs = [take.node for take in item.takes] if isinstance(item, Loop) else item.all_input_nodes
         results = [give.node for give in item.gives] if isinstance(item, Loop) else [item]
-        held = {("gradient", key) for node in results for key in self.schedule.of(node)} & born
+        given: set[Key] = {("gradient", key) for node in results for key in self.schedule.of(node)}
+        held = given & born
         makes = self._gradients(inputs, born, sizes)
         private = 0
         if isinstance(item, Loop):
@@ -182,8 +183,12 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
         backward = []
         for node in reversed(loop.region.members):
             is_growing = bool(loop.region.axes[node])
-            held: set[Key] = {("gradient", key) for key in storages.of[node]} & born
-            kept = {key for source in slots(node) if source in members for key in storages.of[source]}
+            held: set[Key] = {
+                key for key in born if key in {("gradient", each) for each in storages.of[node]}
+            }
+            kept: set[Key] = {
+                key for source in slots(node) if source in members for key in storages.of[source]
+            }
             held |= saves[node] & (kept | set(storages.of[node]))
             makes: dict[Key, int] = {}
             for source in node.all_input_nodes:

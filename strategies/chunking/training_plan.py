@@ -1,4 +1,4 @@
-"""Plans for forward and backward: which option of each scope, and the rehearsal that says what it comes to."""
+"""Plans for forward and backward: which option of each scope is taken for how much memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The search for loops where a backward follows: step by step down to the smallest memory that is found.
 
-Each step takes the loop that saves most bytes for its time; what the steps pass through is what a plan chooses from.
+Each step takes the loop that saves most bytes for its time; a plan chooses from what the steps pass through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Option:
     """A pass and what it needs.
 
     Fields:
-        weight_bytes: what the search makes small: the peak, and what is saved once more for each other such scope.
+        weight_bytes: what the search makes small: the peak, and what each other such scope saves.
         seconds: of forward and backward.
     """
 
@@ -133,8 +133,8 @@ class TrainingSearch:
             for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2)):
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions.around(items[at], window):
-                    key = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
-                    key = key, tuple(region.members), tuple(region.needs.values())
+                    order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
+                    key = order, tuple(region.members), tuple(region.needs.values())
                     if key not in seen:
                         seen.add(key)
                         yield from self._placed(planned, start, stop, region)

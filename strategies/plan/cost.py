@@ -43,8 +43,8 @@ MACHINES: Mapping[str, Machine] = {
     "cpu": Machine(flops_per_s=1.0e11, bytes_per_s=1.8e10, launch_s=8e-6, half_rows=6),
     "cuda": Machine(flops_per_s=3.0e14, bytes_per_s=2.5e12, launch_s=6e-6, half_rows=64),
 }
-"""One core of a server processor, and a data-centre GPU. Plans follow from ratios of these numbers only, and must
-be the same on every rank and in every process, so that they are fixed and not measured."""
+"""One core of a server processor, and a data-centre GPU. Plans follow from ratios of these numbers only, and
+must be the same on every rank and in every process, so that they are fixed and not measured."""
 
 
 def machine_for(device: torch.device) -> Machine:

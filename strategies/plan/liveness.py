@@ -105,7 +105,7 @@ class Storages:
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
-        """Return the storages of `graph`, told by the fake results that its nodes hold; inputs have no bytes."""
+        """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
         storages, born = cls(), set[Key]()
         for node in graph.nodes:
             tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
@@ -128,7 +128,8 @@ class Storages:
 
 def key_of(tensor: Tensor) -> Key:
     """Return the key of the storage of a fake tensor, unique while the tensor lives."""
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    return key
 
 
 def steps_of(nodes: Sequence[fx.Node], storages: Storages) -> list[Step]:

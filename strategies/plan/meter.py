@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
 
     def peak_bytes(self, without: Iterable[Tensor] = ()) -> int:
         """Return the highest total, the storages of some tensors left out."""
-        left_out = {self._numbers[key] for key in map(_key, without) if key in self._live}
+        left_out: set[int] = {self._numbers[key] for key in map(_key, without) if key in self._live}
         live = peak = 0
         for number, delta in self._changes:
             if number not in left_out:
@@ -72,4 +72,5 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    return key

@@ -1,7 +1,7 @@
 """Recording of a model's forward as graphs of ATen operators, one graph a scope.
 
-A scope is a module whose forward is a graph of its own: the model, and its blocks. In the graph of the model a
-block is one call, so that the hooks of the block (FSDP's among them), and regions around it, stay as they are.
+A scope is a module whose forward is a graph of its own: the model, and its blocks. In the graph of the model
+a block is one call, so that the block's hooks (FSDP's among them), and regions around it, stay as they are.
 
 The forward runs as Python on a shadow without memory, below autograd, where composite operators are gone and
 autocast has written its casts down. In-place operators on a tensor that only its writer knows become their
@@ -50,8 +50,8 @@ class ScopeGraph:
     Fields:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
-            scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, everything
-            else is an ATen operator. Each node has its fake result in `meta["val"]`.
+            scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope; the
+            rest are ATen operators. Each node has its fake result in `meta["val"]`.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -212,16 +212,16 @@ class _Recorder(TorchDispatchMode):
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, frame)
             return result
-        target, args, kwargs = _without_shapes_of(func, args, kwargs, result)
+        target, args, options = _without_shapes_of(func, args, kwargs, result)
         if func._schema.is_mutable:  # noqa: SLF001 (no public name)
             target = self._functional(target, args) or target
-        node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(kwargs))))
+        node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(options))))
         node.meta["module"] = self._modules[-1] if self._modules else ""
         self._own_results(result, node)
         return result
 
     def _by_rows(self, scores: Tensor, targets: Tensor, weight: None, reduction: int, ignored: int) -> Any:
-        """Record a reduced loss as one number a row, so that rows can be chunked, and what becomes of these."""
+        """Record a reduced loss as one number a row, so that rows can be chunked, and their reduction."""
 
         def run(func: Any, *args: Any) -> Any:
             return self.__torch_dispatch__(func, (), args)
@@ -240,7 +240,7 @@ class _Recorder(TorchDispatchMode):
         self._own(result, frame, node)
 
     def _functional(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Return the operator that gives what the in-place `func` writes, where nobody can tell the difference."""
+        """Return the operator that gives what the in-place `func` writes, if nobody can tell them apart."""
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
         packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
         overloads = {"default": "p"} if name == "bernoulli_" else {}
