@@ -302,6 +302,12 @@ class Schedule:
         steps = self.steps()
         return simulate(steps, self.kept())
 
+    def last_used(self, at: int) -> set[Key]:
+        """Return the storages, those of inputs among them, that item `at` is the last to use."""
+        steps = self.steps()
+        later = {key for step in steps[at + 1 :] for key in step.holds}
+        return set(steps[at].holds) - later - self.kept()
+
     def donations(self) -> dict[fx.Node, frozenset[int]]:
         """Return for each call of an inner scope the positions of inputs that nobody needs after it."""
         dying = self.profile().dying

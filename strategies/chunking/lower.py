@@ -155,8 +155,8 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
             )
         return chunks[take]
 
-    def sized(node: fx.Node, axis: Axis) -> list[Any]:
-        shape: list[Any] = list(node.meta["val"].shape)
+    def sized(value: Tensor, axis: Axis) -> list[Any]:
+        shape: list[Any] = list(value.shape)
         factor = axis.factor(shape)
         if factor not in sizes:
             sizes[factor] = graph.call_function(operator.mul, (length, factor))
@@ -184,18 +184,17 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
 
 
 def _local(
-    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[fx.Node, Axis], list[Any]]
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[Tensor, Axis], list[Any]]
 ) -> tuple[Any, ...]:
     """Return the arguments of a member with the sizes of a chunk."""
-    axes = loop.region.axes[node]
+    axes, value = loop.region.axes[node], node.meta["val"]
     axis = axes[0] if axes else None
     if axis is None:
         return args
     if node.target in SHAPED:
-        return (args[0], sized(node, axis), *args[2:])
+        return (args[0], sized(value, axis), *args[2:])
     if node.target in FACTORIES:
-        return (sized(node, axis), *args[1:])
-    if node.target is _aten.native_group_norm.default:
-        batch = sized((node.users and next(iter(node.users))) or node, axis)[0]
-        return (*args[:3], batch, *args[4:])
+        return (sized(value, axis), *args[1:])
+    if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
+        return (*args[:3], sized(value[0], axis)[0], *args[4:])
     return args

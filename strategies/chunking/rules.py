@@ -78,8 +78,18 @@ def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers, which it must do in its place and whole."""
     if "random" not in node.meta:
         tags = getattr(node.target, "tags", ())
-        node.meta["random"] = torch.Tag.nondeterministic_seeded in tags
+        is_seeded = torch.Tag.nondeterministic_seeded in tags
+        # attention has the tag for its dropout
+        node.meta["random"] = is_seeded and bool(_given(node).get("dropout_p", True))
     return bool(node.meta["random"])
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operator by name, defaults included."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # noqa: SLF001 (no public name)
+    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    names = [each.name for each in arguments]
+    return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -318,8 +328,7 @@ def _embedding(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
 def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     """Fused attention of (B, H, S, K): batches and heads do not meet, nor do queries without causality."""
     query, key = shape_of(inputs[0]), shape_of(inputs[1])
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # noqa: SLF001
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = _given(node)
     if given.get("dropout_p", 0.0):
         return []
     bias = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
@@ -356,7 +365,10 @@ def _matrices(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     return [Link((dim,), (dim,)) for dim in range(len(shape_of(inputs[0])) - 2)]
 
 
-def _running_norm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _running_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+    """Batch norm with running statistics; with statistics of the batch it is not chunked."""
+    if _argument(node, 5, "training", default=True):
+        return []
     others = (None,) * (len(inputs) - 1)
     dims = [dim for dim in range(len(shape_of(inputs[0]))) if dim != 1]
     return [Link((dim, None, None), (dim, *others)) for dim in dims]
@@ -414,7 +426,7 @@ _RULES: dict[Any, Callable[[fx.Node, Sequence[fx.Node]], list[Link]]] = {
     _aten.native_layer_norm.default: _layer_norm,
     _aten._fused_rms_norm.default: _layer_norm,  # noqa: SLF001
     _aten.native_group_norm.default: _batch_only,
-    _aten._native_batch_norm_legit_no_training.default: _running_norm,  # noqa: SLF001
+    _aten.native_batch_norm.default: _running_norm,
     _aten.convolution.default: _convolution,
     _aten.embedding.default: _embedding,
     _aten.gather.default: _gather,

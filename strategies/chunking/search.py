@@ -179,7 +179,7 @@ class Search:
         """Return the loop with results in the memory of inputs that die with it."""
         plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
         schedule = replace(self._first, items=[*items[:at], plain, *items[at + 1 :]], _keys={})
-        dying = set(schedule.profile().dying[at])
+        ending = schedule.last_used(at)
         used: set[fx.Node] = set()
         gives: list[Give] = []
         for give in plain.gives:
@@ -190,7 +190,7 @@ class Search:
                     if take.node not in used
                     and take.axis is not None
                     and take.axis == give.axis
-                    and self._may_take_over(plain, give, take.node, dying, schedule)
+                    and self._may_take_over(plain, give, take.node, ending, schedule)
                 ),
                 None,
             )
@@ -199,15 +199,15 @@ class Search:
         return replace(plain, gives=tuple(gives))
 
     def _may_take_over(
-        self, loop: Loop, give: Give, node: fx.Node, dying: set[Any], schedule: Schedule
+        self, loop: Loop, give: Give, node: fx.Node, ending: set[Any], schedule: Schedule
     ) -> bool:
         old, new = node.meta["val"], give.node.meta["val"]
         alike = old.shape == new.shape and old.stride() == new.stride() and old.dtype == new.dtype
         if not alike or not new.is_contiguous():
             return False
         keys = schedule.of(node)
-        is_given = node in self._donated
-        if not is_given and not (len(keys) == 1 and keys <= dying):
+        is_outside = node.op in {"placeholder", "get_attr"}
+        if len(keys) != 1 or not keys <= ending or (is_outside and node not in self._donated):
             return False
         if sum(bool(keys & schedule.of(take.node)) for take in loop.takes) != 1:
             return False
