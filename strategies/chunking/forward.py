@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -81,7 +82,8 @@ class ChunkedForward:
         kind = (structure, tuple(map(_kind, leaves)), given, _context(module))
         program = self.programs.get(kind)
         if program is None:
-            with _disable_current_modes():  # what follows is no part of the step that somebody may measure
+            # what follows is no part of the step that somebody may measure or recompute
+            with _disable_current_modes(), saved_tensors_hooks(_same, _same):
                 program = self._program(module, args, kwargs, given)
             self.programs[kind] = program
         self.latest = program
@@ -103,6 +105,10 @@ class ChunkedForward:
         shadow = Shadow.of(module).on(device)
         graph = record_scopes(shadow, self.scopes, *shadowed(shadow, (args, kwargs), device))[-1]
         return Program(graph=graph, code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)))
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def put(module: nn.Module, forward: ChunkedForward) -> None:

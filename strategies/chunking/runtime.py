@@ -162,11 +162,10 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        wanted = [
-            needed and take.is_floating_point()
-            for needed, take in zip(ctx.needs_input_grad[1:], ctx.saved_tensors, strict=True)
-        ]
-        return None, *_backward(ctx.loop, ctx.saved_tensors, wanted, gradients)
+        takes = ctx.saved_tensors  # asked for once: hooks recompute them
+        needed = zip(ctx.needs_input_grad[1:], takes, strict=True)
+        wanted = [is_needed and take.is_floating_point() for is_needed, take in needed]
+        return None, *_backward(ctx.loop, takes, wanted, gradients)
 
 
 def _backward(

@@ -47,6 +47,7 @@ def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
 def _saved(node: fx.Node) -> Iterable[Key]:
     tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
     function = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
     if function is None or node.op != "call_function":
         return
     for name in dir(function):
@@ -62,7 +63,8 @@ def has_gradient(node: fx.Node) -> bool:
     """Whether backward computes a gradient for the value of a node, those of parameters left out."""
     if "gradient" not in node.meta:
         tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-        node.meta["gradient"] = node.op != "get_attr" and any(tensor.requires_grad for tensor in tensors)
+        requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
+        node.meta["gradient"] = node.op != "get_attr" and requires_grad
     return bool(node.meta["gradient"])
 
 

@@ -30,6 +30,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from strategies.errors import StrategyError
 from strategies.fx.record import CONSTANTS, Position
 from strategies.fx.shadow import Shadow
+from strategies.plan.cost import is_view
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
@@ -207,14 +208,16 @@ class _Recorder(TorchDispatchMode):
             raise StrategyError(self._where, f"{problem}; it cannot be planned")
         if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
             return self._by_rows(*args)
+        functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
+        if functional is not None:
+            _on_new_memory(args[0], self._node(args[0]))
         result = func(*args, **kwargs)
         frame = self._frames[-1]
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, frame)
             return result
         target, args, options = _without_shapes_of(func, args, kwargs, result)
-        if func._schema.is_mutable:  # noqa: SLF001 (no public name)
-            target = self._functional(target, args) or target
+        target = functional or target
         node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(options))))
         node.meta["module"] = self._modules[-1] if self._modules else ""
         self._own_results(result, node)
@@ -308,20 +311,20 @@ def _without_shapes_of(
 
 def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
     """Whether `tensor`, which `node` made, is whole and has no view."""
-    views = (user.meta.get("val") for user in node.users)
-    storage = tensor.untyped_storage()
-    shared = any(
-        isinstance(view, Tensor) and view.untyped_storage()._cdata == storage._cdata  # noqa: SLF001
-        for view in views
-    )
-    source = node.args[0] if node.args else None
-    is_view = (
-        isinstance(source, fx.Node)
-        and isinstance(source.meta.get("val"), Tensor)
-        and source.meta["val"].untyped_storage()._cdata == storage._cdata  # noqa: SLF001
-        and source is not node
-    )
-    return not shared and not is_view
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+
+    def shares(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.untyped_storage()._cdata == storage  # noqa: SLF001
+
+    return not is_view(node) and not any(shares(user.meta.get("val")) for user in node.users)
+
+
+def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
+    """Leave the memory of `tensor` to `node`, which made it: the functional form of a write makes its own."""
+    node.meta |= {"grad_fn": tensor.grad_fn, "requires_grad": tensor.requires_grad}
+    node.meta["val"] = _aten.detach.default(tensor)
+    with torch.no_grad():
+        tensor.data = torch.empty_like(tensor)
 
 
 def _drop_internal_detaches(frame: _Frame) -> None:

@@ -15,7 +15,7 @@ from strategies.errors import StrategyError
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, WIDTH, Block, Stack, built
 
-FRACTIONS = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)
+FRACTIONS = (0.8, 0.4, 0.2)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -137,7 +137,7 @@ class _Choosing(nn.Module):
     ("module", "operator"),
     [
         pytest.param(_Counting, "aten._local_scalar_dense.default", id="a number that depends on data"),
-        pytest.param(_Choosing, "aten.nonzero.default", id="a shape that depends on data"),
+        pytest.param(_Choosing, "aten.index.Tensor", id="a shape that depends on data"),
     ],
 )
 def test_what_depends_on_data_is_refused_by_name(module: Callable[[], nn.Module], operator: str) -> None:

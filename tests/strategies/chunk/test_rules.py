@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
     "layer norm": (lambda x, w: functional.layer_norm(x, (8,), w), lambda: (normal(4, 6, 8), normal(8))),
     "group norm": (lambda x: functional.group_norm(x, 2), lambda: (image(),)),
     "batch norm": (
-        lambda x, m, v: functional.batch_norm(x, m, v),
+        functional.batch_norm,
         lambda: (image(), normal(6), normal(6).abs()),
     ),
     "convolution": (
@@ -185,7 +185,7 @@ def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
     tried = 0
     for seed in (seed for node in window for seed in seeds_of(node)):
         region = grow(window, seed, may_copy=lambda _: True)
-        loop = region and make_loop(region, outside, 1, Storages.of_graph(graph))
+        loop = make_loop(region, outside, 1, Storages.of_graph(graph)) if region else None
         if loop is None:
             continue
         module = chunk_loop(loop.with_length(min(length, loop.size)))
