@@ -316,13 +316,20 @@ def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
     def shares(value: Any) -> bool:
         return isinstance(value, Tensor) and value.untyped_storage()._cdata == storage  # noqa: SLF001
 
-    return not is_view(node) and not any(shares(user.meta.get("val")) for user in node.users)
+    maker = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(maker, fx.Node)
+    return not is_view(maker) and not any(shares(user.meta.get("val")) for user in node.users)
 
 
 def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
     """Leave the memory of `tensor` to `node`, which made it: the functional form of a write makes its own."""
     node.meta |= {"grad_fn": tensor.grad_fn, "requires_grad": tensor.requires_grad}
     node.meta["val"] = _aten.detach.default(tensor)
+    if node.target is operator.getitem:
+        maker, index = node.args
+        parts = list(maker.meta["val"])  # type: ignore[union-attr]
+        parts[index] = node.meta["val"]  # type: ignore[call-overload, index]
+        maker.meta["val"] = tuple(parts)  # type: ignore[union-attr]
     with torch.no_grad():
         tensor.data = torch.empty_like(tensor)
 
