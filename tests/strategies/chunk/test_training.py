@@ -38,7 +38,7 @@ def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) 
         assert (actual[key] - gradient).abs().max() <= 1e-5 * largest, key
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["attention of a batch", "language model with loss", "pictures"])
 def test_accepted_budgets_are_kept(name: str) -> None:
     model, inputs = built(name)
     unchunked = training_peak_bytes(model, inputs)
