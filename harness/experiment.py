@@ -136,8 +136,8 @@ class Experiment(Recipe):
         if self.wrap_order == "outside_fsdp" and self.mesh.fsdp == "fsdp1" and self.ac.reads_parameters:
             raise ConfigError(
                 "wrap_order",
-                f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters that "
-                "fsdp1 flattens; use inside_fsdp or mesh.fsdp=fsdp2",
+                f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters "
+                "that fsdp1 flattens; use inside_fsdp or mesh.fsdp=fsdp2",
             )
         reentrant = getattr(self.ac, "use_reentrant", False)
         resharding = (

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import Observation
-from strategies.fx.lower import Treatment
-from strategies.fx.program import Program, device_of, kind_of, make_program, record, shadowed, submodule
 from strategies.errors import StrategyError
+from strategies.fx.lower import Treatment
+from strategies.fx.program import (
+    Program,
+    device_of,
+    kind_of,
+    kind_of_input,
+    make_program,
+    record,
+    shadowed,
+    submodule,
+)
 from strategies.fx.regions import Path, Region, every_region, path_name
 from strategies.fx.scopes import Labels, Layout, Scope, lay_out
 from strategies.fx.shadow import Shadow
-from strategies.offloading import HostLedger, OffloadKind, Offloading
-from strategies.region import enclose
+from strategies.offloading import HostLedger, Offloading, OffloadKind
+from strategies.region import enclose, refuse_own_forward
+
+PROGRAMS = 64
+"""Kinds of input whose programs are kept; the one that was not used for longest gives way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +96,7 @@ class NestedForward:
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         if self._scope is None and self.layout is None:
-            with _disable_current_modes():  # what follows is no part of the step that somebody may measure
+            with _unwatched():
                 self.lay_out(module, args, kwargs)
         if self._scope is None:
             return body(*args, **kwargs)
@@ -89,9 +104,12 @@ class NestedForward:
         kind = kind_of(module, self._scope, leaves, structure)
         program = self._programs.get(kind)
         if program is None or not program.fits(module):
-            with _disable_current_modes():
+            with _unwatched():
                 program = self.program(module, args, kwargs)
-            self._programs[kind] = program
+        self._programs.pop(kind, None)
+        self._programs[kind] = program  # the latest comes last
+        if len(self._programs) > PROGRAMS:
+            del self._programs[next(iter(self._programs))]
         return program([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     def lay_out(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Program]:
@@ -103,8 +121,11 @@ class NestedForward:
         Raises:
             StrategyError: the labels do not fit the model, or a forward with regions cannot be recorded.
         """
+        leaves = tree_leaves((args, kwargs))
+        for leaf in leaves:
+            kind_of_input(leaf)
         shadow = self._shadow_of(model)
-        device = device_of(tree_flatten((args, kwargs))[0])
+        device = device_of(leaves)
         fake = shadow.on(device)
         layout, inputs = lay_out(fake, self._nest.labels, *shadowed(fake, (args, kwargs), device))
         _refuse_unknown(layout, self._nest)
@@ -112,6 +133,9 @@ class NestedForward:
             (self._of(scope, shadow), submodule(model, scope.fqn), inputs[scope.fqn])
             for scope in layout.scopes
         ]
+        refuse_own_forward(
+            {scope.fqn: module for (_, module, _), scope in zip(forwards, layout.scopes, strict=True)}
+        )
         programs = [forward.program(module, *given) for forward, module, given in forwards]
         for forward, module, _ in forwards:
             if forward is not self:
@@ -126,12 +150,12 @@ class NestedForward:
             StrategyError: its forward cannot be recorded.
         """
         assert self._scope is not None
-        device = device_of(tree_flatten((args, kwargs))[0])
+        device = device_of(tree_leaves((args, kwargs)))
         shadow = self._shadow_of(module).on(device)
         recording = record(shadow, self._scope, *shadowed(shadow, (args, kwargs), device))
         treatment = Treatment(
             options=self._nest.options,
-            wraps={path: partial(self._offloaded, module, path) for path in self._nest.offload},
+            wraps={path: partial(self._offloaded, path) for path in self._nest.offload},
             kept=self._nest.kept,
         )
         return make_program(recording, self._scope, module, treatment)
@@ -174,28 +198,46 @@ class NestedForward:
         return NestedForward(self._nest, scope=scope, shadow=Shadow.of(shadow.model.get_submodule(scope.fqn)))
 
     def _shadow_of(self, module: nn.Module) -> Shadow:
-        if self._shadow is None:
-            self._shadow = Shadow.of(module)
+        """Return the shadow of `module` as it is now; its parameters as they were, where units hide them."""
+        units = (each for each in module.modules() if isinstance(each, FSDPModule | FullyShardedDataParallel))
+        has_units = any(unit is not module for unit in units)
+        self._shadow = Shadow.of(module, self._shadow if has_units else None)
         return self._shadow
 
-    def _offloaded(self, module: nn.Module, path: Path, code: fx.GraphModule) -> nn.Module:
+    def _offloaded(self, path: Path, code: fx.GraphModule) -> nn.Module:
         kind = self._nest.offload[path]
         offloading = self.offloadings.setdefault(path, Offloading(ledger=self._nest.ledger, kind=kind))
-        return OffloadedCode(code, offloading, module)
+        return OffloadedCode(code, offloading)
 
 
 class OffloadedCode(nn.Module):
     """The code of a region, with what autograd saves of it in host memory."""
 
-    def __init__(self, code: fx.GraphModule, offloading: Offloading, owner: nn.Module) -> None:
+    def __init__(self, code: fx.GraphModule, offloading: Offloading) -> None:
         super().__init__()
         self.code = code
         self.offloading = offloading
-        self._owner = (owner,)  # not a submodule: it holds this one
 
     def forward(self, *inputs: Tensor) -> Any:
         """Return what the code returns."""
-        return self.offloading(self._owner[0], self.code, inputs, {})
+        return self.offloading(self.code, self.code, inputs, {})  # it holds the modules that it calls
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Keep what is recorded out of the step: from modes that measure it, and from a region that saves it."""
+    # a result that is saved as it is would hold itself, by its own graph, and never be freed
+    with _disable_current_modes(), saved_tensors_hooks(_detached, _itself):
+        yield
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody shall record this)
+        return tensor.detach()
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _copied(nest: Nest, scope: Scope | None, layout: Layout | None) -> NestedForward:

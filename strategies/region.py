@@ -94,7 +94,8 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
         holds_call: false for a region that holds `forward` on a sharded module too.
     """
     module.__dict__[_ATTRIBUTE] = region
-    module.__class__ = _enclosed_class(type(module), holds_call and isinstance(module, FSDPModule))
+    original: Any = type(module)
+    module.__class__ = _enclosed_class(original, holds_call and isinstance(module, FSDPModule))
 
 
 def regions(model: nn.Module) -> dict[str, Region]:

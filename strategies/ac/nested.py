@@ -13,11 +13,11 @@ import yaml
 from torch import nn
 
 from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.blocks import names_of_children, unwrapped
+from strategies.blocks import names_of_children, plain_class, unwrapped
 from strategies.errors import StrategyError
 from strategies.fx.listing import code_text
-from strategies.fx.regions import Path, even_paths, parse_path, path_name
 from strategies.fx.program import Program
+from strategies.fx.regions import Path, even_paths, parse_path, path_name
 from strategies.fx.scopes import Labels, check_names
 from strategies.fx.shadow import Shadow
 from strategies.nesting import Nest, NestedForward
@@ -82,12 +82,12 @@ class Nested(Strategy):
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
         kinds = _kinds(self.offload or {})
-        for path in map(tuple, self.keep):
+        for path in self.keep:
             if path not in kinds:
                 problem = f"region {path_name(path)} would be neither recomputed nor offloaded"
                 raise StrategyError("ac.keep", f"{problem}; name it in ac.offload too")
         for path, kind in kinds.items():
-            if kind == "internals" and path not in map(tuple, self.keep):
+            if kind == "internals" and path not in self.keep:
                 problem = (
                     f"region {path_name(path)} is recomputed, its internals are not saved and cannot move"
                 )
@@ -151,11 +151,11 @@ class Nested(Strategy):
             labels=labels,
             options={"use_reentrant": False} | self._unusual_options(),
             offload=_kinds(self.offload or {}),
-            kept=frozenset(map(tuple, self.keep)),
+            kept=frozenset(self.keep),
         )
+        refuse_own_forward({plain_class(plain).__name__: plain})
         forward = NestedForward(nest, shadow=shadow)
         programs = forward.lay_out(plain, sample, {}) if sample else []
-        refuse_own_forward({"": plain})
         enclose(plain, forward, holds_call=False)
         return forward, programs
 
@@ -169,12 +169,11 @@ class Nested(Strategy):
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return Labels(paths=paths, where="ac.labels", is_partial=False)
         names = names_of_children(model, self.layers_fqn)
-        paths = (
-            _root_paths(len(names))
-            if self.levels is None
-            else even_paths(len(names), self.levels, "ac.levels")
-        )
-        return Labels(paths=dict(zip(names, paths, strict=True)), where="ac.levels", is_partial=True)
+        if self.levels is None:
+            split = _root_paths(len(names))
+        else:
+            split = even_paths(len(names), self.levels, "ac.levels")
+        return Labels(paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True)
 
 
 def _forwards(model: nn.Module) -> list[NestedForward]:
@@ -207,12 +206,16 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
 def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
     if labels is None:
         return None
-    if not isinstance(labels, Mapping) or not labels or not all(isinstance(fqn, str) for fqn in labels):
+    if not isinstance(labels, Mapping) or not labels:
         raise StrategyError("ac.labels", f"must be a mapping from submodules to paths, got {labels!r}")
-    return {fqn: list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
+    wrong = next((fqn for fqn in labels if type(fqn) not in {str, int}), None)
+    if wrong is not None:  # 2.10 would arrive as 2.1
+        problem = f"must name submodules in words, got {wrong!r}; quote such names in a file, ac.labels_file"
+        raise StrategyError("ac.labels", problem)
+    return {str(fqn): list(parse_path(label, f"ac.labels.{fqn}")) for fqn, label in labels.items()}
 
 
-def _parse_offload(offload: Any) -> dict[OffloadKind, list[list[int]]] | None:
+def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:
     if offload is None:
         return None
     if not isinstance(offload, Mapping) or not set(offload) <= set(OFFLOAD_KINDS):
@@ -221,20 +224,20 @@ def _parse_offload(offload: Any) -> dict[OffloadKind, list[list[int]]] | None:
     return {kind: _parse_paths(paths, f"ac.offload.{kind}") for kind, paths in offload.items()}
 
 
-def _parse_keep(keep: Any) -> list[list[int]]:
+def _parse_keep(keep: Any) -> tuple[Path, ...]:
     return _parse_paths(keep, "ac.keep")
 
 
-def _parse_paths(paths: Any, where: str) -> list[list[int]]:
+def _parse_paths(paths: Any, where: str) -> tuple[Path, ...]:
     if not isinstance(paths, Sequence) or isinstance(paths, str):
         raise StrategyError(where, f"must be a list of paths, got {paths!r}")
-    return [list(parse_path(path, where)) for path in paths]
+    return tuple(parse_path(path, where) for path in paths)
 
 
-def _kinds(offload: Mapping[OffloadKind, Sequence[Sequence[int]]]) -> dict[Path, OffloadKind]:
+def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadKind]:
     kinds: dict[Path, OffloadKind] = {}
     for kind, paths in offload.items():
-        for path in map(tuple, paths):
+        for path in paths:
             if path in kinds:
                 problem = f"region {path_name(path)} is in {kinds[path]} already"
                 raise StrategyError(f"ac.offload.{kind}", f"{problem}; name it once")
@@ -244,7 +247,10 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Sequence[int]]]) -> dict[Path,
 
 def _read(file: str) -> Any:
     try:
-        return yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
+        labels = yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise StrategyError("ac.labels_file", f"cannot be read: {reason}") from error
+    if labels is None:
+        raise StrategyError("ac.labels_file", "is empty; it must hold a mapping from submodules to paths")
+    return labels

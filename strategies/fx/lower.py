@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from strategies.errors import StrategyError
 from strategies.fx.record import Recording
-from strategies.fx.regions import Path, Region, filled, nest, path_name
+from strategies.fx.regions import Path, Region, every_region, filled, nest, path_name
 from strategies.fx.scopes import Scope
+
+_TAKEN = frozenset(dir(fx.GraphModule)) | {"meta"}
 
 Wrap: TypeAlias = Callable[[fx.GraphModule], nn.Module]
 """Puts a module around the code of a region, for what else happens to it."""
@@ -58,8 +61,10 @@ def lower(
     names = [str(node.meta.get("fqn", node.name)) for node in nodes]
     outer = _outer(scope)
     regions = nest(paths, names, "ac.labels")
-    for region in regions:
-        _refuse_mutation(nodes, region)
+    storages = _Storages(recording.graph, nodes)
+    for region in every_region(regions):
+        if (*outer, *region.path) not in treatment.kept:
+            storages.refuse_changes(region)
     return _Emitter(nodes, modules, treatment, outer).whole(recording.graph, regions)
 
 
@@ -69,10 +74,7 @@ def _outer(scope: Scope) -> Path:
 
 def _paths(nodes: Sequence[fx.Node], scope: Scope) -> tuple[Path, ...]:
     """Return a path for every node; what is no submodule's call joins the regions around it."""
-    of_calls = [
-        scope.paths.get((node.meta["fqn"], node.meta["call"]), ()) if "fqn" in node.meta else None
-        for node in nodes
-    ]
+    of_calls = [_path(node, scope) if "fqn" in node.meta else None for node in nodes]
     of_glue = dict(zip(nodes, filled(of_calls), strict=True))
     # a parameter is read in the region that uses it, and only there: FSDP may have exchanged it by then
     return tuple(
@@ -80,13 +82,62 @@ def _paths(nodes: Sequence[fx.Node], scope: Scope) -> tuple[Path, ...]:
     )
 
 
-def _refuse_mutation(nodes: Sequence[fx.Node], region: Region) -> None:
-    inside = set(nodes[region.start : region.stop])
-    for node in nodes[region.start : region.stop]:
-        for changed in node.meta.get("mutates", ()):
-            if changed not in inside or changed.op == "get_attr":
-                problem = f"region {region.name} changes {changed.name!r} in place by {node.name!r}"
+def _path(node: fx.Node, scope: Scope) -> Path:
+    """Return the path of a submodule's call; one called more often than it was at first has its latest."""
+    fqn, call = node.meta["fqn"], node.meta["call"]
+    known = [path for (name, _), path in scope.paths.items() if name == fqn]
+    return scope.paths.get((fqn, call), known[-1] if call >= len(known) > 0 else ())
+
+
+class _Storages:
+    """Where the memory of each recorded tensor comes from, and who changes it in place."""
+
+    def __init__(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+        self._nodes = nodes
+        self._at = {node: position for position, node in enumerate(nodes)}
+        self._origins: dict[int, int] = {}
+        for node in graph.nodes:
+            at = -1 if node.op in {"placeholder", "get_attr"} else self._at.get(node, -1)
+            for storage in _storages(node.meta.get("val")):
+                self._origins.setdefault(storage, at)
+
+    def refuse_changes(self, region: Region) -> None:
+        """Refuse a region that a second run would not find as the first one did.
+
+        Raises:
+            StrategyError: it changes in place what was made outside of it, or what it takes is changed later.
+        """
+        inside = self._nodes[region.start : region.stop]
+        for node in inside:
+            if any(
+                self._origins.get(each, -1) < region.start for each in _storages(node.meta.get("mutates"))
+            ):
+                problem = (
+                    f"region {region.name} changes in place what was made outside of it, by {_shown(node)}"
+                )
                 raise StrategyError("ac", f"{problem}, so that it could not be recomputed; leave it outside")
+        taken = {
+            storage
+            for node in inside
+            for used in (node, *node.all_input_nodes)
+            if used.op == "get_attr" or not region.start <= self._at.get(used, -1) < region.stop
+            for storage in _storages(used.meta.get("val"))
+        }
+        for node in self._nodes[region.stop :]:
+            if not taken.isdisjoint(_storages(node.meta.get("mutates"))):
+                problem = f"region {region.name} takes what {_shown(node)} changes in place behind it"
+                raise StrategyError(
+                    "ac", f"{problem}, so that it could not be recomputed; put that into the region too"
+                )
+
+
+def _storages(value: Any) -> list[int]:
+    leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return [leaf.untyped_storage()._cdata for leaf in leaves]  # noqa: SLF001 (the identity that storages have)
+
+
+def _shown(node: fx.Node) -> str:
+    return repr(node.meta.get("fqn", node.name))
 
 
 class _Emitter:
@@ -104,12 +155,26 @@ class _Emitter:
         self._treatment = treatment
         self._outer = outer
         self._at = {node: position for position, node in enumerate(nodes)}
+        self._codes: list[fx.GraphModule] = []
 
     def whole(self, graph: fx.Graph, regions: Sequence[Region]) -> fx.GraphModule:
         """Return the code of all nodes."""
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         (result,) = next(node for node in graph.nodes if node.op == "output").args
-        return self._code(inputs, list(result), regions, 0, len(self._nodes), "forward", is_tuple=True)
+        code = self._code(inputs, list(result), regions, 0, len(self._nodes), "forward", is_tuple=True)
+        for each in self._codes:  # when all are made: each compiles those inside it once more
+            cls: Any = type(each)  # a class of its own, which torch.fx has made for this graph
+            cls.__call__ = cls.forward
+        return code
+
+    def _made(self, held: dict[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+        """Return code whose call will be its forward and nothing else.
+
+        The call that torch.fx gives it reads the traceback of every exception, to print one; with early stop
+        each recomputation ends with an exception, which would cost 0.6 ms a region.
+        """
+        self._codes.append(fx.GraphModule(held, graph, name))
+        return self._codes[-1]
 
     def _interface(self, region: Region) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return what the region takes from outside, and what is used outside of what it makes."""
@@ -122,7 +187,7 @@ class _Emitter:
     def _holds(self, region: Region, node: fx.Node) -> bool:
         return region.start <= self._at.get(node, -1) < region.stop
 
-    def _code(
+    def _code(  # noqa: PLR0917 (what a function consists of)
         self,
         inputs: Sequence[fx.Node],
         outputs: Sequence[fx.Node],
@@ -150,7 +215,7 @@ class _Emitter:
                 position += 1
         results = tuple(known[node] for node in outputs)
         graph.output(results if is_tuple or len(results) != 1 else results[0])
-        return fx.GraphModule(held, graph, name)
+        return self._made(held, graph, name)
 
     def _call(
         self, region: Region, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
@@ -179,7 +244,7 @@ class _Emitter:
         graph, held = fx.Graph(), dict[str, nn.Module]()
         arguments = tuple(graph.placeholder(node.name) for node in inputs)
         graph.output(self._checkpoint(graph, code, arguments, held))
-        return fx.GraphModule(held, graph, f"call_{code.__class__.__name__}")
+        return self._made(held, graph, f"call_{code.__class__.__name__}")
 
     def _checkpoint(
         self,
@@ -213,6 +278,7 @@ def _call_it(node: fx.Node, recorded: fx.Node) -> None:
 def _hold(module: nn.Module, name: str, held: dict[str, nn.Module]) -> str:
     """Put `module` among those of a graph, and return its name there: one word, taken by no other."""
     word = name.replace(".", "_")
-    while held.setdefault(word, module) is not module:
+    word = word if word.isidentifier() else f"_{word}"
+    while word in _TAKEN or held.setdefault(word, module) is not module:
         word += "_"
     return word

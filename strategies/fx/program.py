@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only, tree_unflatten
 
 from strategies.blocks import unwrapped
 from strategies.errors import StrategyError
 from strategies.fx.lower import Treatment, lower
-from strategies.fx.record import CONSTANTS, Position, Recorder, Recording
+from strategies.fx.record import Position, Recorder, Recording
 from strategies.fx.scopes import Scope, following
 from strategies.fx.shadow import Shadow
+from strategies.fx.state import CONSTANTS, frozen, held_by, kind_of_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +30,14 @@ class Program:
         recording: what it was made of.
         code: takes the tensors among the inputs and returns the tensors among the outputs.
         modules: the submodules that `code` calls, by their FQN below the module.
+        reads: what the forward read of modules, and found there.
     """
 
     name: str
     recording: Recording
     code: fx.GraphModule
     modules: Mapping[str, nn.Module]
+    reads: Mapping[tuple[str, str], object]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         """Return what forward returns."""
@@ -44,8 +48,10 @@ class Program:
         return tree_unflatten(leaves, self.recording.structure)
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether the submodules of `module` are those that the code calls; a wrapper may have come between."""
-        return all(submodule(module, fqn) is held for fqn, held in self.modules.items())
+        """Whether the code is still that of `module`: a wrapper may be new, a number be another."""
+        return all(_read(module, *place) == value for place, value in self.reads.items()) and all(
+            submodule(module, fqn) is held for fqn, held in self.modules.items()
+        )
 
 
 def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
@@ -70,7 +76,7 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
         StrategyError: a region does not nest or cannot be recomputed, or begins inside a module with hooks.
     """
     for fqn in sorted(scope.through):
-        _refuse_hooks(fqn, submodule(module, fqn))
+        _refuse_hooks(f"{scope.fqn}.{fqn}".lstrip("."), submodule(module, fqn))
     modules: dict[str, nn.Module] = {}
 
     def called(fqn: str) -> nn.Module:
@@ -78,26 +84,30 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
         return modules[fqn]
 
     return Program(
-        name=scope.name, recording=recording, code=lower(recording, scope, called, treatment), modules=modules
+        name=scope.name,
+        recording=recording,
+        code=lower(recording, scope, called, treatment),
+        modules=modules,
+        reads={place: _read(module, *place) for place in recording.reads},
     )
+
+
+def _read(module: nn.Module, fqn: str, name: str) -> object:
+    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)
 
 
 def _refuse_hooks(fqn: str, module: nn.Module) -> None:
     """Refuse to go around the call of a module that does more than its forward."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )  # noqa: SLF001
-    if isinstance(module, FSDPModule | FullyShardedDataParallel) or any(hooks):
-        what = (
-            "an FSDP unit"
-            if isinstance(module, FSDPModule | FullyShardedDataParallel)
-            else "a module with hooks"
-        )
+    is_unit = isinstance(module, FSDPModule | FullyShardedDataParallel)
+    if is_unit or _has_hooks(module):
+        what = "an FSDP unit" if is_unit else "a module with hooks"
         problem = f"a region begins inside {fqn!r}, {what}, and ends outside of it"
         raise StrategyError("ac.labels", f"{problem}, or the other way round; end it with {fqn!r}")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
+    return any(vars(module)[f"_{kind}"] for kind in kinds)
 
 
 def submodule(module: nn.Module, fqn: str) -> nn.Module:
@@ -114,10 +124,16 @@ def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeS
     Raises:
         StrategyError: an input is neither a tensor nor a constant.
     """
+    looked_into = [submodule(module, fqn) for fqn in sorted(scope.through)]
+    places = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     return (
         structure,
-        tuple(_kind_of_input(leaf) for leaf in leaves),
-        tuple(submodule(module, fqn).training for fqn in ("", *sorted(scope.through))),
+        tuple(kind_of_input(leaf) for leaf in leaves),
+        tuple(places.get(id(leaf)) for leaf in leaves),  # a forward may ask whether two inputs are one
+        # what submodules give follows from these too, and forward may ask for its dtype
+        tuple(inner.training for inner in module.modules()),
+        tuple((held.dtype, held.requires_grad) for held in chain(module.parameters(), module.buffers())),
+        tuple(_has_hooks(inner) for inner in looked_into),
         tuple(
             (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
             for device in ("cpu", "cuda")
@@ -125,8 +141,17 @@ def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeS
     )
 
 
-def _kind_of_input(leaf: Any) -> Hashable:
+def kind_of_input(leaf: Any) -> Hashable:
+    """Return what decides how a forward runs with the input `leaf`.
+
+    Raises:
+        StrategyError: it is neither a dense tensor nor a constant.
+    """
     if isinstance(leaf, Tensor):
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            raise StrategyError(
+                "ac", "forward is called with a sparse or nested tensor, which no graph can hold"
+            )
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
@@ -134,8 +159,10 @@ def _kind_of_input(leaf: Any) -> Hashable:
 
 
 def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
-    """Return `inputs` with every tensor as one of `shadow`, on `device`."""
-    return tree_map_only(Tensor, lambda tensor: shadow.fake(tensor, device), inputs)
+    """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
+    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
+    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
 
 
 def device_of(leaves: list[Any]) -> torch.device:

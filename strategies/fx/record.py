@@ -24,27 +24,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import increment_version
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from strategies.errors import StrategyError
+from strategies.fx.known import QUESTIONS, followed_as_with_data
 from strategies.fx.shadow import Shadow
-
-CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
-"""Types that a graph holds as they are, beside tensors and lists, tuples, dictionaries and slices of these."""
+from strategies.fx.state import BOOKKEEPING, CONSTANTS, Effects, restored_generators
 
 _MORE_CONSTANTS = (*CONSTANTS, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
 _QUERIES = frozenset(
-    """size dim ndimension numel nelement stride element_size is_contiguous is_floating_point is_complex is_signed
-    is_conj is_neg is_inference is_pinned is_tensor storage_offset get_device type __len__ __repr__ __format__ __hash__
-    result_type promote_types can_cast is_grad_enabled is_autocast_enabled get_autocast_dtype get_default_dtype
-    _set_grad_enabled is_same_size data_ptr untyped_storage _is_view is_shared has_names dim_order""".split()  # noqa: SIM905
+    """size shape dim ndim ndimension numel nelement __len__ stride dim_order is_contiguous is_same_size
+    dtype type element_size itemsize nbytes is_floating_point is_complex is_signed is_tensor is_quantized
+    result_type promote_types can_cast layout is_sparse is_sparse_csr is_mkldnn is_nested names has_names
+    device get_device is_cpu is_cuda is_mps is_xpu is_meta requires_grad is_grad_enabled _set_grad_enabled
+    is_autocast_enabled get_autocast_dtype get_default_dtype __repr__ __format__ __hash__""".split()  # noqa: SIM905
 )
-"""Functions whose results follow from shapes and types, which are the same whenever the graph runs."""
-_IN_PLACE_OPERATORS = frozenset(
-    f"__{name}__"
-    for name in (*"iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor".split(), "setitem")  # noqa: SIM905
-)
+"""Functions and properties that say the same whenever the graph runs: it runs for tensors of one kind."""
+_UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +53,15 @@ class Recording:
     Fields:
         graph: placeholders are the tensors among the inputs, in the order of `tree_leaves`; the output is a
             tuple of tensors. A submodule's call has `meta["fqn"]`, its plain FQN below the module, and
-            `meta["call"]`, how many calls it had before; every node has its fake result in `meta["val"]`.
+            `meta["call"]`, how many calls it had before; every node has its fake result in `meta["val"]`, and
+            one that changes tensors in place has these in `meta["mutates"]`.
+        reads: FQN and attribute of what forward itself read of modules.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
     """
 
     graph: fx.Graph
+    reads: tuple[tuple[str, str], ...]
     outputs: tuple[Any, ...]
     structure: TreeSpec
 
@@ -89,7 +91,10 @@ class Recorder(TorchFunctionMode):
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         self._calls: Counter[str] = Counter()
-        self._is_quiet = False
+        self._reads: dict[tuple[str, str], None] = {}
+        self._failure: Exception | None = None
+        self._effects = Effects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
+        self._is_quiet = True
         self._context = _context()
 
     def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
@@ -104,14 +109,25 @@ class Recorder(TorchFunctionMode):
         """
         for name, tensor in _named_tensors(self._shadow.model, args, kwargs):
             self._own(tensor, self._graph.placeholder(name))
-        self._shadow.listen(self)
         assert self._shadow.mode is not None
+        self._shadow.listen(self)
         try:
-            with self._shadow.mode, self:
+            with restored_generators(), self._shadow.mode, followed_as_with_data(), self:
+                self._effects.forgive("")
+                self._is_quiet = False
                 leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
+                self._is_quiet = True
+                self._refuse(self._effects.found(""))
+                if self._failure is not None:
+                    raise self._failure  # forward has caught it, and has gone on as it would not with data
         finally:
             self._shadow.listen(None)
         return self._finished(leaves, structure)
+
+    def read(self, module: nn.Module, name: str) -> None:
+        """Take note that forward reads `module.name`."""
+        if not self._is_quiet and name not in _UNREAD:
+            self._reads[self._shadow.fqns[id(module)], name] = None
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`, recorded as one call unless the module is looked into."""
@@ -122,11 +138,15 @@ class Recorder(TorchFunctionMode):
         node_args, node_kwargs = self._arguments(args, fqn), self._arguments(kwargs, fqn)
         self._is_quiet = True
         try:
+            self._refuse(self._effects.found(fqn))
+            changes = _Changes((args, kwargs, list(module.parameters()), list(module.buffers())))
             result = body(*args, **kwargs)
+            changed = changes.now()
+            self._effects.forgive(fqn)
         finally:
             self._is_quiet = False
         node = self._graph.call_module(fqn, node_args, node_kwargs)
-        node.meta |= {"fqn": fqn, "call": self._calls[fqn]}
+        node.meta |= {"fqn": fqn, "call": self._calls[fqn], "mutates": changed}
         self._calls[fqn] += 1
         self._results(result, node, f"{fqn!r} returns")
         return result
@@ -136,17 +156,28 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_quiet:
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            _note_running_statistics(func, args, kwargs)
+            return result
+        self._refuse(self._effects.seeding())
+        changes = _Changes((args, kwargs))
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            self._failure = error
+            raise
+        _note_running_statistics(func, args, kwargs)
+        changed = changes.now()
         name = _name(func)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
-        if not has_tensors and name != "__setitem__":
-            if name in _QUERIES or func.__name__ == "__get__":
+        if not has_tensors and not changed:
+            is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
+            if is_answered or (name in _QUERIES and func.__name__ != "__set__"):
                 return result
             raise self._error(f"calls {name!r}, whose result depends on data or stays outside of a graph")
         self._check_context(repr(name))
         node = self._node_of(func, name, self._arguments(args, name), self._arguments(kwargs, name))
-        node.meta["mutates"] = _mutated(func, name, node)
+        node.meta["mutates"] = changed
         self._results(result, node, f"{name!r} gives")
         return result
 
@@ -160,17 +191,19 @@ class Recorder(TorchFunctionMode):
     def _arguments(self, value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
             return self._node(value, where)
-        if isinstance(value, tuple | list):
-            held = [self._arguments(each, where) for each in value]
-            return held if isinstance(value, list) else tuple(held)
-        if isinstance(value, dict):
-            return {key: self._arguments(each, where) for key, each in value.items()}
-        if isinstance(value, slice):
-            return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
         if type(value) in _MORE_CONSTANTS or isinstance(value, torch._ops.OpOverload):  # noqa: SLF001
             return value
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise self._error(f"gives {where!r} a number that depends on data")
+        if isinstance(value, slice):
+            return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
+        if type(value) is torch.Size:
+            return self._graph.call_function(torch.Size, (list(value),))  # a tuple would be no `torch.Size`
+        if type(value) is dict:
+            return {key: self._arguments(each, where) for key, each in value.items()}
+        if type(value) in {list, tuple} or _is_named_tuple(value):
+            held = [self._arguments(each, where) for each in value]
+            return type(value)(*held) if _is_named_tuple(value) else type(value)(held)
         raise self._error(f"gives {where!r} a {type(value).__name__}, which no graph can hold")
 
     def _node(self, tensor: Tensor, where: str) -> fx.Node:
@@ -228,7 +261,8 @@ class Recorder(TorchFunctionMode):
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:
                 self._graph.erase_node(node)
-        return Recording(graph=self._graph, outputs=tuple(outputs), structure=structure)
+        reads = tuple(self._reads)
+        return Recording(graph=self._graph, reads=reads, outputs=tuple(outputs), structure=structure)
 
     def _check_context(self, what: str) -> None:
         if _context() == self._context:
@@ -240,11 +274,17 @@ class Recorder(TorchFunctionMode):
                 raise self._error(f"{problem}; take that call out and label what it held, regions replace it")
             frame = frame.f_back
         raise self._error(
-            f"calls {what} under its own grad mode, autocast or saved-tensor hooks; put that part into a module"
+            f"calls {what} under its own grad mode, autocast, saved-tensor hooks or switches of torch; "
+            "put that part into a module"
         )
 
+    def _refuse(self, effect: str | None) -> None:
+        if effect is not None:
+            raise self._error(f"{effect}, which no region would repeat; put that part into a module")
+
     def _error(self, problem: str) -> StrategyError:
-        return StrategyError("ac", f"{self._name} {problem}")
+        self._failure = StrategyError("ac", f"{self._name} {problem}")
+        return self._failure
 
 
 def _named_tensors(
@@ -261,21 +301,38 @@ def _named_tensors(
 def _name(func: Any) -> str:
     if func.__name__ not in {"__get__", "__set__"}:
         return str(func.__name__)
-    descriptor = func.__self__
-    owner = descriptor.fget if isinstance(descriptor, property) else descriptor
+    descriptor: Any = func.__self__
+    owner: Any = descriptor.fget if isinstance(descriptor, property) else descriptor
     return str(owner.__name__)
 
 
-def _mutated(func: Any, name: str, node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the nodes whose tensors a call changes in place."""
-    given: Mapping[str, Any] = node.kwargs
-    if inspect.isfunction(func):  # `functional.relu(x, True)`
-        given = inspect.signature(func).bind(*node.args, **node.kwargs).arguments
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    is_in_place = is_in_place or name in _IN_PLACE_OPERATORS or given.get("inplace") is True
-    mutated = node.all_input_nodes[:1] if is_in_place else []
-    out = given.get("out")
-    return (*mutated, out) if isinstance(out, fx.Node) else tuple(mutated)
+class _Changes:
+    """Finds the tensors among `values` that are changed in place from now on."""
+
+    def __init__(self, values: Any) -> None:
+        tensors = {id(leaf): leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+        self._versions = [(tensor, tensor._version) for tensor in tensors.values()]  # noqa: SLF001
+
+    def now(self) -> tuple[Tensor, ...]:
+        """Return those that have been changed."""
+        return tuple(tensor for tensor, version in self._versions if tensor._version != version)  # noqa: SLF001
+
+
+def _note_running_statistics(func: Any, args: Any, kwargs: Any) -> None:
+    """Count as changed what normalisation updates: these functions do not say so."""
+    switch = {functional.batch_norm: "training", functional.instance_norm: "use_input_stats"}.get(func)
+    if switch is None:
+        return
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    for tensor in (given["running_mean"], given["running_var"]):
+        if tensor is not None and given[switch]:
+            increment_version(tensor)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return type(value).__bases__ == (tuple,) and hasattr(value, "_fields")
 
 
 def _context() -> tuple[Any, ...]:
@@ -286,4 +343,12 @@ def _context() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices),
         torch._C._autograd._top_saved_tensors_default_hooks(True),  # noqa: SLF001 (no public way to see them)
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.enabled,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
     )

@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 from strategies.errors import StrategyError
 
+_SHOWN = 4  # names in a message
+
 Path: TypeAlias = tuple[int, ...]
 """The way to a region: its index among the outermost ones, then inside each; `()` is outside of all."""
 
@@ -159,7 +161,8 @@ def _regions(
 
 def _gap(path: Path, names: Sequence[str], *, end: int, begin: int) -> str:
     between = names[end:begin]
-    listed = ", ".join(map(repr, between[:4])) + (f" and {len(between) - 4} more" if len(between) > 4 else "")
+    more = f" and {len(between) - _SHOWN} more" if len(between) > _SHOWN else ""
+    listed = ", ".join(map(repr, between[:_SHOWN])) + more
     verb = "stands" if len(between) == 1 else "stand"
     return (
         f"region {path_name(path)} ends at {names[end - 1]!r} and begins again at {names[begin]!r}; "

@@ -16,8 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from strategies.errors import StrategyError
+from strategies.fx.known import followed_as_with_data
 from strategies.fx.regions import Path, Region, every_region, filled, nest, render
 from strategies.fx.shadow import Shadow
+from strategies.fx.state import restored_generators
+
+_SHOWN = 8  # names in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +117,7 @@ def lay_out(
         args, kwargs: inputs of the model, tensors of the shadow.
 
     Raises:
-        StrategyError: a label names no submodule or one that forward does not call, or the regions do not nest.
+        StrategyError: a label names a submodule that forward does not call, or the regions do not nest.
     """
     aliases = _aliases(shadow, labels)
     listing = _Listing(shadow, set(aliases))
@@ -121,7 +125,7 @@ def lay_out(
     calls = listing.calls
     names = tuple(call.fqn for call in calls)
     regions = nest(_paths(calls, aliases, labels), names, labels.where)
-    homes, through = _settled(regions, calls)
+    homes, through = _settled(regions, calls, labels=aliases)
     _refuse_repeated(homes.values(), listing, labels)
     scopes = tuple(
         _scope(home, listing, [r for r in every_region(regions) if homes[r.path] == home], through)
@@ -142,7 +146,11 @@ def following(what: Callable[[], str]) -> Iterator[None]:
         yield
     except StrategyError:
         raise
-    except (RuntimeError, NotImplementedError) as error:  # what torch raises of tensors without data
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+    ) as error:  # what torch raises of tensors without data
         reason = str(error).strip().partition("\n")[0]
         raise StrategyError("ac", f"{what()} cannot be followed without data: {reason}") from error
 
@@ -156,7 +164,7 @@ class _Listing:
             ".".join(parts[:end])
             for parts in (fqn.split(".") for fqn in labelled)
             for end in range(1, len(parts))
-        } - labelled
+        }
         self.calls: list[_Call] = []
         self.counts: Counter[str] = Counter()
         self.inputs: dict[_Frame, Inputs] = {}
@@ -169,7 +177,12 @@ class _Listing:
         assert self._shadow.mode is not None
         self._shadow.listen(self)
         try:
-            with self._shadow.mode, following(lambda: repr(self._running) if self._running else "the model"):
+            with (
+                restored_generators(),
+                self._shadow.mode,
+                followed_as_with_data(),
+                following(lambda: repr(self._running) if self._running else "the model"),
+            ):
                 self._shadow.model(*args, **kwargs)
         finally:
             self._shadow.listen(None)
@@ -180,18 +193,22 @@ class _Listing:
         fqn = self._shadow.fqns[id(module)]
         frame = fqn, self.counts[fqn]
         self.counts[fqn] += 1
-        self._running = fqn
+        outer, self._running = self._running, fqn
         if not fqn or fqn in self._through:
             self.inputs[frame] = Inputs(args, kwargs)
             self._stack.append(frame)
             result = body(*args, **kwargs)
             self._stack.pop()
-            return result
-        self.calls.append(_Call(*frame, tuple(self._stack)))
-        self._is_inside = True
-        result = body(*args, **kwargs)
-        self._is_inside = False
+        else:
+            self.calls.append(_Call(*frame, tuple(self._stack)))
+            self._is_inside = True
+            result = body(*args, **kwargs)
+            self._is_inside = False
+        self._running = outer
         return result
+
+    def read(self, module: nn.Module, name: str) -> None:
+        pass  # what decides a forward is asked when it is recorded
 
 
 def check_names(shadow: Shadow, labels: Labels) -> None:
@@ -217,32 +234,48 @@ def _aliases(shadow: Shadow, labels: Labels) -> dict[str, list[Path]]:
 
 def _some(names: Mapping[str, Any]) -> str:
     shown = [name for name in names if name]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
 
 
 def _paths(calls: Sequence[_Call], aliases: Mapping[str, Sequence[Path]], labels: Labels) -> tuple[Path, ...]:
-    counts = Counter(call.fqn for call in calls)
+    counts = Counter(fqn for fqn, _ in {frame for call in calls for frame in call.frames})
     for fqn, paths in aliases.items():
-        if fqn not in counts:
+        if not counts[fqn]:
             raise StrategyError(labels.where, f"{fqn!r} is a submodule that forward does not call")
         if len(set(paths)) > 1 and len(paths) != counts[fqn]:
             problem = f"{fqn!r} has {len(paths)} names with different labels, and {counts[fqn]} calls"
             raise StrategyError(labels.where, f"{problem}; give all its names one label")
-    absent = None if labels.is_partial else ()
-    found: list[Path | None] = []
-    for call in calls:
-        paths = aliases.get(call.fqn)
-        found.append(absent if paths is None else paths[call.number if len(set(paths)) > 1 else 0])
-    return filled(found)
+    return filled([_path(call, aliases, labels) for call in calls])
 
 
-def _home(calls: Sequence[_Call]) -> _Stack:
-    """Return the stack of the innermost module that makes all of `calls`."""
+def _path(call: _Call, aliases: Mapping[str, Sequence[Path]], labels: Labels) -> Path | None:
+    """Return the path of a call: its own, or that of the module which makes it."""
+    found: Path | None = None if labels.is_partial else ()
+    holder = ""
+    for fqn, number in call.frames:
+        paths = aliases.get(fqn)
+        if paths is None:
+            continue
+        path = paths[number if len(set(paths)) > 1 else 0]
+        if holder and path[: len(found or ())] != found:
+            problem = (
+                f"{fqn!r} has the path {list(path)}, and {holder!r}, which holds it, {list(found or ())}"
+            )
+            raise StrategyError(labels.where, f"{problem}; the inner path must begin with the outer one")
+        found, holder = path, fqn
+    return found
+
+
+def _home(calls: Sequence[_Call], path: Path, labels: Mapping[str, Sequence[Path]]) -> _Stack:
+    """Return the stack of the innermost module that makes all of `calls` and is not in the region itself."""
     first, last = calls[0].stack, calls[-1].stack
     depth = next(
         (at for at, (left, right) in enumerate(zip(first, last, strict=False)) if left != right),
         min(len(first), len(last)),
     )
+    while any(label[: len(path)] == path for label in labels.get(first[depth - 1][0], ())):
+        depth -= 1
     return first[:depth]
 
 
@@ -257,13 +290,16 @@ def _refuse_repeated(homes: Any, listing: _Listing, labels: Labels) -> None:
 
 
 def _settled(
-    regions: Sequence[Region], calls: Sequence[_Call]
+    regions: Sequence[Region], calls: Sequence[_Call], labels: Mapping[str, Sequence[Path]]
 ) -> tuple[dict[Path, _Stack], dict[str, frozenset[str]]]:
     """Return the home of each region, and the modules to look into by the FQN of the scope that does.
 
     A region whose home is looked into moves to the scope that does so, which may want more looked into.
     """
-    homes = {region.path: _home(calls[region.start : region.stop]) for region in every_region(regions)}
+    homes = {
+        region.path: _home(calls[region.start : region.stop], region.path, labels)
+        for region in every_region(regions)
+    }
     while True:
         through = _through(regions, calls, homes)
         moved = {path: _outside(home, through) for path, home in homes.items()}

@@ -53,9 +53,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "factory", nargs="?", help="package.module:function, which returns (model, positional inputs)"
     )
-    parser.add_argument("--labels", type=yaml.safe_load, help="paths of submodules: '{layers.0: [0, 1]}'")
+    parser.add_argument("--labels", type=_yaml, help="paths of submodules: '{layers.0: [0, 1]}'")
     parser.add_argument("--labels-file", help="YAML file with such paths")
-    parser.add_argument("--levels", type=yaml.safe_load, help="even split of the blocks: '[2, 2]'")
+    parser.add_argument("--levels", type=_yaml, help="even split of the blocks: '[2, 2]'")
     parser.add_argument("--layers-fqn", default="", help="container of the blocks that --levels splits")
     given = parser.parse_args(words)
     labels = given.labels
@@ -74,6 +74,13 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no YAML") from error
+
+
 def _made(factory: str | None) -> tuple[nn.Module, tuple[Any, ...]]:
     if factory is None:
         return chain()
@@ -85,9 +92,10 @@ def _made(factory: str | None) -> tuple[nn.Module, tuple[Any, ...]]:
             "factory", f"{factory!r} is not there: {error}; use package.module:function"
         ) from error
     made = found()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):  # noqa: PLR2004 (a pair)
-        raise StrategyError("factory", f"must return (model, positional inputs), got {type(made).__name__}")
-    model, inputs = made
+    if not (isinstance(made, tuple) and len(made) in {2, 3} and isinstance(made[0], nn.Module)):
+        problem = f"must return (model, positional inputs) and perhaps a loss, got {type(made).__name__}"
+        raise StrategyError("factory", problem)
+    model, inputs = made[:2]
     return model, inputs if isinstance(inputs, tuple) else (inputs,)
 
 

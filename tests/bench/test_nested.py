@@ -41,7 +41,7 @@ ROOT = replace(
             replace(ROOT, early_stop=True, recomputed_flops=7), True, id="early stop follows from no formula"
         ),
         pytest.param(
-            replace(ROOT, early_stop=True, difference="parity: loss"), False, id="a difference with early stop"
+            replace(ROOT, early_stop=True, difference="parity: loss"), False, id="a difference, stopped early"
         ),
     ],
 )

@@ -30,7 +30,7 @@ CHOICES = [
 ]
 TOP_LEVEL = (
     "ac, batch_size, chunk, compile, data, dtype, learning_rate, mesh, model, name, optimizer, outputs_dir, "
-    "protocol, rerun, seed, sequence_length, shard, strict, tracker, wrap_order"
+    "protocol, rerun, seed, sequence_length, shard, show, strict, tracker, wrap_order"
 )
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, use_reentrant"
 MESH = (
@@ -116,7 +116,7 @@ def test_the_main_file_has_every_other_field() -> None:
     config = OmegaConf.load(CONF / "config.yaml")
     recipe = {"wrap_order", "compile", "optimizer", "learning_rate", "dtype", "seed", "batch_size"}
     run = {field.name for field in dataclasses.fields(Run)}
-    assert set(config) == {"defaults", "hydra", "sequence_length", *recipe, *run}
+    assert set(config) == {"defaults", "hydra", "sequence_length", "show", *recipe, *run}
 
 
 def test_defaults_of_the_main_file_are_those_of_the_classes() -> None:

@@ -192,7 +192,7 @@ def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
         ("ac=selective_op", [2, 2, 2, 2]),
         ("ac=selective_layer", [1, 2, 1, 2]),
         ("ac=selective_layer ac.ac_freq=99", [1, 1, 1, 1]),
-        # one more than the regions around a block; where a recomputation stops early, it does so before the last block
+        # one more than the regions around a block; what stops early does so before the last block
         (TO_THE_END, [4, 4, 4, 4]),
         ("ac=nested", [3, 2, 3, 2]),
         ("ac=nested mesh=shard2", [3, 2, 3, 2]),

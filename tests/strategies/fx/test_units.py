@@ -1,0 +1,104 @@
+"""Regions around FSDP units: their parameters are elsewhere, or of another dtype, when it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+
+from strategies import StrategyError
+from strategies.ac.nested import Nested
+from tests.rank_pool import RankPool
+
+WIDTH = 4
+Generation = Literal["fsdp1", "fsdp2"]
+
+
+class Scaled(nn.Module):
+    """Makes a tensor of the dtype that the hidden states happen to have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.factor = 0.3
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        scale = torch.full((WIDTH,), self.factor, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x) * scale
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def sharded(model: Scaled, generation: Generation, dtype: torch.dtype | None) -> nn.Module:
+    if generation == "fsdp2":
+        policy = MixedPrecisionPolicy(param_dtype=dtype)
+        for layer in model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return model
+    options: dict[str, Any] = {
+        "mixed_precision": MixedPrecision(param_dtype=dtype),
+        "device_id": torch.device("cpu"),
+        "use_orig_params": True,
+    }
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = FullyShardedDataParallel(layer, **options)
+    return FullyShardedDataParallel(model, **options)
+
+
+def losses(
+    rank: int, generation: Generation, dtype: torch.dtype | None, levels: list[int] | None
+) -> list[float]:
+    torch.manual_seed(0)
+    plain = Scaled()
+    if levels is not None:
+        Nested(layers_fqn="layers", levels=levels).apply(plain)
+    model = sharded(plain, generation, dtype)
+    tokens = torch.arange(4) % (rank + 2)
+    found = []
+    for factor in (0.3, 0.3, 0.7):
+        plain.factor = factor
+        loss = model(tokens).float().square().sum()
+        loss.backward()
+        found.append(loss.item())
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+    return [*found, *(gradient.double().sum().item() for gradient in local)]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["one dtype", "mixed precision"])
+@pytest.mark.parametrize("generation", ["fsdp2", "fsdp1"])
+def test_what_forward_reads_follows_the_units(
+    pool2: RankPool, generation: Generation, dtype: torch.dtype | None
+) -> None:
+    expected = pool2.run(losses, generation, dtype, None)
+    assert pool2.run(losses, generation, dtype, [1, 2]) == expected
+    assert len(expected[0]) > 3
+
+
+def refusal_behind_fsdp1(rank: int) -> str:
+    model = sharded(Scaled(), "fsdp1", None)
+    before = type(model)
+    with pytest.raises(StrategyError) as error:
+        Nested(layers_fqn="layers", levels=[1]).apply(model)
+    assert type(model) is before
+    return f"{error.value} on rank {rank}"
+
+
+def test_fsdp1_comes_after(pool2: RankPool) -> None:
+    message = (
+        "ac: 'layers.0' is an FSDP1 unit, which hides the shapes of parameters; "
+        "apply the variant before FSDP1, use wrap_order=inside_fsdp"
+    )
+    assert pool2.run(refusal_behind_fsdp1) == [f"{message} on rank {rank}" for rank in range(2)]
