@@ -24,7 +24,7 @@ class Enclosed:
 
 
 class Chunked:
-    """Mark of the dynamic classes that run a module's forward in chunks; see `strategies.chunking.forward`."""
+    """Mark of the dynamic classes that run a forward in chunks; see `strategies.chunking.forward`."""
 
 
 def find_blocks(

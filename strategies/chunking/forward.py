@@ -23,8 +23,9 @@ from strategies.chunking.lower import Code, lower
 from strategies.chunking.runtime import GIVEN
 from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed, submodule
-from strategies.fx.record import CONSTANTS, Position
+from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
+from strategies.fx.state import CONSTANTS
 from strategies.plan.record import ScopeGraph, record_scopes
 
 _ATTRIBUTE = "_acbench_chunks"

@@ -28,8 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.fx.record import CONSTANTS, Position
+from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
+from strategies.fx.state import CONSTANTS
 from strategies.plan.cost import is_view
 
 _aten = torch.ops.aten
@@ -174,6 +175,9 @@ class _Recorder(TorchDispatchMode):
                 constants=frame.constants,
             )
         )
+
+    def read(self, module: nn.Module, name: str) -> None:
+        """Take no note of attributes: what forward decides by them is decided for good."""
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
