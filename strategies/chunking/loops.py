@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from strategies.chunking.axes import Axis
@@ -17,6 +18,12 @@ from strategies.plan.cost import Machine, cost_of
 from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, promoted_bytes, simulate
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
+_aten = torch.ops.aten
+ADDING: Mapping[Any, Any] = {
+    _aten.mm.default: _aten.addmm_.default,
+    _aten.bmm.default: _aten.baddbmm_.default,
+}
+"""Products that can be added to a sum without memory of their own, and what does it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +57,11 @@ class Give:
     node: fx.Node
     axis: Axis | None
     into: fx.Node | None = None
+
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether the operator itself adds to a sum over chunks."""
+        return self.axis is None and self.node.target in ADDING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +119,13 @@ class Loop:
             return None
         return Take(node=source, axis=need)
 
-    def body_steps(self, storages: Storages) -> tuple[list[Step], list[Step]]:
-        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not."""
+    def body_steps(self, storages: Storages, *, is_writing: bool) -> tuple[list[Step], list[Step]]:
+        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
+
+        Args:
+            storages: of the graph.
+            is_writing: whether sums of matrix products are added up in place, rather than returned.
+        """
         uses = list(self._uses())
         last = {take: index for index, _, take in uses}
         first: dict[Take, int] = {}
@@ -116,6 +133,7 @@ class Loop:
             first.setdefault(take, index)
         copied = {take: bytes_of(take.node.meta["val"]) for take in first if take.is_copied}
         given = {give.node for give in self.gives}
+        in_place = {give.node for give in self.gives if is_writing and give.adds_in_place}
         growing, fixed = [], []
 
         def step(
@@ -133,7 +151,7 @@ class Loop:
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
                     held.update(storages.of[source])
-            grown, stays = self._made(node, storages)
+            grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:
                 step(on, {}, {})
@@ -165,7 +183,9 @@ class Loop:
 
     def body(self, storages: Storages) -> Body:
         """Return the memory of the body."""
-        growing, fixed = (simulate(steps, ()).live_bytes for steps in self.body_steps(storages))
+        growing, fixed = (
+            simulate(steps, ()).live_bytes for steps in self.body_steps(storages, is_writing=True)
+        )
         return Body(size=self.size, totals=tuple(set(zip(growing, fixed, strict=True))))
 
     def seconds(self, machine: Machine) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunking.axes import Axis
-from strategies.chunking.loops import Loop, Schedule, Take
+from strategies.chunking.loops import ADDING, Loop, Schedule, Take
 from strategies.chunking.rules import FACTORIES, SHAPED, slots
 from strategies.chunking.runtime import (
     Buffer,
@@ -141,6 +141,7 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
     graph = fx.Graph()
     start, length = graph.placeholder("start"), graph.placeholder("length")
     outside = {take: graph.placeholder(take.node.name) for take in loop.takes}
+    gives = {give.node: give for give in loop.gives}
     buffers = {give.node: graph.placeholder(f"{give.node.name}_all") for give in loop.gives if is_writing}
     chunks: dict[Take, fx.Node] = {} if is_writing else dict(outside)
     made: dict[fx.Node, fx.Node] = {}
@@ -171,10 +172,13 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
             ]
         )
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))  # noqa: B023 (used at once)
+        if node in buffers and gives[node].adds_in_place:
+            graph.call_function(ADDING[node.target], (buffers[node], *args))
+            continue
         made[node] = graph.call_function(node.target, _local(node, args, loop, sized), kwargs)  # type: ignore[arg-type]
         made[node].meta["val"] = node.meta["val"]
         if node in buffers:
-            axis = next(give.axis for give in loop.gives if give.node is node)
+            axis = gives[node].axis
             if axis is None:
                 graph.call_function(_aten.add_.Tensor, (buffers[node], made[node]))
             else:

@@ -177,7 +177,7 @@ class Pass:
 
 def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop:
     """Return the loop with the memory of its body's backward."""
-    forward = loop.body_steps(storages)
+    forward = loop.body_steps(storages, is_writing=False)
     members = set(loop.region.members)
     totals: list[list[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
