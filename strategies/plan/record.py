@@ -32,6 +32,7 @@ from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import CONSTANTS
 from strategies.plan.cost import is_view
+from strategies.plan.liveness import Key, key_of
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
@@ -43,6 +44,7 @@ _FILLS = {
 }
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
 _FULL = frozenset({_aten.full_like.default, _aten.new_full.default})
+_MASKS = frozenset({torch.bool, torch.uint8})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +55,8 @@ class ScopeGraph:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope; the
-            rest are ATen operators. Each node has its fake result in `meta["val"]`.
+            rest are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says
+            that some operator writes in place to memory that the result lies on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -99,6 +102,7 @@ def record_scopes(
         raise StrategyError(where, f"{problem}; it cannot be planned") from error
     finally:
         shadow.listen(None)
+    recorder.mark_written()
     return recorder.graphs
 
 
@@ -123,6 +127,7 @@ class _Recorder(TorchDispatchMode):
         self._frames: list[_Frame] = []
         self._modules: list[str] = []
         self._alive: list[Tensor] = []
+        self._written: set[Key] = set()
         self._names: dict[int, list[str]] = {}
         for fqn, module in shadow.model.named_modules(remove_duplicate=False):
             held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 (both, by attribute)
@@ -136,6 +141,12 @@ class _Recorder(TorchDispatchMode):
         return repr(
             next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__)
         )
+
+    def mark_written(self) -> None:
+        """Mark the nodes on storages that are written in place: what chunks make would miss the write."""
+        for scope in self.graphs:
+            for node in scope.graph.nodes:
+                node.meta["written"] = not self._written.isdisjoint(map(key_of, tensors_of(node)))
 
     @contextmanager
     def frame(self, fqn: str, args: Any, kwargs: Any) -> Iterator[None]:
@@ -207,7 +218,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if _depends_on_data(func, args):
             problem = f"{self.place} calls {func}, whose result or shape depends on data"
             raise StrategyError(self._where, f"{problem}; it cannot be planned")
         if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
@@ -215,6 +226,8 @@ class _Recorder(TorchDispatchMode):
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
             _on_new_memory(args[0], self._node(args[0]))
+        else:
+            self._written |= _written_by(func, args, kwargs)
         result = func(*args, **kwargs)
         frame = self._frames[-1]
         if func in _ALIASES:
@@ -295,6 +308,22 @@ class _Recorder(TorchDispatchMode):
         node = frame.graph.get_attr(target)
         self._own(tensor, frame, node)
         return node
+
+
+def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numbers or the shape of what `func` returns depend on data."""
+    if func is _aten.index.Tensor:  # by positions it does not, whatever its tag says
+        return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Key]:
+    """Return the storages that `func` writes to."""
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)  # noqa: SLF001 (no public name)
+    writes = [each.name for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]  # noqa: SLF001
+    return {
+        key_of(leaf) for name in writes for leaf in tree_leaves(given.get(name)) if isinstance(leaf, Tensor)
+    }
 
 
 def _without_shapes_of(
