@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunking.plan import PlannedStep
+from strategies.errors import StrategyError
 
 B, S, D, WIDE = 2, 22, 16, 64
 
@@ -135,3 +137,126 @@ def test_plans_give_what_plain_code_gives(name: str, *, training: bool) -> None:
             continue
         actual = _results(plan.apply(copy.deepcopy(model)), x_BSD, training=training)
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
+
+
+class _Gated(nn.Module):
+    """Up, something, down; `scale` is a plain number."""
+
+    def __init__(self, width: int = D) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, WIDE)
+        self.down = nn.Linear(WIDE, width)
+        self.register_buffer("average", torch.zeros(width))
+        self.average: Tensor
+        self.scale = 1.0
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x + self.scale * self.down(functional.gelu(self.up(x)))
+        return outputs
+
+
+class _WithoutGradient(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate, _ = self.up(x).softmax(-1).sort(-1)
+        outputs: Tensor = x + self.down(self.up(x) * gate)
+        return outputs
+
+
+class _Averages(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        self.average.mul_(0.9).add_(x.detach().mean((0, 1)) * 0.1)
+        return super().forward(x + self.average)
+
+
+class _WritesToInput(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.down(functional.gelu(self.up(x * 1)))
+        return x
+
+
+class _Layers(nn.Module):
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(), layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        rows = x.view(-1, D)
+        for layer in self.layers:
+            x = layer(x)
+        return x + rows.view_as(x)
+
+
+@pytest.mark.parametrize("layer", [_WithoutGradient, _Averages, _WritesToInput])
+def test_state_and_detached_parts_are_those_of_plain_code(layer: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = _Layers(layer).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    plan = ChunkPlan.make(model, (x_BSD,), training=True, step=PlannedStep(loss=_loss))
+    assert plan.regions
+    planned = plan.apply(copy.deepcopy(model))
+    for _ in range(2):
+        expected = _results(model, x_BSD, training=True)
+        torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(planned.state_dict(), model.state_dict(), rtol=1e-11, atol=1e-13)
+
+
+def test_a_number_that_forward_reads_may_change() -> None:
+    torch.manual_seed(0)
+    model = _Layers(_Gated).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    planned = ChunkPlan.make(model, (x_BSD,), training=True).apply(copy.deepcopy(model))
+    for scale in (1.0, 0.5, 1.0):
+        for each in (model, planned):
+            each.get_submodule("layers.1").scale = scale  # type: ignore[assignment]
+        expected = _results(model, x_BSD, training=True)
+        torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
+
+
+class _Cubes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h * h
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        outputs: Tensor = gradient * 3 * h
+        return outputs
+
+
+class _CustomFunction(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.down(_Cubes.apply(self.up(x)))  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _Stores(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.mean()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        pytest.param(
+            _CustomFunction,
+            "'layers.0.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
+            "of its forward has; write it with torch's functions, or plan a model without it",
+            id="function with a backward of its own",
+        ),
+        pytest.param(
+            _Stores,
+            "'_Layers' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
+            id="stores a tensor",
+        ),
+    ],
+)
+def test_what_a_graph_would_not_repeat_is_refused(layer: Callable[[], nn.Module], problem: str) -> None:
+    with pytest.raises(StrategyError) as refusal:
+        ChunkPlan.make(_Layers(layer), (torch.randn(B, S, D),), training=True)
+    assert str(refusal.value) == f"chunk.budget: {problem}"
