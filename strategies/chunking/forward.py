@@ -15,18 +15,21 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from strategies.blocks import Chunked, plain_named_modules
 from strategies.chunking.loops import Schedule
 from strategies.chunking.lower import Code, lower
 from strategies.chunking.runtime import GIVEN
 from strategies.errors import StrategyError
-from strategies.fx.program import device_of, shadowed, submodule
+from strategies.fx.program import device_of, shadowed, submodule, value_read
 from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import CONSTANTS
 from strategies.plan.record import ScopeGraph, record_scopes
+
+PROGRAMS = 64
+"""Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
 
 _ATTRIBUTE = "_acbench_chunks"
 
@@ -44,6 +47,11 @@ class Program:
 
     graph: ScopeGraph
     code: Code
+    reads: Mapping[tuple[str, str], object]
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether what forward read of modules is still what it was."""
+        return all(value_read(module, *place) == value for place, value in self.reads.items())
 
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return what forward returns for the tensors among its inputs."""
@@ -82,11 +90,14 @@ class ChunkedForward:
         leaves, structure = tree_flatten((args, kwargs))
         kind = (structure, tuple(map(_kind, leaves)), given, _context(module))
         program = self.programs.get(kind)
-        if program is None:
+        if program is None or not program.fits(module):
             # what follows is no part of the step that somebody may measure or recompute
             with _disable_current_modes(), saved_tensors_hooks(_same, _same):
                 program = self._program(module, args, kwargs, given)
-            self.programs[kind] = program
+        self.programs.pop(kind, None)
+        self.programs[kind] = program  # the latest comes last
+        if len(self.programs) > PROGRAMS:
+            del self.programs[next(iter(self.programs))]
         self.latest = program
         device = device_of(leaves).type
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -104,8 +115,21 @@ class ChunkedForward:
     ) -> Program:
         device = device_of(tree_flatten((args, kwargs))[0])
         shadow = Shadow.of(module).on(device)
-        graph = record_scopes(shadow, self.scopes, *shadowed(shadow, (args, kwargs), device))[-1]
-        return Program(graph=graph, code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)))
+        assert shadow.mode is not None
+        with shadow.mode:
+            inputs = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
+        graph = record_scopes(shadow, self.scopes, *inputs)[-1]
+        return Program(
+            graph=graph,
+            code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)),
+            reads={place: value_read(module, *place) for place in graph.reads},
+        )
+
+
+def _of_a_function(tensor: Tensor) -> Tensor:
+    """Return an input that forward may write to: autograd refuses that for leaves."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return tensor.clone() if tensor.requires_grad and tensor.is_leaf and is_dense else tensor
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class _Growth:
             self._ancestors[node] = mask
             if is_view(node) or may_copy(node):
                 self._free.add(node)
-            if is_random(node):
+            if is_random(node) or node.meta.get("written", False):
                 self._outside.add(node)
 
     def region(self, seed: Seed) -> Region | None:

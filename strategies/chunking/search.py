@@ -247,10 +247,10 @@ class Regions:
 
     Args:
         storages: of the graph.
-        finish: what is done to each new loop.
+        finish: what is done to each new loop; it may give it up.
     """
 
-    def __init__(self, storages: Storages, finish: Callable[[Loop], Loop] = lambda loop: loop) -> None:
+    def __init__(self, storages: Storages, finish: Callable[[Loop], Loop | None] = lambda loop: loop) -> None:
         self._storages = storages
         self._finish = finish
         self._grown: dict[Any, list[Region]] = {}

@@ -175,8 +175,13 @@ class Pass:
         return Step(makes=makes, holds=frozenset(held), private_bytes=private)
 
 
-def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop:
-    """Return the loop with the memory of its body's backward."""
+def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop | None:
+    """Return the loop with the memory of its body's backward.
+
+    `None` where it would save what an operator writes to: backward may come after the write.
+    """
+    if any(take.node.meta.get("written", False) for take in loop.takes):
+        return None
     forward = loop.body_steps(storages, is_writing=False)
     members = set(loop.region.members)
     totals: list[list[int]] = []

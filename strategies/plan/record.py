@@ -24,14 +24,16 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.fx.record import Position
+from strategies.fx.record import UNREAD, Position
 from strategies.fx.shadow import Shadow
-from strategies.fx.state import CONSTANTS
+from strategies.fx.state import CONSTANTS, Effects, restored_generators
 from strategies.plan.cost import is_view
+from strategies.plan.liveness import Key, key_of
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
@@ -43,6 +45,7 @@ _FILLS = {
 }
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
 _FULL = frozenset({_aten.full_like.default, _aten.new_full.default})
+_MASKS = frozenset({torch.bool, torch.uint8})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +56,12 @@ class ScopeGraph:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope; the
-            rest are ATen operators. Each node has its fake result in `meta["val"]`.
+            rest are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says
+            that some operator writes in place to memory that the result lies on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
+        reads: FQN below the scope and attribute of what forward read of modules, inner scopes left out.
     """
 
     fqn: str
@@ -64,6 +69,7 @@ class ScopeGraph:
     outputs: tuple[Any, ...]
     structure: TreeSpec
     constants: Mapping[str, Tensor]
+    reads: tuple[tuple[str, str], ...]
 
 
 def record_scopes(
@@ -83,14 +89,16 @@ def record_scopes(
         where: the configuration group that messages name.
 
     Raises:
-        StrategyError: forward depends on data, or an operator cannot run without it; the message names it.
+        StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
+            graph would not repeat; the message names it.
     """
     recorder = _Recorder(shadow, scopes, where)
     assert shadow.mode is not None
     shadow.listen(recorder)
     try:
-        with shadow.mode, recorder, recorder.frame("", args, kwargs):
-            recorder.finish(shadow.model.forward(*args, **kwargs))
+        with restored_generators(), shadow.mode, recorder, recorder.frame("", args, kwargs):
+            recorder.begin()
+            recorder.finish_model(shadow.model.forward(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         problem = f"{recorder.place} calls {error.func}, whose result or shape depends on data"
         raise StrategyError(where, f"{problem}; it cannot be planned") from error
@@ -99,6 +107,7 @@ def record_scopes(
         raise StrategyError(where, f"{problem}; it cannot be planned") from error
     finally:
         shadow.listen(None)
+    recorder.mark_written()
     return recorder.graphs
 
 
@@ -111,6 +120,7 @@ class _Frame:
     nodes: dict[int, fx.Node] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
     detached: list[tuple[fx.Node, Tensor]] = field(default_factory=list)
+    reads: dict[tuple[str, str], None] = field(default_factory=dict)
 
 
 class _Recorder(TorchDispatchMode):
@@ -123,6 +133,9 @@ class _Recorder(TorchDispatchMode):
         self._frames: list[_Frame] = []
         self._modules: list[str] = []
         self._alive: list[Tensor] = []
+        self._written: set[Key] = set()
+        self._has_gradients = torch.is_grad_enabled()
+        self._effects = Effects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
         self._names: dict[int, list[str]] = {}
         for fqn, module in shadow.model.named_modules(remove_duplicate=False):
             held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 (both, by attribute)
@@ -137,6 +150,12 @@ class _Recorder(TorchDispatchMode):
             next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__)
         )
 
+    def mark_written(self) -> None:
+        """Mark the nodes on storages that are written in place: what chunks make would miss the write."""
+        for scope in self.graphs:
+            for node in scope.graph.nodes:
+                node.meta["written"] = not self._written.isdisjoint(map(key_of, tensors_of(node)))
+
     @contextmanager
     def frame(self, fqn: str, args: Any, kwargs: Any) -> Iterator[None]:
         """Record what follows as the forward of the scope `fqn`."""
@@ -147,6 +166,20 @@ class _Recorder(TorchDispatchMode):
         self._frames.append(frame)
         yield
         self._frames.pop()
+
+    def begin(self) -> None:
+        """Take a first look at what forward must leave as it is."""
+        self._effects.forgive("")
+
+    def finish_model(self, result: Any) -> None:
+        """Take what the forward of the model returns, unless it has done more than that."""
+        effect = self._effects.found("")
+        if effect is not None:
+            raise StrategyError(
+                self._where,
+                f"{self.place} {effect}, which a planned forward would not repeat; return it instead",
+            )
+        self.finish(result)
 
     def finish(self, result: Any) -> None:
         """Take what the forward of the innermost scope returns."""
@@ -173,11 +206,18 @@ class _Recorder(TorchDispatchMode):
                 outputs=tuple(outputs),
                 structure=structure,
                 constants=frame.constants,
+                reads=tuple(frame.reads),
             )
         )
 
     def read(self, module: nn.Module, name: str) -> None:
-        """Take no note of attributes: what forward decides by them is decided for good."""
+        """Take note that the forward of the innermost scope reads `module.name`."""
+        frame = self._frames[-1] if self._frames else None
+        if frame is None or name in UNREAD:
+            return
+        fqn, prefix = self._shadow.fqns[id(module)], f"{frame.fqn}." if frame.fqn else ""
+        if fqn == frame.fqn or fqn.startswith(prefix):
+            frame.reads["" if fqn == frame.fqn else fqn.removeprefix(prefix), name] = None
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
@@ -207,7 +247,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if _depends_on_data(func, args):
             problem = f"{self.place} calls {func}, whose result or shape depends on data"
             raise StrategyError(self._where, f"{problem}; it cannot be planned")
         if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
@@ -215,6 +255,8 @@ class _Recorder(TorchDispatchMode):
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
             _on_new_memory(args[0], self._node(args[0]))
+        else:
+            self._written |= _written_by(func, args, kwargs)
         result = func(*args, **kwargs)
         frame = self._frames[-1]
         if func in _ALIASES:
@@ -224,8 +266,14 @@ class _Recorder(TorchDispatchMode):
         target = functional or target
         node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(options))))
         node.meta["module"] = self._modules[-1] if self._modules else ""
-        self._own_results(result, node)
+        self._own_results(result, node, is_detached=self._is_cut_off(args, options))
         return result
+
+    def _is_cut_off(self, args: Any, options: Any) -> bool:
+        """Whether forward itself has turned gradients off for what it calls."""
+        if not self._has_gradients or torch.is_grad_enabled():
+            return False
+        return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options)))
 
     def _by_rows(self, scores: Tensor, targets: Tensor, weight: None, reduction: int, ignored: int) -> Any:
         """Record a reduced loss as one number a row, so that rows can be chunked, and their reduction."""
@@ -260,16 +308,20 @@ class _Recorder(TorchDispatchMode):
             return None
         return overload
 
-    def _own_results(self, result: Any, node: fx.Node) -> None:
+    def _own_results(self, result: Any, node: fx.Node, *, is_detached: bool = False) -> None:
         frame = self._frames[-1]
         if isinstance(result, Tensor):
+            node.meta.setdefault("val", result)
+            if is_detached and not result.requires_grad:
+                node = frame.graph.call_function(_aten.detach.default, (node,))
             self._own(result, frame, node)
             return
         node.meta["val"] = result
         parts = result.items() if isinstance(result, Mapping) else enumerate(result or ())
         for key, part in parts:
             if part is not None and not isinstance(part, CONSTANTS):
-                self._own_results(part, frame.graph.call_function(operator.getitem, (node, key)))
+                at = frame.graph.call_function(operator.getitem, (node, key))
+                self._own_results(part, at, is_detached=is_detached)
 
     def _own(self, tensor: Tensor, frame: _Frame, node: fx.Node) -> None:
         frame.nodes[id(tensor)] = node
@@ -279,6 +331,13 @@ class _Recorder(TorchDispatchMode):
 
     def _node(self, tensor: Tensor) -> fx.Node:
         frame = self._frames[-1]
+        if isinstance(tensor.grad_fn, BackwardCFunction):
+            name = type(tensor.grad_fn).__name__.removesuffix("Backward")
+            raise StrategyError(
+                self._where,
+                f"{self.place} uses what the torch.autograd.Function {name!r} gives, whose backward no graph "
+                "of its forward has; write it with torch's functions, or plan a model without it",
+            )
         if id(tensor) in frame.nodes:
             return frame.nodes[id(tensor)]
         names = self._names.get(id(tensor))
@@ -295,6 +354,22 @@ class _Recorder(TorchDispatchMode):
         node = frame.graph.get_attr(target)
         self._own(tensor, frame, node)
         return node
+
+
+def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numbers or the shape of what `func` returns depend on data."""
+    if func is _aten.index.Tensor:  # by positions it does not, whatever its tag says
+        return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Key]:
+    """Return the storages that `func` writes to."""
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)  # noqa: SLF001 (no public name)
+    writes = [each.name for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]  # noqa: SLF001
+    return {
+        key_of(leaf) for name in writes for leaf in tree_leaves(given.get(name)) if isinstance(leaf, Tensor)
+    }
 
 
 def _without_shapes_of(
@@ -314,7 +389,7 @@ def _without_shapes_of(
 
 
 def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
-    """Whether `tensor`, which `node` made, is whole and has no view."""
+    """Whether `tensor`, which `node` made, lies on memory of its own and has no view."""
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
 
     def shares(value: Any) -> bool:
@@ -322,7 +397,8 @@ def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
 
     maker = node.args[0] if node.target is operator.getitem else node
     assert isinstance(maker, fx.Node)
-    return not is_view(maker) and not any(shares(user.meta.get("val")) for user in node.users)
+    others = (*maker.all_input_nodes, *node.users)
+    return not is_view(maker) and not any(shares(other.meta.get("val")) for other in others)
 
 
 def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
