@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.output import parser, publish
 from bench.trials import experiments
 from harness.assemble import Assembled, assemble
+from harness.data import source_of
 from harness.experiment import Experiment, name_of
 from harness.measure.allocator import CpuWorkspaceProbe
 from harness.measure.counting import CountingAllocator, counting_allocator
@@ -123,9 +124,7 @@ def _points(models: list[str]) -> Iterator[tuple[str, str, Experiment]]:
 
 
 def _measure(allocator: CountingAllocator, model: str, attention: str, experiment: Experiment) -> Row:
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
     batch = source.batch(step=0, batch_size=experiment.batch_size, seed=experiment.seed)
     with _attention(attention):
         trainee = assemble(experiment, torch.device("cpu"), None, batch)

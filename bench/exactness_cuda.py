@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.output import parser, publish
 from bench.trials import experiments
 from harness.assemble import Assembled, assemble
+from harness.data import source_of
 from harness.experiment import Experiment, name_of
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
@@ -113,9 +114,7 @@ def _points(models: list[str]) -> Iterator[tuple[Experiment, str]]:
 
 def _measure(experiment: Experiment, attention: str) -> Row:
     device = torch.device("cuda", torch.cuda.current_device())
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
     batch = source.batch(step=0, batch_size=experiment.batch_size, seed=experiment.seed).to(device)
     with _attention(attention):
         trainee = assemble(experiment, device, None, batch)

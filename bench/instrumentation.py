@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from bench.output import parser, publish
 from bench.trials import experiments
 from harness.assemble import assemble
+from harness.data import source_of
 from harness.experiment import Experiment
 from harness.measure.step import instrument
 from harness.measure.timing import Clock, Step, clock_for, interleave
@@ -156,9 +157,7 @@ def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
 
 
 def _batch(experiment: Experiment) -> Batch:
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
     return source.batch(step=0, batch_size=experiment.batch_size, seed=experiment.seed)
 
 

@@ -24,6 +24,7 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.trials import experiments
 from harness.assemble import Assembled, assemble
+from harness.data import source_of
 from harness.difference import PARTS, describe_difference
 from harness.experiment import Experiment
 from harness.measure.parity import compare_steps
@@ -159,9 +160,7 @@ def _assembled(experiment: Experiment, batch: Batch) -> Assembled:
 
 
 def _batch(experiment: Experiment, step: int) -> Batch:
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
     return source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed)
 
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment import Experiment
+from harness.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.precision import PARAMETER_DTYPE, autocast
 from harness.sharding import plan_sharding
-from strategies import Observation
+from strategies import Observation, Strategy
+from strategies.base import CallSite
 from strategies.blocks import children_of, find_blocks
 from strategies.shard.plans import ShardPlan
 from strategies.sharding import Sharding
@@ -101,7 +103,7 @@ def assemble(
         sharding = plan_sharding(experiment, sample.inputs, device)
     if mesh.tp > 1 and devices is not None:
         model = _shard(model, experiment, devices["tp"], sharding)
-    model = experiment.chunk.apply(model, sample.inputs)
+    model = for_step(experiment.chunk, model, experiment.model, mesh, sample).apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
     model = _distribute(model, units, experiment, devices)
@@ -111,9 +113,7 @@ def assemble(
     return Assembled(
         model=model,
         call=model if site is None else site,
-        observe=partial(
-            _observe, partial(experiment.ac.observe, model) if site is None else site.observe, sharding
-        ),
+        observe=partial(_observe, experiment, model, site, sharding),
         blocks=blocks,
         optimizer=_optimizer(model, experiment),
         spec=experiment.model,
@@ -122,6 +122,37 @@ def assemble(
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
     )
+
+
+def for_step(strategy: Strategy, model: nn.Module, spec: ModelSpec, mesh: Mesh, sample: Batch) -> Strategy:
+    """Return `strategy` for the training step of a plain `model` on `mesh`.
+
+    Args:
+        strategy: any.
+        model: before it is sharded.
+        spec: has the loss.
+        mesh: says whether gradients of a block are copied while they are reduced.
+        sample: a batch of one rank.
+    """
+    units = children_of(model, spec.layers_fqn).values() if spec.layers_fqn else (model,)
+    sizes = [sum(p.numel() * p.element_size() for p in unit.parameters()) for unit in units]
+    return strategy.for_step(
+        lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
+        (sample.targets,),
+        reserved_bytes=max(sizes) if mesh.is_sharded else 0,
+    )
+
+
+def _observe(
+    experiment: Experiment, model: nn.Module, site: CallSite | None, sharding: ShardPlan | None
+) -> Observation:
+    """Return what AC and chunking saw in the latest step, and what the sharding variant decided."""
+    of_ac = experiment.ac.observe(model) if site is None else site.observe()
+    of_chunk = experiment.chunk.observe(model)
+    plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
+    if sharding is not None:
+        plans["sharding"] = sharding.as_json()
+    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None)
 
 
 def build(experiment: Experiment, device: torch.device) -> nn.Module:
@@ -150,13 +181,6 @@ def _shard(
     if isinstance(experiment.shard, Sharding) and sharding is not None:
         return experiment.shard.realise(model, sharding, devices)
     return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
-
-
-def _observe(observed: Callable[[], Observation], sharding: ShardPlan | None) -> Observation:
-    observation = observed()
-    if sharding is None:
-        return observation
-    return replace(observation, plan={**(observation.plan or {}), "sharding": sharding.as_json()})
 
 
 def _distribute(

@@ -1,4 +1,4 @@
-"""Tokens for training steps: the same for every variant, determined by seed and step alone."""
+"""What training steps read: the same for every variant, determined by seed and step alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError, require_one_of
-from harness.models.base import Batch
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 
 Content = TypeVar("Content")
 
@@ -27,17 +27,17 @@ class Source:
     """A stream of batches.
 
     Fields:
-        rows: `rows(random, count)` draws `count` sequences of S + 1 tokens, int64 of shape (count, S + 1).
+        draw: `draw(count, random)` draws `count` samples, on CPU.
     """
 
-    rows: Callable[[np.random.Generator, int], NDArray[np.int64]]
+    draw: Callable[[int, np.random.Generator], Batch]
 
     def batch(self, *, step: int, batch_size: int, seed: int, dp_rank: int = 0, dp_size: int = 1) -> Batch:
         """Return the share of rank `dp_rank` in the global batch of `step`, on CPU.
 
         Args:
             step: the training step, >= 0.
-            batch_size: sequences of the global batch, a multiple of `dp_size`.
+            batch_size: samples of the global batch, a multiple of `dp_size`.
             seed: the experiment's seed, >= 0.
             dp_rank: data parallel rank; its share is rows `[dp_rank, dp_rank + 1) * batch_size / dp_size`.
             dp_size: data parallel ranks.
@@ -49,9 +49,7 @@ class Source:
             problem = f"must be a multiple of the {dp_size} data parallel ranks, got {batch_size}"
             raise ConfigError("batch_size", problem)
         share = batch_size // dp_size
-        rows = self.rows(np.random.default_rng((seed, step)), batch_size)
-        tokens = torch.from_numpy(rows[dp_rank * share : (dp_rank + 1) * share].copy())
-        return Batch(inputs=(tokens[:, :-1].contiguous(),), targets=tokens[:, 1:].contiguous())
+        return self.draw(batch_size, np.random.default_rng((seed, step))).rows(dp_rank * share, share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +85,7 @@ class Synthetic(DataSpec):
     def source(self, *, vocab_size: int, sequence_length: int) -> Source:
         """Return the batches."""
         width = sequence_length + 1
-        return Source(rows=lambda random, count: random.integers(vocab_size, size=(count, width)))
+        return _sequences(lambda count, random: random.integers(vocab_size, size=(count, width)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +170,27 @@ def data_specs() -> dict[str, type[DataSpec]]:
     return {"synthetic": Synthetic, "text": Text, "tokens": Tokens}
 
 
+def source_of(model: ModelSpec, data: DataSpec, *, sequence_length: int) -> Source:
+    """Return what `model` trains on: tokens of `data`, or samples of its own where it reads no tokens.
+
+    Raises:
+        ConfigError: as `DataSpec.check`.
+    """
+    if isinstance(model, LanguageModelSpec):
+        return data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
+    return Source(draw=model.sample_batch)
+
+
+def _sequences(rows: Callable[[int, np.random.Generator], NDArray[np.int64]]) -> Source:
+    """Return the batches of `rows(count, random)`, sequences of S + 1 tokens of shape (count, S + 1)."""
+
+    def draw(count: int, random: np.random.Generator) -> Batch:
+        tokens = torch.from_numpy(rows(count, random))
+        return Batch(inputs=(tokens[:, :-1],), targets=tokens[:, 1:])
+
+    return Source(draw=draw)
+
+
 def _windows(tokens: NDArray[Any], *, vocab_size: int, sequence_length: int, name: str) -> Source:
     """Return windows of S + 1 tokens at random places."""
     starts = len(tokens) - sequence_length
@@ -179,13 +198,13 @@ def _windows(tokens: NDArray[Any], *, vocab_size: int, sequence_length: int, nam
         problem = f"{name!r} holds {len(tokens)} tokens; sequence_length {sequence_length} needs one more"
         raise ConfigError("data.path", problem)
 
-    def rows(random: np.random.Generator, count: int) -> NDArray[np.int64]:
+    def rows(count: int, random: np.random.Generator) -> NDArray[np.int64]:
         places = random.integers(starts, size=(count, 1)) + np.arange(sequence_length + 1)
         drawn: NDArray[np.int64] = tokens[places].astype(np.int64)
         _require_tokens(drawn, vocab_size=vocab_size, name=name)
         return drawn
 
-    return Source(rows=rows)
+    return _sequences(rows)
 
 
 def _require_tokens(tokens: NDArray[Any], *, vocab_size: int, name: str) -> None:

@@ -33,8 +33,8 @@ class Recipe:
         learning_rate: > 0.
         dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
         seed: of parameters, data and dropout, in [0, 2**63).
-        batch_size: sequences a step over all ranks.
-        sequence_length: tokens a sequence.
+        batch_size: samples a step over all ranks; for language models sequences.
+        sequence_length: tokens a sequence; only language models read it.
     """
 
     wrap_order: str = "inside_fsdp"

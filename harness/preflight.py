@@ -10,14 +10,16 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 
-from harness.data import DataSpec, Text
+from harness.assemble import for_step
+from harness.data import DataSpec, Synthetic, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
 from harness.mesh import Mesh
-from harness.models.base import ModelSpec
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
 from harness.protocol import Protocol
@@ -55,6 +57,8 @@ class Preflight:
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
             self._once(deadline_s, _check_sharding, model, usual)
+        if name_of(experiment.chunk) != "none":
+            self._once(deadline_s, _check_chunk, model, experiment.chunk, mesh, batch)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -81,10 +85,12 @@ def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    if model.fixed_batch() is None:
+    if model.fixed_batch() is not None:
+        _check_fixed_batch(data, sequence_length, batch_size, dp)
+    elif isinstance(model, LanguageModelSpec):
         data.check(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
-        _check_fixed_batch(data, sequence_length, batch_size, dp)
+        _check_own_samples(model.name, data, sequence_length)
 
 
 def _check_variant(
@@ -96,14 +102,21 @@ def _check_variant(
     if is_call_site:
         ac.call_site(built)
         return
-    built = ac.apply(built, sample)
+    built = ac.apply(built, sample.inputs)
     if is_sharded and model.layers_fqn:
         ac.check_units(built, children_of(built, model.layers_fqn))
 
 
 def _check_sharding(model: ModelSpec, experiment: Experiment) -> None:
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    plan_sharding(experiment, _inputs(model, batch), torch.device(device_type(experiment.mesh)))
+    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(device_type(experiment.mesh)))
+
+
+def _check_chunk(model: ModelSpec, chunk: Strategy, mesh: Mesh, batch: tuple[int, int]) -> None:
+    built, sample = _without_memory(model, batch)
+    built = for_step(chunk, built, model, mesh, sample).apply(built, sample.inputs)
+    if mesh.is_sharded and model.layers_fqn:
+        chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -124,23 +137,30 @@ def show(experiment: Experiment, what: str) -> str:
         views = sorted({view for strategy in strategies.values() for view in strategy.views})
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    return found.view(what, *_without_memory(experiment.model, batch))
+    built, sample = _without_memory(experiment.model, batch)
+    counted = for_step(found, built, experiment.model, experiment.mesh, sample)
+    return counted.view(what, built, sample.inputs)
 
 
 def _views(views: list[str]) -> str:
     return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
 
 
-def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return the model, in training mode, and a rank's inputs, without memory."""
+def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
+    """Return the model, in training mode, and a rank's batch, without memory."""
     with torch.device("meta"):
         built = model.build().train()
-    return built, _inputs(model, batch)
+    return built, _batch(model, batch)
 
 
-def _inputs(model: ModelSpec, batch: tuple[int, int]) -> tuple[Any, ...]:
+def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
     fixed = model.fixed_batch()
-    return (torch.zeros(batch, dtype=torch.int64, device="meta"),) if fixed is None else fixed.inputs
+    if fixed is not None:
+        return fixed
+    if isinstance(model, LanguageModelSpec):
+        tokens = torch.zeros(batch, dtype=torch.int64, device="meta")
+        return Batch(inputs=(tokens,), targets=tokens)
+    return model.sample_batch(batch[0], np.random.default_rng(0)).to(torch.device("meta"))
 
 
 def device_type(mesh: Mesh) -> str:
@@ -191,6 +211,16 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp
         raise ConfigError(
             "data", "has no effect, the factory brings its own inputs; leave it at text, without a path"
         )
+
+
+def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:
+    """Refuse what says how tokens are read where the model draws samples of its own."""
+    usual = Recipe().sequence_length
+    if sequence_length != usual:
+        problem = f"has no effect, {name!r} draws samples of its own size; leave it at {usual}"
+        raise ConfigError("sequence_length", problem)
+    if data not in {Synthetic(), Text()}:
+        raise ConfigError("data", f"has no effect, {name!r} draws its own samples; use synthetic")
 
 
 def _check_call_site(experiment: Experiment) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.assemble import Assembled, assemble
+from harness.data import source_of
 from harness.difference import Parity
 from harness.environment import describe
 from harness.experiment import Experiment
@@ -19,7 +20,7 @@ from harness.measure.allocator import install
 from harness.measure.rates import peak_flops
 from harness.measure.step import allocator_truth, instrument
 from harness.measure.timing import Samples, clock_for, consecutive, interleave
-from harness.models.base import Batch
+from harness.models.base import Batch, LanguageModelSpec
 from harness.nvml import energy_meter
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.precision import COMPUTE_DTYPE
@@ -116,9 +117,7 @@ def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Ba
     if fixed is not None:
         moved = fixed.to(context.device)
         return lambda _step: moved
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
 
     def batch(step: int) -> Batch:
         share = source.batch(
@@ -224,7 +223,8 @@ def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:
 
 
 def _tokens_per_step(experiment: Experiment) -> int | None:
-    if experiment.model.fixed_batch() is not None:
+    model = experiment.model
+    if not isinstance(model, LanguageModelSpec) or model.fixed_batch() is not None:
         return None
     return experiment.batch_size * experiment.sequence_length
 

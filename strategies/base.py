@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from strategies.errors import StrategyError
 
@@ -95,6 +95,22 @@ class Strategy:
             StrategyError: the model is unsuitable, or carries the strategy already.
         """
         raise NotImplementedError
+
+    def for_step(
+        self,
+        loss: Callable[..., Tensor],  # noqa: ARG002 (the default asks for nothing of the step)
+        inputs: tuple[Any, ...],  # noqa: ARG002
+        *,
+        reserved_bytes: int = 0,  # noqa: ARG002
+    ) -> Strategy:
+        """Return the strategy for the training step that the model is part of.
+
+        Args:
+            loss: takes what the model returns and `inputs`.
+            inputs: what the loss takes beside it.
+            reserved_bytes: what the step holds beside the activations of model and loss, and counts as such.
+        """
+        return self
 
     def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)
         """Return what a training loop calls instead of `model`, which stays as it is.

@@ -27,6 +27,10 @@ class Enclosed(Disguised):
     """Mark of the dynamic classes that put a region around a module; see `strategies.region`."""
 
 
+class Chunked(Disguised):
+    """Mark of the dynamic classes that run a forward in chunks; see `strategies.chunking.forward`."""
+
+
 def find_blocks(
     model: nn.Module, *, layers_fqn: str, module_classes: tuple[str, ...]
 ) -> dict[str, nn.Module]:

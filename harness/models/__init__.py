@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-from harness.models.base import Batch, ModelSpec
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 
 
 def families() -> dict[str, type[ModelSpec]]:
@@ -34,4 +34,4 @@ def _only_spec(module: ModuleType) -> type[ModelSpec]:
     return found[0]
 
 
-__all__ = ["Batch", "ModelSpec", "families"]
+__all__ = ["Batch", "LanguageModelSpec", "ModelSpec", "families"]

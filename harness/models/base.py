@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,17 +22,26 @@ class Batch:
 
     Fields:
         inputs: positional inputs of the model; for language models `(tokens,)`, int64 of shape (B, S).
-        targets: the token that follows each input token, int64 of shape (B, S); `None` when the
-            loss needs none.
+        targets: what the loss compares outputs with, a tensor or a tree of them; for language models the
+            token that follows each input token, int64 of shape (B, S); `None` when the loss needs none.
     """
 
     inputs: tuple[Any, ...]
-    targets: Tensor | None
+    targets: Any
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch with every tensor on `device`."""
         moved = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), (self.inputs, self.targets))
         return dataclasses.replace(self, inputs=moved[0], targets=moved[1])
+
+    def rows(self, first: int, count: int) -> Batch:
+        """Return samples `[first, first + count)`: rows of every tensor, in memory of their own."""
+        cut = pytree.tree_map_only(
+            Tensor,
+            lambda tensor: tensor[first : first + count].clone(memory_format=torch.contiguous_format),
+            (self.inputs, self.targets),
+        )
+        return dataclasses.replace(self, inputs=cut[0], targets=cut[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +51,11 @@ class ModelSpec:
     Fields:
         name: what the configuration calls the model.
         layers_fqn: FQN of the container that holds the blocks.
-        vocab_size: number of tokens V; inputs and targets are in [0, V).
         dropout: probability of every dropout in the model, in [0, 1).
     """
 
     name: str
     layers_fqn: str
-    vocab_size: int
     dropout: float
 
     def build(self) -> nn.Module:
@@ -55,18 +63,27 @@ class ModelSpec:
         raise NotImplementedError
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
-        assert batch.targets is not None, "a language model's batch has targets"
-        return functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+        """Return the scalar loss, in float32."""
+        raise NotImplementedError
 
-    def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
-        """Return the forward FLOPs of a token in matmuls and attention, or `None` if unknown.
+    def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Return `batch_size` samples that the model draws itself, on CPU; rows of every tensor are samples.
+
+        A language model draws none: it reads tokens.
+        """
+        raise NotImplementedError
+
+    def flops_per_sample(self, sequence_length: int) -> int | None:
+        """Return the forward FLOPs of a sample in matmuls, convolutions and attention, or `None` if unknown.
 
         A multiplication and an addition are two FLOPs. Attention counts the whole S x S square,
         4·S·D FLOPs a token and layer, although a causal kernel may skip half of it; recomputed
         FLOPs are counted by the same rule, so ratios agree.
+
+        Args:
+            sequence_length: tokens a sample, where the model is one of language.
         """
-        return None
+        raise NotImplementedError
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return `{FQN pattern: "column" | "row"}` of the linears to split; empty when there is no plan."""
@@ -80,10 +97,6 @@ class ModelSpec:
         """Return the user's files that decide the model; a change of theirs makes other trials."""
         return ()
 
-    def longest_sequence(self) -> int | None:
-        """Return how many positions the model has, or `None` when it does not count them."""
-        return None
-
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Return `{configuration path: size}` of what tensor parallelism divides evenly."""
         return {}
@@ -94,10 +107,7 @@ class ModelSpec:
         Raises:
             ConfigError: too few positions, no tensor parallel plan, or a size that `tp` does not divide.
         """
-        longest = self.longest_sequence()
-        if longest is not None and sequence_length > longest:
-            problem = f"must be at most {longest}, the positions of {self.name!r}, got {sequence_length}"
-            raise ConfigError("sequence_length", problem)
+        self._check_length(sequence_length)
         if tp == 1:
             return
         if not self.tensor_parallel_plan():
@@ -105,6 +115,44 @@ class ModelSpec:
         for where, size in self.tensor_parallel_sizes().items():
             if size % tp:
                 raise ConfigError("mesh.tp", f"must divide {where}, {size}, got {tp}")
+
+    def _check_length(self, sequence_length: int) -> None:
+        """Refuse a `sequence_length` that the model cannot take; what reads no sequences takes any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageModelSpec(ModelSpec):
+    """A model of token sequences, which it reads from `data`.
+
+    Fields:
+        vocab_size: number of tokens V; inputs and targets are in [0, V).
+    """
+
+    vocab_size: int
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
+        assert batch.targets is not None, "a language model's batch has targets"
+        return functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+
+    def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
+        """Return the forward FLOPs of a token, counted as `flops_per_sample` says, or `None` if unknown."""
+        return None
+
+    def flops_per_sample(self, sequence_length: int) -> int | None:
+        """Return those of S tokens."""
+        token_flops = self.flops_per_token(sequence_length)
+        return None if token_flops is None else sequence_length * token_flops
+
+    def longest_sequence(self) -> int | None:
+        """Return how many positions the model has, or `None` when it does not count them."""
+        return None
+
+    def _check_length(self, sequence_length: int) -> None:
+        longest = self.longest_sequence()
+        if longest is not None and sequence_length > longest:
+            problem = f"must be at most {longest}, the positions of {self.name!r}, got {sequence_length}"
+            raise ConfigError("sequence_length", problem)
 
 
 def require_shape(spec: ModelSpec, **sizes: float) -> None:
@@ -117,7 +165,8 @@ def require_shape(spec: ModelSpec, **sizes: float) -> None:
     Raises:
         ConfigError: naming the first field that is out of range.
     """
-    for name, size in {"vocab_size": spec.vocab_size, **sizes}.items():
+    vocabulary = {"vocab_size": spec.vocab_size} if isinstance(spec, LanguageModelSpec) else {}
+    for name, size in {**vocabulary, **sizes}.items():
         require_at_least(f"model.{name}", size, 1)
     require_fraction("model.dropout", spec.dropout)
 

@@ -1,7 +1,6 @@
 """GPT-2's transformer: learned positions, LayerNorm before each branch, biased linears, tied head.
 
-Shapes: B batch, S sequence, D width, H heads, K head width, F hidden width, V vocabulary.
-Under tensor parallelism a rank holds some of the H heads, so their number is never assumed.
+Shapes: B batch, S sequence, D width, F hidden width, V vocabulary.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.models.base import ModelSpec, require_divides, require_shape
+from harness.models.base import LanguageModelSpec, require_divides, require_shape
+from harness.models.parts.attention import CausalSelfAttention
 from harness.models.parts.initialisation import initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GPTSpec(ModelSpec):
+class GPTSpec(LanguageModelSpec):
     """A GPT-2 of any size.
 
     Fields:
@@ -114,31 +114,6 @@ class GPTBlock(nn.Module):
         """Return a tensor of shape (B, S, D)."""
         x_BSD = x_BSD + self.dropout(self.attention(self.attention_norm(x_BSD)))
         output: Tensor = x_BSD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BSD)))
-        return output
-
-
-class CausalSelfAttention(nn.Module):
-    """Attention of every head over the tokens before it, with biased projections."""
-
-    def __init__(self, *, width: int, n_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.head_width = width // n_heads
-        self.dropout = dropout
-        self.wq = nn.Linear(width, width)
-        self.wk = nn.Linear(width, width)
-        self.wv = nn.Linear(width, width)
-        self.wo = nn.Linear(width, width)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return the attention output of shape (B, S, D)."""
-        q_BHSK, k_BHSK, v_BHSK = (
-            linear(x_BSD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for linear in (self.wq, self.wk, self.wv)
-        )
-        y_BHSK = functional.scaled_dot_product_attention(
-            q_BHSK, k_BHSK, v_BHSK, dropout_p=self.dropout if self.training else 0.0, is_causal=True
-        )
-        output: Tensor = self.wo(y_BHSK.transpose(1, 2).flatten(-2))
         return output
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.errors import ConfigError
-from harness.models.base import Batch, ModelSpec, require_shape
+from harness.models.base import Batch, LanguageModelSpec, require_shape
 from harness.models.parts.containers import require_container
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HFSpec(ModelSpec):
+class HFSpec(LanguageModelSpec):
     """A `transformers` model; nothing is downloaded.
 
     Fields:
@@ -56,7 +56,7 @@ class HFSpec(ModelSpec):
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the mean cross entropy of `outputs.logits`, of shape (B, S, V), in float32."""
-        return ModelSpec.loss(self, outputs.logits, batch)
+        return LanguageModelSpec.loss(self, outputs.logits, batch)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return the configuration class's own plan.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.models.base import ModelSpec, require_divides, require_shape
+from harness.models.base import LanguageModelSpec, require_divides, require_shape
 from harness.models.parts.initialisation import initialise
 from harness.models.parts.rotary import (
     GroupedQueryAttention,
@@ -26,7 +26,7 @@ _NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaSpec(ModelSpec):
+class LlamaSpec(LanguageModelSpec):
     """A Llama of any size.
 
     Fields:

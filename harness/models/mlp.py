@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.models.base import ModelSpec, require_shape
+from harness.models.base import LanguageModelSpec, require_shape
 from harness.models.parts.initialisation import initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MLPSpec(ModelSpec):
+class MLPSpec(LanguageModelSpec):
     """Embedding, residual blocks of two linears, head; tokens do not see each other.
 
     Fields:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import ConfigError
-from harness.models.base import ModelSpec, require_divides, require_shape
+from harness.models.base import LanguageModelSpec, require_divides, require_shape
 from harness.models.parts.initialisation import initialise
 from harness.models.parts.rotary import (
     GroupedQueryAttention,
@@ -28,7 +28,7 @@ _NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoESpec(ModelSpec):
+class MoESpec(LanguageModelSpec):
     """A Mixtral of any size.
 
     Fields:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import ConfigError, Terminated
-from harness.models.base import Batch, ModelSpec, require_shape
+from harness.models.base import Batch, LanguageModelSpec, require_shape
 from harness.models.parts.containers import require_container
 from harness.models.parts.sources import user_files
 
@@ -23,7 +23,7 @@ _SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PythonSpec(ModelSpec):
+class PythonSpec(LanguageModelSpec):
     """A module that a user's factory returns.
 
     The factory takes no arguments, or `dropout` alone. It returns the module, which then maps tokens
@@ -63,7 +63,7 @@ class PythonSpec(ModelSpec):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the factory's own loss, or the mean cross entropy where it brings none."""
         if batch.targets is not None:
-            return ModelSpec.loss(self, outputs, batch)
+            return LanguageModelSpec.loss(self, outputs, batch)
         example = _example(self.factory, self.dropout)
         assert example is not None, "a batch without targets is the factory's own"
         return example.loss_fn(outputs)

@@ -49,7 +49,7 @@ class Program:
 
     def fits(self, module: nn.Module) -> bool:
         """Whether the code is still that of `module`: a wrapper may be new, a number be another."""
-        return all(_read(module, *place) == value for place, value in self.reads.items()) and all(
+        return all(value_read(module, *place) == value for place, value in self.reads.items()) and all(
             submodule(module, fqn) is held for fqn, held in self.modules.items()
         )
 
@@ -88,11 +88,12 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
         recording=recording,
         code=lower(recording, scope, called, treatment),
         modules=modules,
-        reads={place: _read(module, *place) for place in recording.reads},
+        reads={place: value_read(module, *place) for place in recording.reads},
     )
 
 
-def _read(module: nn.Module, fqn: str, name: str) -> object:
+def value_read(module: nn.Module, fqn: str, name: str) -> object:
+    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
     return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)
 
 

@@ -43,7 +43,8 @@ _QUERIES = frozenset(
     is_autocast_enabled get_autocast_dtype get_default_dtype __repr__ __format__ __hash__""".split()  # noqa: SIM905
 )
 """Functions and properties that say the same whenever the graph runs: it runs for tensors of one kind."""
-_UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}
+UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}
+"""Attributes of modules that are read by calls, not by forwards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +127,7 @@ class Recorder(TorchFunctionMode):
 
     def read(self, module: nn.Module, name: str) -> None:
         """Take note that forward reads `module.name`."""
-        if not self._is_quiet and name not in _UNREAD:
+        if not self._is_quiet and name not in UNREAD:
             self._reads[self._shadow.fqns[id(module)], name] = None
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:

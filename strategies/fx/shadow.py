@@ -28,7 +28,7 @@ from strategies.fx.state import BOOKKEEPING, LISTENER, held_by
 
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
-_REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", LISTENER})
+_REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", "_acbench_chunks", LISTENER})
 _INPUTS = "_acbench_inputs"  # of a shadow of an FSDP unit: the dtype that it gives its inputs
 _COPIED = frozenset({list, tuple, set, dict, OrderedDict, defaultdict, deque})
 _HOOKS = frozenset(name for name in BOOKKEEPING if "hooks" in name)

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.assemble import Assembled, assemble
+from harness.data import source_of
 from harness.experiment import Experiment
 from harness.measure.parity import compare_steps
 from harness.measure.snapshot import Snapshot, steps
@@ -34,9 +35,7 @@ def prove_sharded(case: Sharded, context: RankContext) -> dict[str, Any]:
     experiment, device = case.experiment, context.device
     names = ("dp_replicate", "dp_shard", "tp")
     devices = init_device_mesh(device.type, (1, 1, 1), mesh_dim_names=names)
-    source = experiment.data.source(
-        vocab_size=experiment.model.vocab_size, sequence_length=experiment.sequence_length
-    )
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
     batches = [
         source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed).to(device)
         for step in range(experiment.protocol.parity_steps)

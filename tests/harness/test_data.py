@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
-from harness.data import DataSpec, Synthetic, Text, Tokens, data_specs
+from harness.data import DataSpec, Synthetic, Text, Tokens, data_specs, source_of
 from harness.errors import ConfigError
 from harness.models import Batch
+from tests.parity.cases import OF_SAMPLES
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
@@ -93,6 +95,20 @@ def test_a_file_of_one_window_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "shortest.txt"
     path.write_bytes(bytes(range(17)))
     assert torch.equal(tokens_of(draw(Text(path=str(path)))), torch.arange(17).expand(4, 17))
+
+
+@pytest.mark.parametrize("model", ["vit", "evoformer", "unet"])
+def test_shares_of_drawn_samples_are_the_global_batch(model: str) -> None:
+    source = source_of(OF_SAMPLES[model], Text(), sequence_length=16)
+    whole, *shares = (
+        pytree.tree_leaves((each.inputs, each.targets))
+        for each in (
+            source.batch(step=1, batch_size=4, seed=0),
+            *(source.batch(step=1, batch_size=4, seed=0, dp_rank=rank, dp_size=2) for rank in range(2)),
+        )
+    )
+    joined = [torch.cat(pair) for pair in zip(*shares, strict=True)]
+    assert all(torch.equal(*pair) for pair in zip(joined, whole, strict=True))
 
 
 def test_the_shipped_text_is_english_in_ascii() -> None:

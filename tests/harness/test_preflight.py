@@ -223,6 +223,34 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
     assert refusal_of(f"model=python {line}") == message
 
 
+@pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
+@pytest.mark.parametrize("model", ["vit_nano", "evoformer", "unet"])
+def test_models_that_draw_their_samples_are_traced_for_regions(model: str, data: str) -> None:
+    found = experiment_of(f"model={model} {data} ac=nested mesh=shard2 batch_size=2")
+    assert found.model.name == model
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "sequence_length=64": "sequence_length: has no effect, 'vit_nano' draws samples of its own size; "
+            "leave it at 128",
+            "data.path=/nowhere": "data: has no effect, 'vit_nano' draws its own samples; use synthetic",
+            "data=tokens data.path=x.npy": "data: has no effect, 'vit_nano' draws its own samples; "
+            "use synthetic",
+            "mesh=ddp2 batch_size=3": "batch_size: must be a multiple of the 2 data-parallel ranks of ddp2, "
+            "got 3",
+            "mesh=shard2_tp2 model.n_heads=1": "mesh.tp: must divide model.n_heads, 1, got 2",
+            "model.vocab_size=100": "model.vocab_size: model=vit_nano has no such option; did you "
+            "mean 'patch_size'? options: dropout, hidden_width, image_size, layers_fqn, n_classes, n_heads, n_layers, patch_size, width",
+        }
+    ),
+)
+def test_refuses_what_does_not_suit_images(line: str, message: str) -> None:
+    assert refusal_of(f"model=vit_nano {line}") == message
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     rows(

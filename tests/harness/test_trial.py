@@ -181,7 +181,7 @@ def test_flops_are_exact(trial: Trial, line: str, recomputed: int) -> None:
 def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
     work = trial("ac=none").work
     assert work is not None
-    assert work.forward_flops == experiment_of("").model.flops_per_token(_S) * _B * _S  # type: ignore[operator]
+    assert work.forward_flops == experiment_of("").model.flops_per_sample(_S) * _B  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
 from harness.assemble import assemble
-from harness.data import Synthetic
+from harness.data import Synthetic, source_of
 from harness.difference import Parity
 from harness.experiment import Experiment
 from harness.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
+from harness.models.evoformer import EvoformerSpec
 from harness.models.gpt import GPTSpec
 from harness.models.llama import LlamaSpec
 from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
+from harness.models.unet import UNetSpec
+from harness.models.vit import ViTSpec
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.proof import Prover
 from harness.protocol import Protocol
@@ -44,6 +47,22 @@ MODELS: dict[str, ModelSpec] = {
     "moe": MoESpec(name="moe", dropout=0.0, n_experts=4, top_k=2, **_SIZES, **_LLAMA),
     "mlp": MLPSpec(name="mlp", dropout=0.0, **_SIZES),
 }
+# they draw their own samples, and most have no tensor parallel plan
+OF_SAMPLES: dict[str, ModelSpec] = {
+    "vit": ViTSpec(
+        name="vit", dropout=0.0, layers_fqn="layers", n_layers=2, width=32, n_heads=4, hidden_width=64,
+        image_size=8, patch_size=4, n_classes=10,
+    ),
+    "evoformer": EvoformerSpec(
+        name="evoformer", dropout=0.0, layers_fqn="layers", n_layers=2, msa_width=16, msa_heads=2,
+        msa_head_width=8, pair_width=8, pair_heads=2, pair_head_width=4, outer_width=4, triangle_width=8,
+        transition_factor=2, global_columns=False, n_sequences=3, n_residues=5, n_tokens=23, n_bins=16,
+    ),
+    "unet": UNetSpec(
+        name="unet", dropout=0.0, layers_fqn="layers", width=4, multipliers=(1, 2), n_blocks=1,
+        attention_sizes=(4,), head_width=2, n_groups=2, image_size=8,
+    ),
+}  # fmt: skip
 MESHES = {
     "single": Mesh(),
     "ddp2": Mesh(dp_replicate=2),
@@ -69,7 +88,7 @@ def experiment(
     """Return one case; `options` are the AC variant's, `sharding` the sharding variant's."""
     layers = {} if variant == "none" or "module_classes" in (options or {}) else {"layers_fqn": "layers"}
     return Experiment(
-        model=replace(MODELS[model], dropout=dropout),
+        model=replace({**MODELS, **OF_SAMPLES}[model], dropout=dropout),
         mesh=mesh or Mesh(),
         ac=ac_variants[variant](**layers, **(options or {})),
         chunk=chunk_variants["none"](),
@@ -122,7 +141,7 @@ def threads_of(_rank: int) -> int:
 
 
 def _batches(rank: int, case: Experiment) -> Callable[[int], Batch]:
-    source = case.data.source(vocab_size=case.model.vocab_size, sequence_length=case.sequence_length)
+    source = source_of(case.model, case.data, sequence_length=case.sequence_length)
     return lambda step: source.batch(
         step=step,
         batch_size=case.batch_size,

@@ -40,6 +40,19 @@ def test_is_bitwise_neutral_on_two_ranks(
     assert pool2.run(cases.prove, case) == [[], []]
 
 
+@pytest.mark.parametrize(
+    ("variant", "mesh"), [*((variant, "shard2") for variant in ac_variants), ("full", "ddp2")]
+)
+@pytest.mark.parametrize("model", cases.OF_SAMPLES)
+def test_models_of_images_and_proteins_are_bitwise_neutral(
+    pool2: RankPool, variant: str, model: str, mesh: str
+) -> None:
+    case = cases.experiment(
+        variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=2
+    )
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
 @pytest.mark.parametrize("variant", ac_variants)
 @pytest.mark.parametrize("model", cases.MODELS)
 @pytest.mark.parametrize("mesh", _FOUR_RANKS)

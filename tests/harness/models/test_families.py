@@ -10,28 +10,45 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from harness.errors import ConfigError
-from harness.models import Batch, ModelSpec, families
+from harness.models import Batch, LanguageModelSpec, ModelSpec, families
 
 MakeSpec = Callable[..., ModelSpec]
+BatchOf = Callable[[ModelSpec], Batch]
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 OPTIONS = sorted(path.stem for path in CONF.glob("*.yaml"))
 OURS = ["mlp", "gpt_nano", "llama_nano", "moe_nano"]
 SMALL = [*OURS, "hf"]
+DRAWING = ["vit_nano", "evoformer", "unet"]  # samples of their own
+EVERY = [*SMALL, *DRAWING]
 WITH_ATTENTION = ["gpt_nano", "llama_nano", "moe_nano", "hf"]
 
 
 def logits_of(outputs: Any) -> Tensor:
     logits: Tensor = getattr(outputs, "logits", outputs)
     return logits
+
+
+@pytest.fixture
+def batch_of(batch: Batch) -> BatchOf:
+    """Return two samples for a model, bytes where it reads tokens."""
+
+    def make(spec: ModelSpec) -> Batch:
+        if isinstance(spec, LanguageModelSpec):
+            return batch
+        return spec.sample_batch(2, np.random.default_rng(1))
+
+    return make
 
 
 def seeded(spec: ModelSpec) -> nn.Module:
@@ -41,18 +58,21 @@ def seeded(spec: ModelSpec) -> nn.Module:
 
 def test_families_are_found_by_module_name() -> None:
     assert {name: spec.__name__ for name, spec in families().items()} == {
+        "evoformer": "EvoformerSpec",
         "gpt": "GPTSpec",
         "hf": "HFSpec",
         "llama": "LlamaSpec",
         "mlp": "MLPSpec",
         "moe": "MoESpec",
         "python": "PythonSpec",
+        "unet": "UNetSpec",
+        "vit": "ViTSpec",
     }
 
 
 def test_options_are_these() -> None:
-    options = ["gpt_nano", "gpt_small", "hf", "llama_1b", "llama_nano", "mlp", "moe_nano", "python"]
-    assert options == OPTIONS
+    language = ["gpt_nano", "gpt_small", "hf", "llama_1b", "llama_nano", "mlp", "moe_nano", "python"]
+    assert sorted([*language, *DRAWING, "vit_large"]) == OPTIONS
 
 
 def test_finding_the_families_imports_no_transformers() -> None:
@@ -80,7 +100,7 @@ def test_configuration_has_the_types_of_its_family(option: str) -> None:
     assert OmegaConf.to_container(merged, resolve=True) == OmegaConf.to_container(config, resolve=True)
 
 
-@pytest.mark.parametrize("option", [*SMALL, "gpt_small", "llama_1b"])
+@pytest.mark.parametrize("option", [*EVERY, "gpt_small", "llama_1b", "vit_large"])
 def test_builds_on_the_meta_device(make_spec: MakeSpec, option: str) -> None:
     with torch.device("meta"):
         model = make_spec(option).build()
@@ -97,6 +117,10 @@ def test_builds_on_the_meta_device(make_spec: MakeSpec, option: str) -> None:
         ("llama_nano", 853_120),
         ("llama_1b", 1_235_814_400),
         ("moe_nano", 1_444_992),
+        ("vit_nano", 809_354),
+        ("vit_large", 304_715_752),
+        ("evoformer", 3_700_055),
+        ("unet", 944_051),
     ],
 )
 def test_number_of_parameters(make_spec: MakeSpec, option: str, parameters: int) -> None:
@@ -105,7 +129,7 @@ def test_number_of_parameters(make_spec: MakeSpec, option: str, parameters: int)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("option", SMALL)
+@pytest.mark.parametrize("option", EVERY)
 def test_the_seed_determines_the_weights(make_spec: MakeSpec, option: str) -> None:
     spec = make_spec(option)
     first, second = seeded(spec), seeded(spec)
@@ -172,6 +196,9 @@ def test_names_in_the_state(make_spec: MakeSpec, option: str) -> None:
         ("llama_nano", "Llama", "LlamaBlock"),
         ("moe_nano", "MoE", "MoEBlock"),
         ("hf", "GPT2LMHeadModel", "GPT2Block"),
+        ("vit_nano", "ViT", "ViTBlock"),
+        ("evoformer", "Evoformer", "EvoformerBlock"),
+        ("unet", "UNet", "ResidualBlock"),
     ],
 )
 def test_layers_fqn_names_the_blocks(make_spec: MakeSpec, option: str, model: str, block: str) -> None:
@@ -196,17 +223,19 @@ def test_an_untrained_model_knows_nothing(make_spec: MakeSpec, batch: Batch, opt
     assert abs(loss.item() - math.log(256)) < 0.1
 
 
-@pytest.mark.parametrize("option", SMALL)
-def test_every_parameter_gets_a_gradient(make_spec: MakeSpec, batch: Batch, option: str) -> None:
+@pytest.mark.parametrize("option", EVERY)
+def test_every_parameter_gets_a_gradient(make_spec: MakeSpec, batch_of: BatchOf, option: str) -> None:
     spec = make_spec(option)
+    batch = batch_of(spec)
     model = seeded(spec)
     spec.loss(model(*batch.inputs), batch).backward()  # type: ignore[no-untyped-call]
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("option", SMALL)
-def test_inputs_of_blocks_require_gradients(make_spec: MakeSpec, batch: Batch, option: str) -> None:
+@pytest.mark.parametrize("option", EVERY)
+def test_inputs_of_blocks_require_gradients(make_spec: MakeSpec, batch_of: BatchOf, option: str) -> None:
     spec = make_spec(option)
+    batch = batch_of(spec)
     model = seeded(spec)
     seen: list[bool] = []
     for block in model.get_submodule(spec.layers_fqn).children():
@@ -216,9 +245,10 @@ def test_inputs_of_blocks_require_gradients(make_spec: MakeSpec, batch: Batch, o
     assert seen
 
 
-@pytest.mark.parametrize("option", SMALL)
-def test_dropout_acts_in_training_only(make_spec: MakeSpec, batch: Batch, option: str) -> None:
+@pytest.mark.parametrize("option", EVERY)
+def test_dropout_acts_in_training_only(make_spec: MakeSpec, batch_of: BatchOf, option: str) -> None:
     plain, dropping = make_spec(option), make_spec(option, dropout=0.1)
+    batch = batch_of(plain)
     model, dropped = seeded(plain), seeded(dropping)
     trained = [dropping.loss(dropped(*batch.inputs), batch).item() for _ in range(2)]
     expected = plain.loss(model(*batch.inputs), batch).item()
@@ -264,28 +294,52 @@ class CountFlops(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["flash attention", "math attention"])
-@pytest.mark.parametrize("option", OURS)
-def test_flops_per_token_are_those_of_the_operators(
-    make_spec: MakeSpec, batch: Batch, option: str, dropout: float
+@pytest.mark.parametrize("option", [*OURS, *DRAWING])
+def test_flops_are_those_of_the_operators(
+    make_spec: MakeSpec, batch_of: BatchOf, option: str, dropout: float
 ) -> None:
     spec = make_spec(option, dropout=dropout)
     model = seeded(spec)
     with CountFlops() as counted:
-        model(*batch.inputs)
-    assert spec.flops_per_token(16) == counted.flops / 32
+        model(*batch_of(spec).inputs)
+    assert spec.flops_per_sample(16) == counted.flops / 2
 
 
 def test_flops_per_token_of_gpt2_small(make_spec: MakeSpec) -> None:
+    spec = make_spec("gpt_small")
+    assert isinstance(spec, LanguageModelSpec)
     layer = 8 * 768**2 + 4 * 1024 * 768 + 4 * 768 * 3072
-    assert make_spec("gpt_small").flops_per_token(1024) == 12 * layer + 2 * 768 * 50257
+    assert spec.flops_per_token(1024) == 12 * layer + 2 * 768 * 50257
 
 
-def test_flops_per_token_of_others_are_unknown(make_spec: MakeSpec) -> None:
-    assert make_spec("hf").flops_per_token(16) is None
-    assert make_spec("python", factory="package:make").flops_per_token(16) is None
+def test_flops_of_others_are_unknown(make_spec: MakeSpec) -> None:
+    assert make_spec("hf").flops_per_sample(16) is None
+    assert make_spec("python", factory="package:make").flops_per_sample(16) is None
 
 
-@pytest.mark.parametrize("option", OURS)
+@pytest.mark.parametrize("option", DRAWING)
+def test_drawn_samples_are_those_of_the_random_numbers(make_spec: MakeSpec, option: str) -> None:
+    spec = make_spec(option)
+    first, second, other = (spec.sample_batch(3, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    leaves = [pytree.tree_leaves((each.inputs, each.targets)) for each in (first, second, other)]
+    assert [len(tensor) for tensor in leaves[0]] == [3] * len(leaves[0])
+    assert all(torch.equal(*pair) for pair in zip(leaves[0], leaves[1], strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(leaves[0], leaves[2], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("option", DRAWING)
+def test_outputs_have_the_type_of_the_weights_and_the_loss_is_exact(
+    make_spec: MakeSpec, batch_of: BatchOf, option: str, dtype: torch.dtype
+) -> None:
+    spec = make_spec(option)
+    batch = batch_of(spec)
+    outputs = seeded(spec).to(dtype)(*batch.inputs)
+    assert {tensor.dtype for tensor in pytree.tree_leaves(outputs)} == {dtype}
+    assert spec.loss(outputs, batch).dtype == torch.float32
+
+
+@pytest.mark.parametrize("option", [*OURS, "vit_nano"])
 def test_tensor_parallel_plan_names_every_linear_of_the_blocks_but_routers(
     make_spec: MakeSpec, option: str
 ) -> None:
@@ -314,6 +368,9 @@ def test_tensor_parallel_plan_names_every_linear_of_the_blocks_but_routers(
         ("moe_nano", 1024, 2),
         ("mlp", 1 << 20, 4),
         ("hf", 1024, 1),
+        ("vit_nano", 1 << 20, 4),
+        ("evoformer", 1 << 20, 1),
+        ("unet", 1 << 20, 1),
     ],
 )
 def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, tp: int) -> None:
@@ -372,6 +429,20 @@ def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, t
             "mesh.tp: model 'hf' has no tensor parallel plan, got 2; use 1",
             id="GPT-2 has no plan",
         ),
+        pytest.param(
+            "vit_nano",
+            16,
+            3,
+            "mesh.tp: must divide model.n_heads, 4, got 3",
+            id="ranks do not divide the heads of patches",
+        ),
+        pytest.param(
+            "unet",
+            16,
+            2,
+            "mesh.tp: model 'unet' has no tensor parallel plan, got 2; use 1",
+            id="convolutions have no plan",
+        ),
     ],
 )
 def test_check_refuses(make_spec: MakeSpec, option: str, sequence_length: int, tp: int, message: str) -> None:
@@ -418,3 +489,12 @@ def test_a_batch_moves_with_everything_in_it() -> None:
     moved = batch.to(torch.device("meta"))
     assert moved.inputs[0]["image"].device.type == "meta"
     assert (moved.inputs[1], moved.targets) == (3, None)
+
+
+def test_rows_of_a_batch_have_memory_of_their_own() -> None:
+    tokens = torch.arange(20).view(4, 5)
+    rows = Batch(inputs=(tokens[:, :-1], "as it is"), targets=(tokens[:, 1:],)).rows(1, 2)
+    assert rows.inputs[0].tolist() == [[5, 6, 7, 8], [10, 11, 12, 13]]
+    assert rows.targets[0].tolist() == [[6, 7, 8, 9], [11, 12, 13, 14]]
+    assert rows.inputs[1] == "as it is"
+    assert [tensor.untyped_storage().nbytes() for tensor in (rows.inputs[0], rows.targets[0])] == [64, 64]

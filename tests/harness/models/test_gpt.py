@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.models import Batch, ModelSpec
-from harness.models.gpt import CausalSelfAttention
+from harness.models.parts.attention import CausalSelfAttention
 
 MakeSpec = Callable[..., ModelSpec]
 

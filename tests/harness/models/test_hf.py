@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.errors import ConfigError
-from harness.models import Batch, ModelSpec
+from harness.models import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts.huggingface import make_config
 
 MakeSpec = Callable[..., ModelSpec]
@@ -89,6 +89,7 @@ def test_the_shipped_sizes_suit_every_class(
 @pytest.mark.parametrize("changes", [{"overrides": {"vocab_size": 300}}, {"vocab_size": 300}])
 def test_the_vocabulary_can_be_set_in_both_places(make_spec: MakeSpec, changes: dict[str, Any]) -> None:
     spec = make_spec("hf", **changes)
+    assert isinstance(spec, LanguageModelSpec)
     assert spec.vocab_size == 300
     assert spec.build().get_parameter("lm_head.weight").shape == (300, 128)
 

@@ -1,0 +1,222 @@
+"""Chunk plans: bytes kept, bytes predicted, and time, for budgets from nearly all to a twentieth.
+
+Each model runs forward without autograd as it is and under a plan for each budget. Bytes are those of live
+storages that the pass makes; the plan's prediction is compared to the byte. Times are medians of rounds in
+which the plain model and the planned one take turns.
+
+    python -m bench.chunking [--training]
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bench.output import parser, publish
+from bench.trials import experiments
+from harness.measure.locator import Locator
+from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
+from harness.models.base import Batch, LanguageModelSpec
+from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.plan import PlannedStep
+
+MODELS = {
+    "gpt 768 x 1,024": ("model=gpt_small", "model.vocab_size=256", "sequence_length=1024", "batch_size=1"),
+    "llama": ("model=llama_nano", "sequence_length=1024", "batch_size=1"),
+    "vit": ("model=vit_nano", "batch_size=4"),
+    "evoformer": ("model=evoformer", "batch_size=1"),
+    "unet": ("model=unet", "batch_size=4"),
+}
+FRACTIONS = (0.95, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One budget for one model.
+
+    Fields:
+        unchunked_bytes, budget_bytes: activation peaks as it is, and asked for.
+        predicted_bytes, measured_bytes: those of the plan; `None` where refused.
+        minimum_bytes: the smallest peak that the search has seen.
+        slowdown: median time / that of the plain model.
+        planning_s: of the plan.
+        max_difference: |result - result of the plain model|, gradients too in training.
+    """
+
+    model: str
+    fraction: float
+    unchunked_bytes: int
+    budget_bytes: int
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    minimum_bytes: int
+    slowdown: float | None = None
+    planning_s: float
+    max_difference: float | None = None
+
+    @property
+    def is_as_claimed(self) -> bool:
+        """Whether the budget is kept, and the prediction covers what was measured."""
+        if self.predicted_bytes is None or self.measured_bytes is None:
+            return self.minimum_bytes > self.budget_bytes
+        return self.measured_bytes <= self.predicted_bytes <= self.budget_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    """A model, what it runs on, and what it gives as it is."""
+
+    name: str
+    model: nn.Module
+    batch: Batch
+    run: Callable[[nn.Module], list[Tensor]]
+    expected: list[Tensor]
+    step: PlannedStep | None
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON; return 1 where a budget or a prediction does not hold."""
+    arguments = parser(__doc__, "chunking")
+    arguments.add_argument("--training", action="store_true", help="plan forward and backward")
+    arguments.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for name in chosen.models for row in _rows(name, training=chosen.training)]
+    protocol = {"models": MODELS, "fractions": FRACTIONS, "rounds": _ROUNDS, "training": chosen.training}
+    publish(_table(rows), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
+    wrong = [row for row in rows if not row.is_as_claimed]
+    for row in wrong:
+        sys.stderr.write(f"not as claimed: {row}\n")
+    return int(bool(wrong))
+
+
+def _rows(name: str, *, training: bool) -> Iterator[Row]:
+    (experiment,) = experiments([MODELS[name]])
+    torch.manual_seed(0)
+    spec = experiment.model
+    model = spec.build().train(training)
+    batch = _batch(spec, experiment.batch_size, experiment.sequence_length)
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        return spec.loss(outputs, Batch(inputs=batch.inputs, targets=targets))
+
+    def run(each: nn.Module) -> list[Tensor]:
+        if not training:
+            with torch.no_grad():
+                return [leaf for leaf in tree_leaves(each(*batch.inputs)) if isinstance(leaf, Tensor)]
+        loss(each(*batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
+        found = [parameter.grad for parameter in each.parameters() if parameter.grad is not None]
+        each.zero_grad()
+        return found
+
+    step = PlannedStep(loss=loss, loss_inputs=(batch.targets,))
+    expected = run(model)
+    case = _Case(
+        name=name, model=model, batch=batch, run=run, expected=expected, step=step if training else None
+    )
+    for fraction in FRACTIONS:
+        yield _row(case, fraction)
+
+
+def _row(case: _Case, fraction: float) -> Row:
+    model, batch, step = case.model, case.batch, case.step
+    unchunked = _peak_bytes(model, batch, step)
+    budget, start = int(unchunked * fraction), time.perf_counter()
+    known: dict[str, Any] = {
+        "model": case.name,
+        "fraction": fraction,
+        "unchunked_bytes": unchunked,
+        "budget_bytes": budget,
+    }
+    try:
+        plan = ChunkPlan.make(model, batch.inputs, budget, training=step is not None, step=step)
+    except InfeasibleBudget as refusal:
+        seconds = time.perf_counter() - start
+        return Row(**known, minimum_bytes=refusal.minimum_feasible_bytes, planning_s=seconds)
+    seconds = time.perf_counter() - start
+    planned = plan.apply(copy.deepcopy(model))
+    results = case.run(planned)
+    return Row(
+        **known,
+        predicted_bytes=plan.predicted_peak_bytes,
+        measured_bytes=_peak_bytes(planned, batch, step),
+        minimum_bytes=plan.minimum_feasible_bytes,
+        slowdown=_slowdown(lambda: case.run(planned), lambda: case.run(model)),
+        planning_s=seconds,
+        max_difference=max(
+            (one - other).abs().max().item() for one, other in zip(results, case.expected, strict=True)
+        ),
+    )
+
+
+def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
+    if isinstance(spec, LanguageModelSpec):
+        tokens = torch.randint(0, spec.vocab_size, (batch_size, sequence_length))
+        return Batch(inputs=(tokens,), targets=tokens)
+    drawn: Batch = spec.sample_batch(batch_size, np.random.default_rng(0))
+    return drawn
+
+
+def _peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
+    locator = Locator(model, {})
+    live = LiveStorages(locator, device="cpu", is_host=lambda: False)
+    gc.collect()
+    given = [leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor)]
+    with torch.set_grad_enabled(step is not None), locator, live:
+        live.stand([*model.parameters(), *model.buffers(), *given])
+        outputs = model(*batch.inputs)
+        if step is not None and step.loss is not None:
+            loss = step.loss(outputs, *step.loss_inputs)
+            mark_forward(live, model, (outputs, loss))
+            del outputs
+            locator.phase = "backward"
+            loss.backward()  # type: ignore[no-untyped-call]
+            mark_backward(live, model)
+    model.zero_grad()
+    return live.ledger.peak(is_activation).nbytes
+
+
+def _slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for run, taken in zip((planned, plain), times, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    return median(times[0]) / median(times[1])
+
+
+def _table(rows: list[Row]) -> Table:
+    names = ("model", "budget", "of", "predicted", "measured", "smallest", "time", "difference", "planned in")
+    table = Table(*names)
+    for row in rows:
+        refused = row.predicted_bytes is None
+        table.add_row(
+            row.model,
+            f"{row.fraction:.0%}",
+            f"{row.unchunked_bytes:,}",
+            "refused" if refused else f"{row.predicted_bytes:,}",
+            "" if refused else f"{row.measured_bytes:,}",
+            f"{row.minimum_bytes:,}",
+            "" if row.slowdown is None else f"{row.slowdown:.2f} x",
+            "" if row.max_difference is None else f"{row.max_difference:.1e}",
+            f"{row.planning_s:.1f} s",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

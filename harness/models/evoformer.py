@@ -1,0 +1,242 @@
+"""AlphaFold's trunk: an MSA and a pair representation that update each other, block by block.
+
+Shapes: B batch, S sequences, R residues, I and J residues of a pair, M width of the MSA, Z width of the
+pair representation.
+
+Source: Jumper et al. 2021, doi:10.1038/s41586-021-03819-2, supplement 1.6 (block), 1.9.8 and 1.9.9 (losses).
+Block widths as in Cheng et al. 2022, arXiv:2203.00854 (FastFold).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.errors import require_at_least
+from harness.models.base import Batch, ModelSpec, require_shape
+from harness.models.parts.initialisation import initialise
+from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention, Transition
+from harness.models.parts.shared_dropout import SharedDropout
+from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
+
+_BRANCHES = 6  # that a block adds to the pair representation; three to the MSA
+_FARTHEST = 32  # residues apart, from where on relative positions are one
+_MASKED_FRACTION = 0.15
+_UNMASKED = -100  # cross entropy leaves these targets out
+_DISTOGRAM_WEIGHT, _MSA_WEIGHT = 0.3, 2.0
+_BOND_LENGTH = 3.8  # angstrom, between neighbouring residues
+_NEAREST, _FARTHEST_DISTANCE = 2.0, 22.0  # angstrom: where the first bin ends and the last begins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvoformerSpec(ModelSpec):
+    """An Evoformer of any size that restores masked residues and predicts distances, on random proteins.
+
+    Fields:
+        n_layers: blocks, >= 1.
+        msa_width: width M.
+        msa_heads: heads of the attention along rows and columns.
+        msa_head_width: width of one of them.
+        pair_width: width Z.
+        pair_heads: heads of the triangle attention.
+        pair_head_width: width of one of them.
+        outer_width: width C of the vectors whose outer product is averaged over sequences.
+        triangle_width: hidden width T of the triangle multiplication.
+        transition_factor: hidden width of the transitions over M and over Z.
+        global_columns: whether columns attend with one query each, as in the extra MSA stack.
+        n_sequences: rows S of the MSA, >= 1.
+        n_residues: its columns R, >= 1.
+        n_tokens: kinds of residues, the last of which is the mask, >= 2.
+        n_bins: bins of the distogram, >= 2.
+    """
+
+    n_layers: int
+    msa_width: int
+    msa_heads: int
+    msa_head_width: int
+    pair_width: int
+    pair_heads: int
+    pair_head_width: int
+    outer_width: int
+    triangle_width: int
+    transition_factor: int
+    global_columns: bool
+    n_sequences: int
+    n_residues: int
+    n_tokens: int
+    n_bins: int
+
+    def __post_init__(self) -> None:
+        require_shape(
+            self,
+            n_layers=self.n_layers,
+            msa_width=self.msa_width,
+            msa_heads=self.msa_heads,
+            msa_head_width=self.msa_head_width,
+            pair_width=self.pair_width,
+            pair_heads=self.pair_heads,
+            pair_head_width=self.pair_head_width,
+            outer_width=self.outer_width,
+            triangle_width=self.triangle_width,
+            transition_factor=self.transition_factor,
+            n_sequences=self.n_sequences,
+            n_residues=self.n_residues,
+        )
+        require_at_least("model.n_tokens", self.n_tokens, 2)
+        require_at_least("model.n_bins", self.n_bins, 2)
+
+    def build(self) -> nn.Module:
+        """Return an `Evoformer`."""
+        return Evoformer(self)
+
+    def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Return MSAs with masked residues, int64 of shape (B, S, R), and a pair of targets.
+
+        The first are the residues under the masks, int64 of shape (B, S, R), 15 % of every MSA; the second
+        the bins of the distances along a random walk, int64 of shape (B, R, R).
+        """
+        shape = (batch_size, self.n_sequences, self.n_residues)
+        residues_BSR = random.integers(self.n_tokens - 1, size=shape)
+        n_masked = max(1, round(_MASKED_FRACTION * self.n_sequences * self.n_residues))
+        order = random.random((batch_size, self.n_sequences * self.n_residues)).argsort(axis=1)
+        is_masked_BSR = (order < n_masked).reshape(shape)
+        msa_BSR = np.where(is_masked_BSR, self.n_tokens - 1, residues_BSR)
+        hidden_BSR = np.where(is_masked_BSR, residues_BSR, _UNMASKED)
+        bins_BIJ = self._distance_bins(batch_size, random)
+        return Batch(
+            inputs=(torch.from_numpy(msa_BSR),),
+            targets=(torch.from_numpy(hidden_BSR), torch.from_numpy(bins_BIJ)),
+        )
+
+    def _distance_bins(self, batch_size: int, random: np.random.Generator) -> NDArray[np.int64]:
+        steps_BR3 = random.standard_normal((batch_size, self.n_residues, 3))
+        steps_BR3 *= _BOND_LENGTH / np.linalg.norm(steps_BR3, axis=-1, keepdims=True)
+        places_BR3 = steps_BR3.cumsum(axis=1)
+        distances_BIJ = np.linalg.norm(places_BR3[:, :, None] - places_BR3[:, None], axis=-1)
+        edges = np.linspace(_NEAREST, _FARTHEST_DISTANCE, self.n_bins - 1)
+        bins_BIJ: NDArray[np.int64] = np.digitize(distances_BIJ, edges)
+        return bins_BIJ
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return twice the cross entropy of masked residues plus 0.3 times that of distances (equation 7).
+
+        Args:
+            outputs: logits of residues of shape (B, S, R, tokens) and of distances of shape (B, R, R, bins).
+        """
+        losses = (
+            functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=_UNMASKED)
+            for logits, targets in zip(outputs, batch.targets, strict=True)
+        )
+        msa_loss, distogram_loss = losses
+        return _MSA_WEIGHT * msa_loss + _DISTOGRAM_WEIGHT * distogram_loss
+
+    def flops_per_sample(self, sequence_length: int) -> int:  # noqa: ARG002 (an MSA has its own size)
+        """Return the sum over all modules, of order S·R² and S²·R in the MSA and R³ in the triangles."""
+        cells, pairs = self.n_sequences * self.n_residues, self.n_residues**2
+        heads = 2 * cells * self.msa_width * self.n_tokens + 2 * pairs * self.pair_width * self.n_bins
+        return self.n_layers * (self._msa_flops(cells) + self._pair_flops(cells, pairs)) + heads
+
+    def _msa_flops(self, cells: int) -> int:
+        """Return those of rows, columns and transition of a block."""
+        width, inner = self.msa_width, self.msa_heads * self.msa_head_width
+        projections = 10 * cells * width * inner
+        bias = 2 * self.n_residues**2 * self.pair_width * self.msa_heads
+        rows = projections + bias + 4 * cells * self.n_residues * inner
+        columns = projections + 4 * cells * self.n_sequences * inner
+        if self.global_columns:
+            queries = 2 * self.n_residues * width * inner
+            columns = queries + 4 * cells * width * (self.msa_head_width + inner) + 4 * cells * inner
+        return rows + columns + 4 * cells * self.transition_factor * width**2
+
+    def _pair_flops(self, cells: int, pairs: int) -> int:
+        """Return those of outer product, triangles and transition of a block."""
+        width, inner = self.pair_width, self.pair_heads * self.pair_head_width
+        outer = 4 * cells * self.msa_width * self.outer_width
+        outer += 2 * pairs * self.outer_width**2 * (self.n_sequences + width)
+        products = pairs * (10 * width * self.triangle_width + 2 * width**2)
+        products += 2 * pairs * self.n_residues * self.triangle_width
+        attention = pairs * (10 * width * inner + 2 * width * self.pair_heads)
+        attention += 4 * pairs * self.n_residues * inner
+        return outer + 2 * products + 2 * attention + 4 * pairs * self.transition_factor * width**2
+
+
+class Evoformer(nn.Module):
+    """Logits of masked residues, and of the distances between residues."""
+
+    def __init__(self, spec: EvoformerSpec) -> None:
+        super().__init__()
+        self.msa_embedding = nn.Embedding(spec.n_tokens, spec.msa_width)
+        self.query_embedding = nn.Embedding(spec.n_tokens, spec.msa_width)
+        self.left_embedding = nn.Embedding(spec.n_tokens, spec.pair_width)
+        self.right_embedding = nn.Embedding(spec.n_tokens, spec.pair_width)
+        self.position = nn.Embedding(2 * _FARTHEST + 1, spec.pair_width)
+        self.layers = nn.ModuleList(EvoformerBlock(spec) for _ in range(spec.n_layers))
+        self.msa_head = nn.Linear(spec.msa_width, spec.n_tokens)
+        self.distogram_head = nn.Linear(spec.pair_width, spec.n_bins)
+        initialise(self, n_layers=spec.n_layers * _BRANCHES // 2, by_fan_in=True)
+
+    def forward(self, tokens_BSR: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits of shapes (B, S, R, tokens) and (B, R, R, bins), the latter symmetric in residues."""
+        msa_BSRM, pair_BIJZ = self.embed(tokens_BSR)
+        for layer in self.layers:
+            msa_BSRM, pair_BIJZ = layer(msa_BSRM, pair_BIJZ)
+        return self.msa_head(msa_BSRM), self.distogram_head(pair_BIJZ + pair_BIJZ.transpose(1, 2))
+
+    def embed(self, tokens_BSR: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first MSA and pair representation; the first sequence is the query."""
+        query_BR = tokens_BSR[:, 0]
+        msa_BSRM = self.msa_embedding(tokens_BSR) + self.query_embedding(query_BR).unsqueeze(1)
+        residue_R = torch.arange(tokens_BSR.size(2), device=tokens_BSR.device)
+        offset_IJ = (residue_R.unsqueeze(1) - residue_R).clamp(-_FARTHEST, _FARTHEST) + _FARTHEST
+        left_BI1Z = self.left_embedding(query_BR).unsqueeze(2)
+        right_B1JZ = self.right_embedding(query_BR).unsqueeze(1)
+        return msa_BSRM, left_BI1Z + right_B1JZ + self.position(offset_IJ)
+
+
+class EvoformerBlock(nn.Module):
+    """Rows, columns and transition of the MSA; then the pair from it and along triangles (algorithm 6).
+
+    With global columns the block of the extra MSA stack (algorithm 18).
+    """
+
+    def __init__(self, spec: EvoformerSpec) -> None:
+        super().__init__()
+        msa: dict[str, Any] = {
+            "width": spec.msa_width, "n_heads": spec.msa_heads, "head_width": spec.msa_head_width,
+        }  # fmt: skip
+        pair: dict[str, Any] = {
+            "width": spec.pair_width, "n_heads": spec.pair_heads, "head_width": spec.pair_head_width,
+        }  # fmt: skip
+        edges = {"width": spec.pair_width, "hidden_width": spec.triangle_width}
+        factor = spec.transition_factor
+        self.row_attention = RowAttention(pair_width=spec.pair_width, **msa)
+        self.column_attention = ColumnAttention(is_global=spec.global_columns, **msa)
+        self.msa_transition = Transition(width=spec.msa_width, hidden_width=factor * spec.msa_width)
+        self.outer_product_mean = OuterProductMean(
+            width=spec.msa_width, outer_width=spec.outer_width, pair_width=spec.pair_width
+        )
+        self.outgoing_product = TriangleMultiplication(is_incoming=False, **edges)
+        self.incoming_product = TriangleMultiplication(is_incoming=True, **edges)
+        self.starting_attention = TriangleAttention(is_ending=False, **pair)
+        self.ending_attention = TriangleAttention(is_ending=True, **pair)
+        self.pair_transition = Transition(width=spec.pair_width, hidden_width=factor * spec.pair_width)
+        self.row_dropout = SharedDropout(spec.dropout, dim=1)
+        self.column_dropout = SharedDropout(spec.dropout, dim=2)
+
+    def forward(self, msa_BSRM: Tensor, pair_BIJZ: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tensors of shapes (B, S, R, M) and (B, I, J, Z)."""
+        msa_BSRM = msa_BSRM + self.row_dropout(self.row_attention(msa_BSRM, pair_BIJZ))
+        msa_BSRM = msa_BSRM + self.column_attention(msa_BSRM)
+        msa_BSRM = msa_BSRM + self.msa_transition(msa_BSRM)
+        pair_BIJZ = pair_BIJZ + self.outer_product_mean(msa_BSRM)
+        pair_BIJZ = pair_BIJZ + self.row_dropout(self.outgoing_product(pair_BIJZ))
+        pair_BIJZ = pair_BIJZ + self.row_dropout(self.incoming_product(pair_BIJZ))
+        pair_BIJZ = pair_BIJZ + self.row_dropout(self.starting_attention(pair_BIJZ))
+        pair_BIJZ = pair_BIJZ + self.column_dropout(self.ending_attention(pair_BIJZ))
+        return msa_BSRM, pair_BIJZ + self.pair_transition(pair_BIJZ)

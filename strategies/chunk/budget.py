@@ -1,0 +1,54 @@
+"""`chunk=budget`: run parts of the model in chunks, so that activations stay within a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strategies.chunking.plan import ChunkPlan, PlannedStep
+from strategies.chunking.strategy import Chunking, is_trained
+from strategies.errors import StrategyError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget(Chunking):
+    """Keep the activation peak of a pass within a budget of bytes, at the least time.
+
+    Saved: in training, what the loops take; nothing of what they compute.
+    Recomputed: the operators of the loops, once in backward.
+    The loss outside of the model is counted, and not chunked.
+
+    Fields:
+        budget_mib: MiB of activations, above 0.
+        fraction: of the peak without chunks, above 0; exactly one of the two is given.
+
+    Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the idea of chunks under a budget.
+    """
+
+    budget_mib: float | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.budget_mib is None) == (self.fraction is None):
+            given = "both" if self.fraction is not None else "neither"
+            raise StrategyError("chunk", f"give one of chunk.budget_mib and chunk.fraction, got {given}")
+        for name in ("budget_mib", "fraction"):
+            value: Any = getattr(self, name)
+            if value is not None and (type(value) not in {int, float} or not 0 < value < float("inf")):
+                raise StrategyError(f"chunk.{name}", f"must be above 0, got {value!r}")
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+        """Return the plan of `model` for the budget."""
+        return ChunkPlan.make(
+            model,
+            sample,
+            None if self.budget_mib is None else max(int(self.budget_mib * _MIB), 1),
+            fraction=self.fraction,
+            training=is_trained(model),
+            step=step,
+            where="chunk.fraction" if self.budget_mib is None else "chunk.budget_mib",
+        )

@@ -1,0 +1,30 @@
+"""`chunk=minimum`: run the model in the chunks that need the least memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strategies.chunking.plan import ChunkPlan, PlannedStep
+from strategies.chunking.strategy import Chunking, is_trained
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minimum(Chunking):
+    """Make the activation peak of a pass as small as the search can, whatever the time.
+
+    Saved: in training, what the loops take; nothing of what they compute.
+    Recomputed: the operators of the loops, once in backward.
+    """
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+        """Return the plan of `model` with the smallest peak."""
+        return ChunkPlan.make(
+            model,
+            sample,
+            training=is_trained(model),
+            step=step,
+            where="chunk",
+        )

@@ -1,0 +1,65 @@
+"""Chunk axes: along what a tensor is cut, and where a view takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Axis(NamedTuple):
+    """A chunk axis inside one dimension of a tensor: the dimension is (outer, size, inner), `size` is cut.
+
+    Fields:
+        dim: of the tensor, not negative.
+        inner: positions of the dimension that one position of the axis stands for.
+        size: positions of the axis.
+    """
+
+    dim: int
+    inner: int
+    size: int
+
+    def at(self, dim: int) -> Axis:
+        """Return the same axis inside another dimension."""
+        return Axis(dim, self.inner, self.size)
+
+    def outer(self, shape: Sequence[int]) -> int:
+        """Return how often the axis repeats inside its dimension."""
+        return shape[self.dim] // (self.inner * self.size)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of this shape has the axis."""
+        return 0 <= self.dim < len(shape) and shape[self.dim] % (self.inner * self.size) == 0
+
+    def factor(self, shape: Sequence[int]) -> int:
+        """Return the size of the dimension for a chunk of one position."""
+        return shape[self.dim] // self.size
+
+
+def whole(dim: int, shape: Sequence[int]) -> Axis:
+    """Return the axis that is a whole dimension."""
+    return Axis(dim, 1, shape[dim])
+
+
+def through_view(source: Sequence[int], target: Sequence[int], axis: Axis) -> Axis | None:
+    """Return `axis` of a tensor of shape `source` after a view to shape `target`; `None` where it is torn.
+
+    The axis is cut at a stride in the order of elements, which a view keeps.
+    """
+    stride = axis.inner * prod(source[axis.dim + 1 :])
+    below = 1
+    for dim in range(len(target) - 1, -1, -1):
+        above = below * target[dim]
+        inside = below <= stride and stride * axis.size <= above
+        if inside and target[dim] > 1 and stride % below == 0 and above % (stride * axis.size) == 0:
+            return Axis(dim, stride // below, axis.size)
+        below = above
+    return None
+
+
+def is_view_slice(tensor: Tensor, axis: Axis) -> bool:
+    """Whether a chunk of `tensor` is a view of it, and no copy."""
+    return axis.outer(tensor.shape) == 1

@@ -1,0 +1,198 @@
+"""A module's forward as a program with chunk loops, one for each kind of input, in place of the module's own.
+
+The module's class is exchanged for a dynamic subclass, as regions of activation checkpointing do; parameters,
+hooks and names stay. Such a region, and FSDP2, may come around it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from strategies.blocks import Chunked, plain_named_modules
+from strategies.chunking.loops import Schedule
+from strategies.chunking.lower import Code, lower
+from strategies.chunking.runtime import GIVEN
+from strategies.errors import StrategyError
+from strategies.fx.program import device_of, shadowed, submodule, value_read
+from strategies.fx.record import Position
+from strategies.fx.shadow import Shadow
+from strategies.fx.state import CONSTANTS
+from strategies.plan.record import ScopeGraph, record_scopes
+
+PROGRAMS = 64
+"""Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
+
+_ATTRIBUTE = "_acbench_chunks"
+
+
+class Scheduler(Protocol):
+    """Decides what runs in which order in the forward of a scope."""
+
+    def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:
+        """Return the schedule of a graph of the scope, whose inputs at `donated` may be overwritten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """The code of a forward for one kind of input."""
+
+    graph: ScopeGraph
+    code: Code
+    reads: Mapping[tuple[str, str], object]
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether what forward read of modules is still what it was."""
+        return all(value_read(module, *place) == value for place, value in self.reads.items())
+
+    def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Return what forward returns for the tensors among its inputs."""
+        read = partial(_read, module, self.graph.constants)
+        called = (submodule(module, fqn) for fqn in self.code.calls)
+        results = self.code.module(*map(read, self.code.reads), *called, *tensors)
+        leaves = [results[each.index] if isinstance(each, Position) else each for each in self.graph.outputs]
+        return tree_unflatten(leaves, self.graph.structure)
+
+
+@dataclass(kw_only=True, slots=True)
+class ChunkedForward:
+    """What runs in place of one module's forward.
+
+    Fields:
+        scheduler: decides for graphs of the module.
+        scopes: FQNs below the module of the inner modules that have a forward of this sort too.
+        programs: by kind of input.
+        plan: of the whole model, on the model itself, as JSON values.
+        latest: the program that ran last.
+    """
+
+    scheduler: Scheduler
+    scopes: frozenset[str]
+    programs: dict[Hashable, Program] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    latest: Program | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the module's own forward returns.
+
+        Raises:
+            StrategyError: the forward cannot be recorded for inputs of this kind.
+        """
+        given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
+        leaves, structure = tree_flatten((args, kwargs))
+        kind = (structure, tuple(map(_kind, leaves)), given, _context(module))
+        program = self.programs.get(kind)
+        if program is None or not program.fits(module):
+            # what follows is no part of the step that somebody may measure or recompute
+            with _disable_current_modes(), saved_tensors_hooks(_same, _same):
+                program = self._program(module, args, kwargs, given)
+        self.programs.pop(kind, None)
+        self.programs[kind] = program  # the latest comes last
+        if len(self.programs) > PROGRAMS:
+            del self.programs[next(iter(self.programs))]
+        self.latest = program
+        device = device_of(leaves).type
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not torch.is_autocast_enabled(device):
+            return program(module, tensors)
+        with torch.autocast(device, enabled=False):  # the program has its casts
+            return program(module, tensors)
+
+    def chunks(self) -> int:
+        """Return the bodies that ran in the latest forward."""
+        return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
+
+    def _program(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]
+    ) -> Program:
+        device = device_of(tree_flatten((args, kwargs))[0])
+        shadow = Shadow.of(module).on(device)
+        assert shadow.mode is not None
+        with shadow.mode:
+            inputs = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
+        graph = record_scopes(shadow, self.scopes, *inputs)[-1]
+        return Program(
+            graph=graph,
+            code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)),
+            reads={place: value_read(module, *place) for place in graph.reads},
+        )
+
+
+def _of_a_function(tensor: Tensor) -> Tensor:
+    """Return an input that forward may write to: autograd refuses that for leaves."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return tensor.clone() if tensor.requires_grad and tensor.is_leaf and is_dense else tensor
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def put(module: nn.Module, forward: ChunkedForward) -> None:
+    """Let `forward` run in place of the module's own forward."""
+    module.__dict__[_ATTRIBUTE] = forward
+    module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
+
+
+def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
+    """Return what runs in place of forwards in `model`, by plain FQN."""
+    return {
+        name: vars(module)[_ATTRIBUTE]
+        for name, module in plain_named_modules(model)
+        if isinstance(module, Chunked) and _ATTRIBUTE in vars(module)
+    }
+
+
+class _ChunkedForward(Chunked):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward: ChunkedForward = vars(self)[_ATTRIBUTE]
+        return forward(self, args, kwargs)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+
+
+@cache  # one class per class
+def _chunked_class(original: type[Any]) -> type[nn.Module]:
+    return type(original.__name__, (_ChunkedForward, original), {"__module__": original.__module__})
+
+
+def _rebuild(original: Any) -> nn.Module:
+    chunked = _chunked_class(original)
+    return chunked.__new__(chunked)
+
+
+def _read(module: nn.Module, constants: Mapping[str, Tensor], name: str) -> Tensor:
+    if name in constants:
+        return constants[name]
+    owner, _, attribute = name.rpartition(".")
+    found: Tensor = getattr(submodule(module, owner), attribute)
+    return found
+
+
+def _kind(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, CONSTANTS):
+        return type(leaf), leaf
+    raise StrategyError("chunk", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
+
+
+def _context(module: nn.Module) -> Hashable:
+    """Return what decides, beside its inputs, what a forward does."""
+    return (
+        torch.is_grad_enabled(),
+        tuple(each.training for each in module.modules()),
+        tuple(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ),
+    )

@@ -1,0 +1,204 @@
+"""Schedules as code: one graph of operators, with each loop a module that holds the graph of its body."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from strategies.chunking.axes import Axis
+from strategies.chunking.loops import ADDING, Loop, Schedule, Take
+from strategies.chunking.rules import FACTORIES, SHAPED, slots
+from strategies.chunking.runtime import (
+    Buffer,
+    ChunkLoop,
+    call_giving,
+    contiguous_strides,
+    take_chunk,
+    write_chunk,
+)
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """The code of a scope.
+
+    Fields:
+        module: takes the values of `reads`, the modules of `calls` and the scope's own tensor inputs, in this
+            order, and returns its tensor outputs.
+        reads: names of parameters, buffers and constants of the scope.
+        calls: FQNs of the inner scopes below the scope.
+        loops: in the order in which they run.
+    """
+
+    module: fx.GraphModule
+    reads: tuple[str, ...]
+    calls: tuple[str, ...]
+    loops: tuple[ChunkLoop, ...]
+
+
+def lower(graph: fx.Graph, schedule: Schedule) -> Code:
+    """Return a schedule of the nodes of `graph` as code."""
+    return _Lowering(graph).code(schedule)
+
+
+class _Lowering:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._source = graph
+        self._graph = fx.Graph()
+        self._held: dict[str, nn.Module] = {}
+        self._known: dict[fx.Node, fx.Node] = {}
+        self._callees: dict[str, fx.Node] = {}
+
+    def code(self, schedule: Schedule) -> Code:
+        reads: dict[str, fx.Node] = {}
+        called = dict.fromkeys(str(node.target) for node in self._source.nodes if node.op == "call_module")
+        for node in self._source.nodes:
+            if node.op == "get_attr":
+                if node.target not in reads:
+                    reads[str(node.target)] = self._graph.placeholder(node.name)
+                self._known[node] = reads[str(node.target)]
+        for fqn in called:
+            self._callees[fqn] = self._graph.placeholder(fqn.replace(".", "_"))
+        for node in self._source.nodes:
+            if node.op == "placeholder":
+                self._known[node] = self._graph.placeholder(node.name)
+        loops: list[ChunkLoop] = []
+        donated = schedule.donations()
+        for item in schedule.items:
+            if isinstance(item, Loop):
+                loops.append(self._loop(item, f"loop_{len(loops)}"))
+            else:
+                self._known[item] = self._copied(item, donated.get(item, frozenset()))
+        self._graph.output(tuple(self._known[node] for node in schedule.outputs))
+        for node, new in self._known.items():
+            new.meta.setdefault("val", node.meta.get("val"))
+        return Code(
+            module=fx.GraphModule(self._held, self._graph, "forward"),
+            reads=tuple(reads),
+            calls=tuple(called),
+            loops=tuple(loops),
+        )
+
+    def _copied(self, node: fx.Node, donated: frozenset[int]) -> fx.Node:
+        if node.op != "call_module":
+            return self._graph.node_copy(node, self._known.__getitem__)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        return self._graph.call_function(
+            call_giving, (self._callees[str(node.target)], tuple(sorted(donated)), *args), kwargs
+        )
+
+    def _loop(self, loop: Loop, name: str) -> ChunkLoop:
+        module = chunk_loop(loop)
+        self._held[name] = module
+        call = self._graph.call_module(name, tuple(self._known[take.node] for take in loop.takes))
+        if len(loop.gives) == 1:
+            self._known[loop.gives[0].node] = call
+            return module
+        for index, give in enumerate(loop.gives):
+            self._known[give.node] = self._graph.call_function(operator.getitem, (call, index))
+        return module
+
+
+def chunk_loop(loop: Loop) -> ChunkLoop:
+    """Return the module of a loop."""
+    positions = {take.node: index for index, take in enumerate(loop.takes) if take.axis is not None}
+    return ChunkLoop(
+        body=_body(loop, is_writing=True),
+        results=_body(loop, is_writing=False),
+        axes=[take.axis for take in loop.takes],
+        copies=[take.is_copied for take in loop.takes],
+        gives=[
+            _buffer(give.node.meta["val"], give.axis, None if give.into is None else positions[give.into])
+            for give in loop.gives
+        ],
+        size=loop.size,
+        length=loop.length,
+    )
+
+
+def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
+    is_dense = _aten.is_non_overlapping_and_dense.default(value)
+    strides = value.stride() if is_dense else contiguous_strides(value.shape)
+    return Buffer(
+        shape=tuple(value.shape),
+        strides=tuple(strides),
+        dtype=value.dtype,
+        device=value.device,
+        axis=axis,
+        into=into,
+    )
+
+
+def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
+    """Return the body of a loop, which writes its results or returns them."""
+    graph = fx.Graph()
+    start, length = graph.placeholder("start"), graph.placeholder("length")
+    outside = {take: graph.placeholder(take.node.name) for take in loop.takes}
+    gives = {give.node: give for give in loop.gives}
+    buffers = {give.node: graph.placeholder(f"{give.node.name}_all") for give in loop.gives if is_writing}
+    chunks: dict[Take, fx.Node] = {} if is_writing else dict(outside)
+    made: dict[fx.Node, fx.Node] = {}
+    sizes: dict[int, Any] = {1: length}
+
+    def taken(take: Take) -> fx.Node:
+        if take.axis is None:
+            return outside[take]
+        if take not in chunks:
+            chunks[take] = graph.call_function(
+                take_chunk, (outside[take], take.axis, start, length), {"copy": take.is_copied}
+            )
+        return chunks[take]
+
+    def sized(value: Tensor, axis: Axis) -> list[Any]:
+        shape: list[Any] = list(value.shape)
+        factor = axis.factor(shape)
+        if factor not in sizes:
+            sizes[factor] = graph.call_function(operator.mul, (length, factor))
+        shape[axis.dim] = sizes[factor]
+        return shape
+
+    for node in loop.region.members:
+        inputs = iter(
+            [
+                made[source] if take is None else taken(take)
+                for source, take in ((s, loop.local(node, slot)) for slot, s in enumerate(slots(node)))
+            ]
+        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))  # noqa: B023 (used at once)
+        if node in buffers and gives[node].adds_in_place:
+            graph.call_function(ADDING[node.target], (buffers[node], *args))
+            continue
+        made[node] = graph.call_function(node.target, _local(node, args, loop, sized), kwargs)  # type: ignore[arg-type]
+        made[node].meta["val"] = node.meta["val"]
+        if node in buffers:
+            axis = gives[node].axis
+            if axis is None:
+                graph.call_function(_aten.add_.Tensor, (buffers[node], made[node]))
+            else:
+                graph.call_function(write_chunk, (buffers[node], axis, start, made[node]))
+    graph.output(None if is_writing else tuple(made[give.node] for give in loop.gives))
+    return fx.GraphModule({}, graph, "body")
+
+
+def _local(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[Tensor, Axis], list[Any]]
+) -> tuple[Any, ...]:
+    """Return the arguments of a member with the sizes of a chunk."""
+    axes, value = loop.region.axes[node], node.meta["val"]
+    axis = axes[0] if axes else None
+    if axis is None:
+        return args
+    if node.target in SHAPED:
+        return (args[0], sized(value, axis), *args[2:])
+    if node.target in FACTORIES:
+        return (sized(value, axis), *args[1:])
+    if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
+        return (*args[:3], sized(value[0], axis)[0], *args[4:])
+    return args

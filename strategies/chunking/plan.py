@@ -1,0 +1,196 @@
+"""Chunk plans: what runs in chunks in a model so that its activations stay within a budget of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from strategies.blocks import Chunked, plain_class, unwrapped
+from strategies.chunking.forward import chunked_forwards
+from strategies.chunking.planner import PlannedRegion, Planner, forward_plan, training_plan
+from strategies.chunking.rehearsal import PlannedStep, Rehearsal
+from strategies.chunking.scopes import ScopeScheduler, put_all, scopes_of
+from strategies.errors import StrategyError
+from strategies.fx.program import device_of, shadowed
+from strategies.fx.shadow import Shadow
+from strategies.plan.cost import machine_for
+from strategies.plan.record import record_scopes
+
+__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "PlannedStep"]
+
+
+class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
+    """No plan that was found keeps the budget.
+
+    Args:
+        where: the configuration path of the budget.
+        budget_bytes: what was asked for.
+        minimum_feasible_bytes: the smallest peak of activations that a plan reaches.
+    """
+
+    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int) -> None:
+        super().__init__(
+            where,
+            f"no plan keeps activations within {budget_bytes} bytes; "
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkPlan:
+    """Which parts of a model's forward run in chunks, and the bytes that follow.
+
+    Fields:
+        budget_bytes: what was asked for; `None` for the smallest.
+        predicted_peak_bytes: the highest total of storages made by a pass of the planned model.
+        unchunked_peak_bytes: the same of the model as it is.
+        minimum_feasible_bytes: the smallest peak that the search has seen; where the model fits as it is,
+            there was no search.
+        predicted_slowdown: time with the plan / time without, by the cost model.
+        training: whether the pass has a backward.
+        regions: in the order of scopes and of operators.
+        schedulers: by FQN of the scope.
+    """
+
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    unchunked_peak_bytes: int
+    minimum_feasible_bytes: int
+    predicted_slowdown: float
+    training: bool
+    regions: tuple[PlannedRegion, ...]
+    schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
+
+    @classmethod
+    def make(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        budget_bytes: int | None = None,
+        *,
+        fraction: float | None = None,
+        training: bool = False,
+        step: PlannedStep | None = None,
+        where: str = "chunk.budget",
+    ) -> ChunkPlan:
+        """Return the fastest plan that was found whose peak is at most `budget_bytes`.
+
+        Args:
+            model: plain; on the meta device is enough. Its training flags are those of the planned pass.
+            sample: positional inputs; meta tensors are enough.
+            budget_bytes: of activations, at least 1; `None` for the smallest peak.
+            fraction: of the peak of the model as it is, in place of `budget_bytes`.
+            training: whether to plan forward and backward.
+            step: what else the pass holds.
+            where: the configuration path that messages name.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the budget is no positive number, the model is chunked already, or its forward
+                depends on data.
+        """
+        if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
+            raise StrategyError(where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}")
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        device = device_of(tree_flatten(sample)[0])
+        shadow = Shadow.of(plain).on(device)
+        inputs, _ = shadowed(shadow, (sample, {}), device)
+        scopes = scopes_of(plain)
+        with torch.set_grad_enabled(training):
+            graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
+        rehearsal = Rehearsal(
+            model=plain, sample=sample, device=device, step=step or PlannedStep(), training=training
+        )
+        unchunked_bytes = rehearsal.peak_bytes({})
+        if fraction is not None:
+            budget_bytes = int(unchunked_bytes * fraction)
+        if budget_bytes is not None and budget_bytes >= unchunked_bytes:
+            return cls._nothing(budget_bytes, unchunked_bytes, training=training)
+        planner = Planner(graphs, machine_for(device))
+        if training:
+            chosen, minimum = training_plan(planner, rehearsal, budget_bytes)
+        else:
+            chosen, minimum = forward_plan(planner, budget_bytes)
+        if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
+            raise InfeasibleBudget(where, budget_bytes, minimum)
+        return cls(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=chosen.peak_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=minimum,
+            predicted_slowdown=chosen.slowdown,
+            training=training,
+            regions=tuple(chosen.regions()),
+            schedulers=chosen.schedulers(planner.machine, training=training),
+        )
+
+    @classmethod
+    def _nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
+        """Return the plan of a model that fits as it is."""
+        return cls(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=unchunked_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=unchunked_bytes,
+            predicted_slowdown=1.0,
+            training=training,
+            regions=(),
+            schedulers={},
+        )
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return `model`, whose scopes run the plan from now on, in place.
+
+        Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
+
+        Raises:
+            StrategyError: the model is chunked already, or a module inside a scope has hooks.
+        """
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        inner = frozenset(fqn for fqn in self.schedulers if fqn)
+        for fqn in self.schedulers:
+            _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
+        put_all(plain, self.schedulers)
+        for forward in chunked_forwards(plain).values():
+            forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values, what runs it left out."""
+        names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
+        numbers = {name: getattr(self, name) for name in names}
+        regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
+        return {**numbers, "predicted_slowdown": self.predicted_slowdown, "regions": regions}
+
+
+def _refuse_chunked(model: nn.Module) -> None:
+    if any(isinstance(module, Chunked) for module in model.modules()):
+        raise StrategyError(
+            "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"
+        )
+
+
+def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
+    """Refuse hooks of modules inside a scope: its program does not call them."""
+    for name, module in scope.named_modules():
+        inside = any(name == block or name.startswith(f"{block}.") for block in inner)
+        hooks = (
+            module._forward_hooks,  # noqa: SLF001
+            module._forward_pre_hooks,  # noqa: SLF001
+            module._backward_hooks,  # noqa: SLF001
+            module._backward_pre_hooks,  # noqa: SLF001
+        )
+        if name and not inside and any(hooks):
+            where = f"{fqn}.{name}".lstrip(".")
+            raise StrategyError(
+                "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"
+            )

@@ -1,0 +1,199 @@
+"""Planning of all scopes of a model together: forward alone, and forward with backward."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from strategies.chunking.decisions import decisions_of, structure_of
+from strategies.chunking.loops import Loop, Schedule
+from strategies.chunking.rehearsal import Rehearsal
+from strategies.chunking.scopes import ScopeScheduler, inputs_at, signature_of
+from strategies.chunking.search import Search, unchunked
+from strategies.chunking.training_plan import TrainingPlanner
+from strategies.plan.cost import Machine
+from strategies.plan.liveness import Storages
+from strategies.plan.record import ScopeGraph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRegion:
+    """Operators that run as one loop.
+
+    Fields:
+        scope: FQN of the module in whose forward they stand; `""` is the model.
+        operators: names in the listing of the scope, in order.
+        dimension: of the value that the region grew from, along which it is cut; `None` for a sum.
+        of: the name of that value.
+        size: of the chunk axis.
+        chunk_size: positions in a chunk; the last one may have less.
+        chunks: how often the operators run.
+    """
+
+    scope: str
+    operators: tuple[str, ...]
+    dimension: int | None
+    of: str
+    size: int
+    chunk_size: int
+    chunks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The schedules of all scopes.
+
+    Fields:
+        graphs: inner ones first, the model's last.
+        schedules: of these.
+        goals: the peaks that were asked of them.
+        peak_bytes: of the whole pass.
+        slowdown: time of the pass / time without loops.
+        peak_share: estimated peak / that without loops, for passes with a backward.
+    """
+
+    graphs: list[ScopeGraph]
+    schedules: list[Schedule]
+    goals: list[int]
+    peak_bytes: int
+    slowdown: float
+    peak_share: float = 1.0
+
+    def regions(self) -> list[PlannedRegion]:
+        """Return the loops, in the order of scopes and operators."""
+        return [
+            _region(graph.fqn, item)
+            for graph, schedule in zip(self.graphs, self.schedules, strict=True)
+            for item in schedule.items
+            if isinstance(item, Loop)
+        ]
+
+    def schedulers(self, machine: Machine, *, training: bool) -> dict[str, ScopeScheduler]:
+        """Return who decides for each scope from now on."""
+        found: dict[str, ScopeScheduler] = {}
+        for graph, schedule, goal in zip(self.graphs, self.schedules, self.goals, strict=True):
+            # identical blocks share one schedule, whose nodes are those of the first one's graph
+            decided = decisions_of(next(iter(schedule.storages.of)).graph, schedule)
+            earlier = found[graph.fqn].decisions if graph.fqn in found else {}
+            found[graph.fqn] = ScopeScheduler(
+                decisions={structure_of(graph.graph): decided, **earlier},
+                goal_bytes=goal,
+                share=self.peak_share if training else None,
+                machine=machine,
+            )
+        return found
+
+
+class Planner:
+    """Plans the scopes of one model; identical scopes once."""
+
+    def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
+        self.machine = machine
+        self.graphs = graphs
+        self._root = graphs[-1].graph
+        self._calls = [node for node in self._root.nodes if node.op == "call_module"]
+        self._plain: dict[Hashable, Schedule] = {}
+        self._fitted: dict[Hashable, Schedule] = {}
+        self._signatures = [signature_of(graph.graph) for graph in graphs]
+        for graph, signature in zip(graphs, self._signatures, strict=True):
+            if signature not in self._plain:
+                self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
+        self._seconds = sum(self._plain[each].seconds(machine) for each in self._signatures)
+
+    def plan(self, goal: int) -> Planned:
+        """Return the schedules whose peak is at most `goal`, or near the smallest."""
+        root = self._plain[self._signatures[-1]]
+        donated = root.donations()
+        for _ in range(2):  # loops of the root may let other inputs of calls live longer
+            schedules, goals, calls = [], [], {}
+            before = dict(zip(root.items, root.profile().before_bytes, strict=True))
+            for call, signature in zip(self._calls, self._signatures[:-1], strict=True):
+                goals.append(max(goal - before[call], 0))
+                schedules.append(self._fit(signature, donated[call], goals[-1]))
+                calls[call] = schedules[-1].profile().peak_bytes - sum(root.storages.made[call].values())
+            plain = replace(self._plain[self._signatures[-1]], calls=calls)
+            root = Search(plain, self.machine).fit(goal)
+            if root.donations() == donated:
+                break
+            donated = root.donations()
+        schedules.append(root)
+        return Planned(
+            graphs=self.graphs,
+            schedules=schedules,
+            goals=[*goals, goal],
+            peak_bytes=root.profile().peak_bytes,
+            slowdown=sum(schedule.seconds(self.machine) for schedule in schedules) / self._seconds,
+        )
+
+    def training(self) -> TrainingPlanner:
+        """Return the planner of forward and backward."""
+        return TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+
+    def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
+        key = signature, donated, goal
+        if key not in self._fitted:
+            plain = self._plain[signature]
+            graph = next(iter(plain.storages.of)).graph
+            self._fitted[key] = Search(plain, self.machine, inputs_at(graph, donated)).fit(goal)
+        return self._fitted[key]
+
+
+def forward_plan(planner: Planner, budget: int | None) -> tuple[Planned, int]:
+    """Return the fastest plan of forward within the budget, or else the smallest, and the smallest peak."""
+    smallest = planner.plan(0)
+    if budget is None:
+        return smallest, smallest.peak_bytes
+    fitting = planner.plan(budget)
+    chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget, each.slowdown))
+    return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
+
+
+def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
+    """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
+    training = planner.training()
+    path = training.path()
+    known: dict[int, Planned] = {}
+
+    def rehearsed(index: int) -> Planned:
+        if index not in known:
+            schedules = training.schedules(path[index])
+            planned = Planned(
+                graphs=planner.graphs,
+                schedules=schedules,
+                goals=[path[index].peak_bytes] * len(schedules),
+                peak_bytes=0,
+                slowdown=path[index].seconds / path[0].seconds,
+                peak_share=path[index].peak_bytes / path[0].peak_bytes,
+            )
+            peak = rehearsal.peak_bytes(planned.schedulers(planner.machine, training=True))
+            known[index] = replace(planned, peak_bytes=peak)
+        return known[index]
+
+    smallest = min(
+        (rehearsed(index) for index in range(max(len(path) - 3, 0), len(path))),
+        key=lambda each: each.peak_bytes,
+    )
+    if budget is None or smallest.peak_bytes > budget:
+        return smallest, smallest.peak_bytes
+    low, high = 0, len(path) - 1  # peaks fall along the path, nearly
+    while low < high:
+        middle = (low + high) // 2
+        if rehearsed(middle).peak_bytes <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    fitting = [each for each in known.values() if each.peak_bytes <= budget]
+    return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes
+
+
+def _region(scope: str, loop: Loop) -> PlannedRegion:
+    seed = loop.region.seed
+    return PlannedRegion(
+        scope=scope,
+        operators=tuple(node.name for node in loop.region.members),
+        dimension=None if seed.axis is None else seed.axis.dim,
+        of=seed.node.name,
+        size=loop.size,
+        chunk_size=loop.length,
+        chunks=loop.chunks,
+    )

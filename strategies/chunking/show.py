@@ -1,0 +1,96 @@
+"""Plans as text that a person reads: the code with its loops, and the bytes operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+from strategies.blocks import unwrapped
+from strategies.chunking.loops import Loop, Schedule
+from strategies.chunking.lower import lower
+from strategies.chunking.plan import ChunkPlan
+from strategies.chunking.runtime import ChunkLoop
+from strategies.chunking.scopes import scopes_of
+from strategies.chunking.search import unchunked
+from strategies.fx.listing import code_text
+from strategies.fx.program import device_of, shadowed
+from strategies.fx.shadow import Shadow
+from strategies.plan.liveness import Profile, Storages
+from strategies.plan.record import ScopeGraph, record_scopes
+
+
+def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
+    """Return a summary, the regions, and the code of each sort of scope with its loops."""
+    parts = [_summary(plan)]
+    for names, graph, schedule in _sorts(plan, model, sample):
+        code = lower(graph.graph, schedule)
+        parts.append(f"# {names}\n{code_text(code.module)}")
+        parts += [
+            f"# loop_{index}: {loop.size} in chunks of {loop.length}\n{code_text(loop.body)}"
+            for index, loop in enumerate(code.loops)
+            if isinstance(loop, ChunkLoop)
+        ]
+    return "\n\n".join(parts)
+
+
+def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
+    """Return the bytes alive in forward at each operator, before and after chunking."""
+    parts = [_summary(plan)]
+    for names, graph, schedule in _sorts(plan, model, sample):
+        plain = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
+        parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
+    return "\n\n".join(parts)
+
+
+def _summary(plan: ChunkPlan) -> str:
+    lines = [
+        f"activations: {plan.unchunked_peak_bytes} bytes as it is, {plan.predicted_peak_bytes} bytes planned",
+        f"budget: {'the smallest' if plan.budget_bytes is None else f'{plan.budget_bytes} bytes'}",
+        f"time: {plan.predicted_slowdown:.2f} x, by the cost model",
+    ]
+    for region in plan.regions:
+        along = "a sum" if region.dimension is None else f"dimension {region.dimension} of {region.of}"
+        scope = region.scope or "(model)"
+        lines.append(
+            f"{scope}: {len(region.operators)} operators, {region.chunks} chunks of {region.chunk_size} "
+            f"from {region.size}, along {along}"
+        )
+    return "\n".join(lines)
+
+
+def _sorts(
+    plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]
+) -> Iterator[tuple[str, ScopeGraph, Schedule]]:
+    """Yield each sort of scope once, with the names of all scopes of the sort."""
+    plain = unwrapped(model)
+    device = device_of(tree_flatten(sample)[0])
+    shadow = Shadow.of(plain).on(device)
+    with torch.set_grad_enabled(plan.training):
+        graphs = record_scopes(shadow, scopes_of(plain), *shadowed(shadow, (sample, {}), device))
+    sorts: dict[str, tuple[list[str], ScopeGraph, Schedule]] = {}
+    for graph in graphs:
+        scheduler = plan.schedulers.get(graph.fqn)
+        if scheduler is None:
+            continue
+        schedule = scheduler.schedule(graph.graph, frozenset())
+        text = code_text(lower(graph.graph, schedule).module)
+        sorts.setdefault(text, ([], graph, schedule))[0].append(graph.fqn or "(model)")
+    for names, graph, schedule in sorts.values():
+        yield ", ".join(dict.fromkeys(names)), graph, schedule
+
+
+def _table(schedule: Schedule) -> str:
+    profile: Profile = schedule.profile()
+    rows = zip(schedule.items, profile.live_bytes, strict=True)
+    return "\n".join(f"{live:>16,}  {_name(item)}" for item, live in rows)
+
+
+def _name(item: fx.Node | Loop) -> str:
+    if isinstance(item, Loop):
+        members = item.region.members
+        return f"loop of {item.chunks} x {item.length}: {members[0].name} ... {members[-1].name}"
+    return str(item.name)

@@ -1,0 +1,214 @@
+"""Forward and backward of a schedule, as storages see them: an estimate that guides the search.
+
+What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
+the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
+with the operator that made the storage. What operators of backward hold for themselves is left out, and so
+are gradients of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from strategies.chunking.loops import Body, Loop, Schedule
+from strategies.chunking.rules import slots
+from strategies.plan.cost import Machine, cost_of
+from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, simulate
+
+BACKWARD_SHARE = 2.0
+"""Time of the gradients of an operator / time of the operator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """The pass of an inner scope, as the scope around it sees it, its results left out.
+
+    Fields:
+        saved_bytes: what it keeps between forward and backward.
+        forward_bytes, backward_bytes: the highest totals during each.
+        seconds: of both.
+    """
+
+    saved_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    seconds: float
+
+
+def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
+    """Return the storages that autograd keeps for the gradient of each node of a graph recorded with it."""
+    return {node: frozenset(_saved(node)) for node in graph.nodes}
+
+
+def _saved(node: fx.Node) -> Iterable[Key]:
+    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    function = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
+    if function is None or node.op != "call_function":
+        return
+    for name in dir(function):
+        if name.startswith("_saved_"):
+            try:
+                saved = getattr(function, name)
+            except RuntimeError:  # it was written in place since, as nobody will read it
+                continue
+            yield from (key_of(each) for each in tree_leaves(saved) if isinstance(each, Tensor))
+
+
+def has_gradient(node: fx.Node) -> bool:
+    """Whether backward computes a gradient for the value of a node, those of parameters left out."""
+    if "gradient" not in node.meta:
+        tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+        requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
+        node.meta["gradient"] = node.op != "get_attr" and requires_grad
+    return bool(node.meta["gradient"])
+
+
+@dataclass(kw_only=True, slots=True)
+class Pass:
+    """Forward and backward of a schedule.
+
+    Fields:
+        schedule: without results in the memory of inputs.
+        saves: storages that autograd keeps, by node.
+        calls: the passes of inner scopes.
+        tail_bytes: what the loss holds while it is computed, its input left out.
+    """
+
+    schedule: Schedule
+    saves: Mapping[fx.Node, frozenset[Key]]
+    calls: Mapping[fx.Node, Call]
+    tail_bytes: int = 0
+
+    def profile(self) -> Profile:
+        """Return what is alive in forward by item, with the loss, and in backward by item, the last first."""
+        schedule = self.schedule
+        forward = schedule.steps()
+        kept = schedule.kept()
+        for index, item in enumerate(schedule.items):
+            if not isinstance(item, Loop) and item in self.calls:
+                call, step = self.calls[item], forward[index]
+                more = call.forward_bytes - call.saved_bytes
+                forward[index] = replace(
+                    step, makes={**step.makes, ("saved", item): call.saved_bytes}, private_bytes=more
+                )
+        sizes = {key: size for step in forward for key, size in step.makes.items()}
+        born: set[Key] = set()
+        gradients = self._gradients(schedule.outputs, born, sizes)
+        steps = [*forward, Step(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
+        steps += [
+            self._backward(item, step, born, sizes)
+            for item, step in zip(reversed(schedule.items), reversed(forward), strict=True)
+        ]
+        return simulate(steps, ())
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time of forward and backward."""
+        total = 0.0
+        for item in self.schedule.items:
+            if isinstance(item, Loop):
+                total += item.seconds(machine) * (2 + BACKWARD_SHARE)
+            elif item in self.calls:
+                total += self.calls[item].seconds
+            elif item.op == "call_function":
+                total += cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE)
+        return total
+
+    def as_call(self, machine: Machine) -> Call:
+        """Return the pass as the scope around it sees it."""
+        profile, count = self.profile(), len(self.schedule.items)
+        results = sum(
+            size
+            for step in self.schedule.steps()
+            for key, size in step.makes.items()
+            if key in self.schedule.kept()
+        )
+        saved = max(profile.before_bytes[count] - results, 0)
+        return Call(
+            saved_bytes=saved,
+            forward_bytes=max(profile.live_bytes[:count], default=0) - results,
+            backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results,
+            seconds=self.seconds(machine),
+        )
+
+    def _gradients(
+        self, nodes: Iterable[fx.Node], born: set[Key], sizes: Mapping[Key, int]
+    ) -> dict[Key, int]:
+        """Return the gradients that are born for values of `nodes`."""
+        made: dict[Key, int] = {}
+        for node in nodes:
+            if not has_gradient(node):
+                continue
+            for key in self.schedule.of(node):
+                gradient = ("gradient", key)
+                if gradient not in born:
+                    born.add(gradient)
+                    made[gradient] = sizes.get(key, bytes_of(node.meta["val"]))
+        return made
+
+    def _backward(
+        self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]
+    ) -> Step:
+        inputs = [take.node for take in item.takes] if isinstance(item, Loop) else item.all_input_nodes
+        results = [give.node for give in item.gives] if isinstance(item, Loop) else [item]
+        given: set[Key] = {("gradient", key) for node in results for key in self.schedule.of(node)}
+        held = given & born
+        makes = self._gradients(inputs, born, sizes)
+        private = 0
+        if isinstance(item, Loop):
+            assert item.backward is not None
+            held |= {key for node in inputs for key in self.schedule.of(node)}
+            private = item.backward.peak_bytes(item.length)
+        elif item in self.calls:
+            call = self.calls[item]
+            held |= {("saved", item), *(key for node in inputs for key in self.schedule.of(node))}
+            private = max(call.backward_bytes - call.saved_bytes, 0)
+        else:
+            for node in item.all_input_nodes:
+                if self.saves[item] & set(self.schedule.storages.of[node]):
+                    held |= self.schedule.of(node)
+            held |= self.saves[item] & set(forward.makes)
+        return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+
+
+def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop | None:
+    """Return the loop with the memory of its body's backward.
+
+    `None` where it would save what an operator writes to: backward may come after the write.
+    """
+    if any(take.node.meta.get("written", False) for take in loop.takes):
+        return None
+    forward = loop.body_steps(storages, is_writing=False)
+    members = set(loop.region.members)
+    totals: list[list[int]] = []
+    for steps, grows in zip(forward, (True, False), strict=True):
+        born: set[Key] = set()
+        backward = []
+        for node in reversed(loop.region.members):
+            is_growing = bool(loop.region.axes[node])
+            held: set[Key] = {
+                key for key in born if key in {("gradient", each) for each in storages.of[node]}
+            }
+            kept: set[Key] = {
+                key for source in slots(node) if source in members for key in storages.of[source]
+            }
+            held |= saves[node] & (kept | set(storages.of[node]))
+            makes: dict[Key, int] = {}
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and source.meta["val"].requires_grad and not grows:
+                    makes["gradient", source, node] = bytes_of(source.meta["val"])
+                if not has_gradient(source) or is_growing is not grows:
+                    continue
+                for key in storages.of[source]:
+                    if ("gradient", key) not in born:
+                        born.add(("gradient", key))
+                        makes["gradient", key] = storages.made.get(source, {}).get(
+                            key, bytes_of(source.meta["val"])
+                        )
+            backward.append(Step(makes=makes, holds=frozenset(held)))
+        totals.append(list(simulate([*steps, *backward], ()).live_bytes))
+    return replace(loop, backward=Body(size=loop.size, totals=tuple(set(zip(*totals, strict=True)))))

@@ -1,0 +1,116 @@
+"""Plans for forward and backward: which option of each scope is taken for how much memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from strategies.chunking.loops import Schedule
+from strategies.chunking.training import Call, Pass, saved_storages
+from strategies.chunking.training_search import Option, TrainingSearch
+from strategies.plan.cost import Machine
+from strategies.plan.record import ScopeGraph
+
+_JUMPS = (1, 2, 4)  # options that a step may go down at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """One option for each sort of scope.
+
+    Fields:
+        at: position of the option, by sort; `None` is the model itself.
+        peak_bytes, seconds: of the whole pass, estimated.
+    """
+
+    at: Mapping[Hashable, int]
+    peak_bytes: int
+    seconds: float
+
+
+class TrainingPlanner:
+    """Chooses options of the scopes of one model; identical scopes have the same.
+
+    Args:
+        graphs: of the scopes, recorded with autograd, the model's last.
+        plain: their schedules without loops.
+        signatures: equal for scopes that one schedule suits.
+        machine: whose time is saved.
+        tail_bytes: what the loss holds beside its inputs.
+    """
+
+    def __init__(
+        self,
+        graphs: list[ScopeGraph],
+        plain: Mapping[Hashable, Schedule],
+        signatures: list[Hashable],
+        machine: Machine,
+        tail_bytes: int,
+    ) -> None:
+        self._machine = machine
+        self._signatures = signatures[:-1]
+        self._root = graphs[-1].graph
+        self._calls = [node for node in self._root.nodes if node.op == "call_module"]
+        counts = Counter(self._signatures)
+        self.options: dict[Hashable, list[Option]] = {}
+        for graph, signature in zip(graphs, self._signatures, strict=False):
+            if signature not in self.options:
+                first = Pass(schedule=plain[signature], saves=saved_storages(graph.graph), calls={})
+                self.options[signature] = TrainingSearch(first, machine, counts[signature]).path()
+        self._seen = {
+            (signature, index): option.planned.as_call(machine)
+            for signature, options in self.options.items()
+            for index, option in enumerate(options)
+        }
+        smallest = {signature: len(options) - 1 for signature, options in self.options.items()}
+        first = Pass(
+            schedule=plain[signatures[-1]],
+            saves=saved_storages(self._root),
+            calls=self._calls_at(smallest),
+            tail_bytes=tail_bytes,
+        )
+        self.options[None] = TrainingSearch(first, machine, 1).path()
+        self.first = self._chosen(dict.fromkeys(self.options, 0))
+
+    def path(self) -> list[Chosen]:
+        """Return choices of less and less memory, the first with nothing chunked."""
+        found = [self.first]
+        while (better := self._better(found[-1])) is not None:
+            found.append(better)
+        return found
+
+    def schedules(self, chosen: Chosen) -> list[Schedule]:
+        """Return the schedules of all graphs."""
+        sorts: Iterable[Hashable] = (*self._signatures, None)
+        return [self.options[sort][chosen.at[sort]].planned.schedule for sort in sorts]
+
+    def _better(self, current: Chosen) -> Chosen | None:
+        moves = [
+            {**current.at, sort: min(at + jump, len(self.options[sort]) - 1)}
+            for sort, at in current.at.items()
+            for jump in _JUMPS
+        ]
+        moves += [
+            {sort: min(at + jump, len(self.options[sort]) - 1) for sort, at in current.at.items()}
+            for jump in _JUMPS
+        ]
+        found = [self._chosen(at) for at in moves if at != current.at]
+        lower = [each for each in found if each.peak_bytes < current.peak_bytes]
+
+        def gain(each: Chosen) -> float:
+            return (current.peak_bytes - each.peak_bytes) / max(each.seconds - current.seconds, 1e-7)
+
+        return max(lower, key=gain, default=None)
+
+    def _calls_at(self, at: Mapping[Hashable, int]) -> dict[fx.Node, Call]:
+        return {
+            call: self._seen[signature, at[signature]]
+            for call, signature in zip(self._calls, self._signatures, strict=True)
+        }
+
+    def _chosen(self, at: Mapping[Hashable, int]) -> Chosen:
+        root = replace(self.options[None][at[None]].planned, calls=self._calls_at(at))
+        return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))

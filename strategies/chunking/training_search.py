@@ -1,0 +1,170 @@
+"""The search for loops where a backward follows: step by step down to the smallest memory that is found.
+
+Each step takes the loop that saves most bytes for its time; a plan chooses from what the steps pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from strategies.chunking.grow import Region
+from strategies.chunking.loops import Loop, lengths
+from strategies.chunking.search import Regions, cuts, dissolved, reach_of, used_in
+from strategies.chunking.training import Pass, with_backward
+from strategies.plan.cost import Machine
+from strategies.plan.liveness import Profile
+
+_STEPS = 24
+_TARGETS = 2  # operators that regions are sought around
+_LEAST_GAIN = 0.01  # of what is left, for a step
+_SLACK = 1.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A pass and what it needs.
+
+    Fields:
+        weight_bytes: what the search makes small: the peak, and what each other such scope saves.
+        seconds: of forward and backward.
+    """
+
+    planned: Pass
+    weight_bytes: int
+    seconds: float
+
+
+class TrainingSearch:
+    """The search on one graph.
+
+    Args:
+        first: nothing chunked.
+        machine: whose time is saved.
+        repeats: scopes like this one in the model.
+    """
+
+    def __init__(self, first: Pass, machine: Machine, repeats: int) -> None:
+        self._first = first
+        self._machine = machine
+        self._repeats = repeats
+        storages = first.schedule.storages
+        self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves))
+
+    def path(self) -> list[Option]:
+        """Return options of less and less memory, the first with nothing chunked."""
+        options = [self._option(self._first)]
+        for _ in range(_STEPS):
+            better = self._better(options[-1])
+            if better is None:
+                break
+            options.append(better)
+        return options
+
+    def _option(self, planned: Pass, profile: Profile | None = None) -> Option:
+        profile = profile or planned.profile()
+        saved = profile.before_bytes[len(planned.schedule.items)]
+        return Option(
+            planned=planned,
+            weight_bytes=profile.peak_bytes + (self._repeats - 1) * saved,
+            seconds=planned.seconds(self._machine),
+        )
+
+    def _better(self, current: Option) -> Option | None:
+        least = current.weight_bytes * (1 - _LEAST_GAIN)
+        found = [option for option in self._candidates(current) if option.weight_bytes <= least]
+
+        def gain(option: Option) -> float:
+            return (current.weight_bytes - option.weight_bytes) / max(option.seconds - current.seconds, 1e-7)
+
+        return max(found, key=gain, default=None)
+
+    def _candidates(self, current: Option) -> Iterator[Option]:
+        items = current.planned.schedule.items
+        profile = current.planned.profile()
+        for at in self._targets(current.planned, profile):
+            if isinstance(items[at], Loop):
+                yield from self._shorter(current.planned, at)
+            for plain, low, high in dissolved(items, at):
+                yield from self._new(replace(current.planned, schedule=self._with(plain)), low, high)
+
+    def _targets(self, planned: Pass, profile: Profile) -> list[int]:
+        """Return the items at the peak, and those that made most of what is saved."""
+        count = len(planned.schedule.items)
+        peak = profile.peak_step
+        at = peak if peak < count else max(2 * count - peak, 0)
+        steps = planned.schedule.steps()
+        dying_in_backward = {key for keys in profile.dying[count:] for key in keys}
+        made = [sum(size for key, size in step.makes.items() if key in dying_in_backward) for step in steps]
+        largest = sorted(range(count), key=lambda index: -made[index])[:_TARGETS]
+        chosen = [
+            index
+            for index in (min(at, count - 1), *largest)
+            if not self._is_fixed(planned.schedule.items[index])
+        ]
+        return list(dict.fromkeys(chosen))
+
+    def _is_fixed(self, item: fx.Node | Loop) -> bool:
+        return isinstance(item, fx.Node) and item.op != "call_function"
+
+    def _with(self, items: list[fx.Node | Loop]) -> Any:
+        return replace(self._first.schedule, items=items, _keys={})
+
+    def _shorter(self, planned: Pass, at: int) -> Iterator[Option]:
+        items = planned.schedule.items
+        loop = items[at]
+        assert isinstance(loop, Loop)
+        for length in [each for each in lengths(loop.size) if each <= loop.length // 2][:1]:
+            changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
+            yield self._option(replace(planned, schedule=self._with(changed)))
+
+    def _new(self, planned: Pass, low: int, high: int) -> Iterator[Option]:
+        items = planned.schedule.items
+        if any(self._is_fixed(item) for item in items[low : high + 1]):
+            return
+        profile = planned.schedule.profile()
+        first, last = reach_of(items, low, high)
+        at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
+        seen: set[Any] = set()
+        for start in cuts(items, profile.before_bytes, range(first, at + 1)):
+            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2)):
+                window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
+                for region in self._regions.around(items[at], window):
+                    order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
+                    key = order, tuple(region.members), tuple(region.needs.values())
+                    if key not in seen:
+                        seen.add(key)
+                        yield from self._placed(planned, start, stop, region)
+
+    def _placed(self, planned: Pass, start: int, stop: int, region: Region) -> Iterator[Option]:
+        items, schedule = planned.schedule.items, self._first.schedule
+        loop = self._regions.loop(region, used_in(items[stop:]) | set(schedule.outputs))
+        if loop is None:
+            return
+        at = start + len(region.before)
+        changed: list[fx.Node | Loop] = [*items[:start], *region.before, loop, *region.after, *items[stop:]]
+        trial = replace(planned, schedule=self._with(changed))
+        profile = trial.profile()
+        length = self._length(loop, profile, at)
+        changed[at] = loop.with_length(length)
+        yield self._option(replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length))
+
+    def _length(self, loop: Loop, profile: Profile, at: int) -> int:
+        """Return the longest chunk that is not what makes the peak."""
+        sizes = [length for length in lengths(loop.size) if length < loop.size]
+        peaks = {length: _moved(profile, loop, at, length).peak_bytes for length in sizes}
+        allowed = min(peaks.values()) * _SLACK
+        return next(length for length in sizes if peaks[length] <= allowed)
+
+
+def _moved(profile: Profile, loop: Loop, at: int, length: int) -> Profile:
+    """Return the profile with chunks of `length` in place of those of 1."""
+    live = list(profile.live_bytes)
+    assert loop.backward is not None
+    live[at] += loop.memory.peak_bytes(length) - loop.memory.peak_bytes(loop.length)
+    back = len(live) - 1 - at
+    live[back] += loop.backward.peak_bytes(length) - loop.backward.peak_bytes(loop.length)
+    return replace(profile, live_bytes=live)

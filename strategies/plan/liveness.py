@@ -1,0 +1,166 @@
+"""Which storages are alive while a list of steps runs: the simulator behind every predicted peak.
+
+A storage is born with the step that makes it and dies after the last step that holds a tensor on it, which is
+what the code of a `torch.fx` graph does: it drops each variable after its last use.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+Key: TypeAlias = Hashable
+"""Names a storage."""
+
+_NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one step does to storages.
+
+    Fields:
+        makes: bytes of each storage that is born.
+        holds: storages that must live until the step has ended.
+        private_bytes: what the step holds for itself beyond them, while all of them live.
+    """
+
+    makes: Mapping[Key, int]
+    holds: frozenset[Key]
+    private_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """The bytes alive during each step.
+
+    Fields:
+        live_bytes: by step.
+        before_bytes: alive when the step begins, by step.
+        dying: storages that die with the step, by step.
+    """
+
+    live_bytes: Sequence[int]
+    before_bytes: Sequence[int]
+    dying: Sequence[Sequence[Key]]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest total."""
+        return max(self.live_bytes, default=0)
+
+    @property
+    def peak_step(self) -> int:
+        """The first step that reaches it."""
+        return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
+
+
+def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
+    """Return what is alive while `steps` run in order.
+
+    Args:
+        steps: in order.
+        kept: storages that outlive the last step.
+    """
+    last: dict[Key, int] = {}
+    sizes: dict[Key, int] = {}
+    for index, step in enumerate(steps):
+        sizes |= step.makes
+        for key in (*step.makes, *step.holds):
+            last[key] = index
+    for key in kept:
+        last[key] = len(steps)
+    dying: list[list[Key]] = [[] for _ in range(len(steps) + 1)]
+    for key, index in last.items():
+        if key in sizes:
+            dying[index].append(key)
+    live, profile, before = 0, [], []
+    for index, step in enumerate(steps):
+        before.append(live)
+        live += sum(step.makes.values())
+        profile.append(live + step.private_bytes)
+        live -= sum(sizes[key] for key in dying[index])
+    return Profile(live_bytes=profile, before_bytes=before, dying=dying)
+
+
+@dataclass(kw_only=True, slots=True)
+class Storages:
+    """The storages of a graph's values.
+
+    Fields:
+        of: keys of what a node's value lies on.
+        made: bytes of what a node makes.
+    """
+
+    of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
+    made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
+    _steps: dict[fx.Node, Step] = field(default_factory=dict)
+
+    @classmethod
+    def of_graph(cls, graph: fx.Graph) -> Storages:
+        """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
+        storages, born = cls(), set[Key]()
+        for node in graph.nodes:
+            tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+            sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+            storages.of[node] = tuple(sizes)
+            is_outside = node.op in {"placeholder", "get_attr"}
+            storages.made[node] = (
+                {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
+            )
+            born |= sizes.keys()
+        return storages
+
+    def step(self, node: fx.Node) -> Step:
+        """Return what one node does."""
+        if node not in self._steps:
+            held = frozenset(key for source in (*node.all_input_nodes, node) for key in self.of[source])
+            self._steps[node] = Step(makes=self.made[node], holds=held, private_bytes=promoted_bytes(node))
+        return self._steps[node]
+
+
+def key_of(tensor: Tensor) -> Key:
+    """Return the key of the storage of a fake tensor, unique while the tensor lives."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    return key
+
+
+def steps_of(nodes: Sequence[fx.Node], storages: Storages) -> list[Step]:
+    """Return the steps of nodes that run one by one; a `getitem` takes no time and no memory."""
+    return [storages.step(node) for node in nodes]
+
+
+def promoted_bytes(node: fx.Node) -> int:
+    """Return the bytes of the tensors that torch makes of Python numbers given for tensors."""
+    return numbers_bytes(node.target, node.args)
+
+
+def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
+    positions = (position for position in _tensor_positions(func) if position < len(args))
+    return sum(_NUMBER_BYTES.get(type(args[position]), 0) for position in positions)
+
+
+@functools.cache
+def _tensor_positions(func: Any) -> tuple[int, ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = [] if schema is None else schema.arguments
+    return tuple(i for i, each in enumerate(arguments) if str(each.type) in {"Tensor", "Optional[Tensor]"})
+
+
+def is_operation(node: fx.Node) -> bool:
+    """Whether a node computes: neither an input, nor the output, nor a part of a result."""
+    return node.op in {"call_function", "call_module"} and node.target is not operator.getitem
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that the elements of all tensors in `value` need."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,76 @@
+"""A meter of live storages for rehearsals: what a computation holds, on tensors with or without memory."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from strategies.plan.liveness import numbers_bytes
+
+
+class LiveBytes(TorchDispatchMode):
+    """Follows every storage that an operator makes, from birth to death.
+
+    Args:
+        standing: tensors whose storages are not counted.
+    """
+
+    def __init__(self, standing: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._standing = {_key(tensor): tensor for tensor in standing}
+        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._numbers: dict[int, int] = {}
+        self._changes: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` and enter what it made."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._enter(tensor.untyped_storage())
+        promoted = numbers_bytes(func, args)
+        if promoted:
+            # autograd may keep the number until backward
+            self._changes += [(-1, promoted), (-1, 0 if torch.is_grad_enabled() else -promoted)]
+        return result
+
+    def peak_bytes(self, without: Iterable[Tensor] = ()) -> int:
+        """Return the highest total, the storages of some tensors left out."""
+        left_out: set[int] = {self._numbers[key] for key in map(_key, without) if key in self._live}
+        live = peak = 0
+        for number, delta in self._changes:
+            if number not in left_out:
+                live += delta
+                peak = max(peak, live)
+        return peak
+
+    def _enter(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata  # noqa: SLF001 (its identity)
+        if key in self._live or key in self._standing:
+            return
+        number, size = len(self._changes), storage.nbytes()
+        self._numbers[key] = number
+        self._changes.append((number, size))
+        self._live[key] = weakref.ref(storage, functools.partial(self._bury, key, number, size))
+
+    def _bury(self, key: int, number: int, size: int, _: Any) -> None:
+        del self._live[key]
+        self._changes.append((number, -size))
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    return key

@@ -1,0 +1,262 @@
+"""Whatever a forward does between its products, plans for it give the results and gradients of plain code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.plan import PlannedStep
+from strategies.errors import StrategyError
+
+B, S, D, WIDE = 2, 22, 16, 64
+
+
+def _writes_in_place(h: Tensor) -> Tensor:
+    h = functional.silu(h)
+    h.mul_(2.0)
+    h += 1
+    return functional.relu_(h)
+
+
+def _writes_to_views(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[..., :D].mul_(3.0)
+    h[:, ::2] = 0
+    return h
+
+
+def _mixes_in_another_order(h: Tensor) -> Tensor:
+    rows = torch.arange(S - 1, -1, -1)
+    return h[:, rows] + h.index_select(1, rows) + h.flip(1) + torch.roll(h, 1, 1) + h.cumsum(1)
+
+
+def _outer_product(h: Tensor) -> Tensor:
+    pairs = h[:, :, None, :D] * h[:, None, :, :D]
+    return h + functional.pad(pairs.sum(2), (0, WIDE - D)) + functional.pad(pairs.mean(1), (D, WIDE - 2 * D))
+
+
+def _largest(h: Tensor) -> Tensor:
+    at = h.argmax(-1, keepdim=True)
+    return h + h.gather(-1, at) + h.amax(1, keepdim=True) + h.topk(3, -1).values.sum(-1, keepdim=True)
+
+
+def _attends(h: Tensor) -> Tensor:
+    scores = torch.einsum("bsd,btd->bst", h, h).softmax(-1)
+    return torch.einsum("bst,btd->bsd", scores, h)
+
+
+def _positions(h: Tensor) -> Tensor:
+    at = torch.arange(S, dtype=h.dtype)[None, :, None]
+    return h * at.sin() + torch.ones(S, S, dtype=h.dtype).tril() @ h
+
+
+def _depthwise(h: Tensor) -> Tensor:
+    kernel = torch.ones(WIDE, 1, 3, dtype=h.dtype)
+    return functional.conv1d(h.transpose(1, 2), kernel, padding=1, groups=WIDE).transpose(1, 2)
+
+
+def _halves(h: Tensor) -> Tensor:
+    one, other = torch.cat([h[:, 1:], h[:, :1]], 1).chunk(2, -1)
+    return torch.cat([one * other.sigmoid(), other], -1)
+
+
+def _pads_and_repeats(h: Tensor) -> Tensor:
+    padded = functional.pad(h, (0, 0, 1, 0))[:, :-1] + functional.pad(h, (0, 0, 0, 2))[:, 2:]
+    return padded + h.repeat(1, 2, 1)[:, :S] + h.repeat_interleave(2, 1)[:, S:]
+
+
+BODIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "writes in place": _writes_in_place,
+    "writes to views": _writes_to_views,
+    "rows in another order": _mixes_in_another_order,
+    "outer product": _outer_product,
+    "largest": _largest,
+    "attention without projections": _attends,
+    "positions and a mask": _positions,
+    "depthwise convolution": _depthwise,
+    "halves": _halves,
+    "pads and repeats": _pads_and_repeats,
+    "norms": lambda h: (
+        functional.normalize(h, dim=-1) + h / h.norm(dim=1, keepdim=True) + h.std(dim=1, keepdim=True)
+    ),
+    "sums": lambda h: h / h.sum(-1, keepdim=True).abs().clamp_min(1) + h.mean(1, keepdim=True) + h.sum(),
+    "detached": lambda h: h * h.detach().sigmoid() + h.detach(),
+    "where": lambda h: torch.where(h > 0, h, h.exp() - 1).masked_fill(h < -2, 0.0),
+    "rows of the batch merged": lambda h: functional.gelu(h.reshape(B * S, WIDE)).reshape(B, S, WIDE),
+    "strided view": lambda h: h.as_strided((B, S, WIDE), (S * WIDE, WIDE, 1)) + h,
+}
+
+
+class _Block(nn.Module):
+    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+        self.up = nn.Linear(D, WIDE)
+        self.down = nn.Linear(WIDE, D)
+        self.body = body
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        outputs: Tensor = x_BSD + self.down(self.body(functional.gelu(self.up(self.norm(x_BSD)))))
+        return outputs
+
+
+def _loss(outputs: Tensor) -> Tensor:
+    return outputs.square().mean()
+
+
+def _results(model: nn.Module, x_BSD: Tensor, *, training: bool) -> list[Tensor]:
+    if not training:
+        with torch.no_grad():
+            return [model(x_BSD)]
+    given = x_BSD.clone().requires_grad_()
+    outputs = model(given)
+    _loss(outputs).backward()  # type: ignore[no-untyped-call]
+    gradients = [each.grad for each in (given, *model.parameters()) if each.grad is not None]
+    return [outputs.detach(), *gradients]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("name", BODIES)
+def test_plans_give_what_plain_code_gives(name: str, *, training: bool) -> None:
+    torch.manual_seed(0)
+    model = _Block(BODIES[name]).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    step = PlannedStep(loss=_loss) if training else None
+    expected = _results(copy.deepcopy(model), x_BSD, training=training)
+    for fraction in (None, 0.7):
+        try:
+            plan = ChunkPlan.make(model, (x_BSD,), fraction=fraction, training=training, step=step)
+        except InfeasibleBudget:
+            continue
+        actual = _results(plan.apply(copy.deepcopy(model)), x_BSD, training=training)
+        torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
+
+
+class _Gated(nn.Module):
+    """Up, something, down; `scale` is a plain number."""
+
+    def __init__(self, width: int = D) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, WIDE)
+        self.down = nn.Linear(WIDE, width)
+        self.register_buffer("average", torch.zeros(width))
+        self.average: Tensor
+        self.scale = 1.0
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x + self.scale * self.down(functional.gelu(self.up(x)))
+        return outputs
+
+
+class _WithoutGradient(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate, _ = self.up(x).softmax(-1).sort(-1)
+        outputs: Tensor = x + self.down(self.up(x) * gate)
+        return outputs
+
+
+class _Averages(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        self.average.mul_(0.9).add_(x.detach().mean((0, 1)) * 0.1)
+        return super().forward(x + self.average)
+
+
+class _WritesToInput(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.down(functional.gelu(self.up(x * 1)))
+        return x
+
+
+class _Layers(nn.Module):
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(), layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        rows = x.view(-1, D)
+        for layer in self.layers:
+            x = layer(x)
+        return x + rows.view_as(x)
+
+
+@pytest.mark.parametrize("layer", [_WithoutGradient, _Averages, _WritesToInput])
+def test_state_and_detached_parts_are_those_of_plain_code(layer: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = _Layers(layer).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    plan = ChunkPlan.make(model, (x_BSD,), training=True, step=PlannedStep(loss=_loss))
+    assert plan.regions
+    planned = plan.apply(copy.deepcopy(model))
+    for _ in range(2):
+        expected = _results(model, x_BSD, training=True)
+        torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(planned.state_dict(), model.state_dict(), rtol=1e-11, atol=1e-13)
+
+
+def test_a_number_that_forward_reads_may_change() -> None:
+    torch.manual_seed(0)
+    model = _Layers(_Gated).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    planned = ChunkPlan.make(model, (x_BSD,), training=True).apply(copy.deepcopy(model))
+    for scale in (1.0, 0.5, 1.0):
+        for each in (model, planned):
+            each.get_submodule("layers.1").scale = scale  # type: ignore[assignment]
+        expected = _results(model, x_BSD, training=True)
+        torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
+
+
+class _Cubes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h * h
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        outputs: Tensor = gradient * 3 * h
+        return outputs
+
+
+class _CustomFunction(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.down(_Cubes.apply(self.up(x)))  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _Stores(_Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.mean()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        pytest.param(
+            _CustomFunction,
+            "'layers.0.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
+            "of its forward has; write it with torch's functions, or plan a model without it",
+            id="function with a backward of its own",
+        ),
+        pytest.param(
+            _Stores,
+            "'_Layers' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
+            id="stores a tensor",
+        ),
+    ],
+)
+def test_what_a_graph_would_not_repeat_is_refused(layer: Callable[[], nn.Module], problem: str) -> None:
+    with pytest.raises(StrategyError) as refusal:
+        ChunkPlan.make(_Layers(layer), (torch.randn(B, S, D),), training=True)
+    assert str(refusal.value) == f"chunk.budget: {problem}"

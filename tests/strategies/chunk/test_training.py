@@ -1,0 +1,110 @@
+"""Plans of forward and backward: gradients, budgets and random numbers are those of the plain model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.rehearsal import PlannedStep
+from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
+from tests.strategies.chunk.models import MODELS, Stack, built
+
+STEP = PlannedStep(loss=loss_of)
+
+
+def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss_of(model(*inputs)).backward()  # type: ignore[no-untyped-call]
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) -> None:
+    model, inputs = built(name)
+    plan = ChunkPlan.make(model, inputs, training=True, step=STEP)
+    planned = plan.apply(copy.deepcopy(model))
+    expected, actual = gradients(model, inputs), gradients(planned, inputs)
+    assert plan.regions
+    assert list(actual) == list(expected)
+    largest = max(gradient.abs().max() for gradient in expected.values())
+    for key, gradient in expected.items():
+        assert (actual[key] - gradient).abs().max() <= 1e-5 * largest, key
+
+
+@pytest.mark.parametrize("name", ["attention of a batch", "language model with loss", "pictures"])
+def test_accepted_budgets_are_kept(name: str) -> None:
+    model, inputs = built(name)
+    unchunked = training_peak_bytes(model, inputs)
+    kept = 0
+    for fraction in (0.8, 0.4):
+        budget = int(unchunked * fraction)
+        try:
+            plan = ChunkPlan.make(model, inputs, budget, training=True, step=STEP)
+        except InfeasibleBudget as refusal:
+            assert refusal.minimum_feasible_bytes > budget  # noqa: PT017 (each budget is a case)
+            continue
+        planned = plan.apply(copy.deepcopy(model))
+        gradients(planned, inputs)
+        assert training_peak_bytes(planned, inputs) <= plan.predicted_peak_bytes <= budget
+        kept += 1
+    assert kept >= 1
+
+
+def test_dropout_draws_the_same_masks() -> None:
+    torch.manual_seed(0)
+    model, inputs = Stack(dropout=0.3), (torch.randn(2, 32, 32),)
+    plan = ChunkPlan.make(model, inputs, training=True)
+    planned = plan.apply(copy.deepcopy(model))
+    assert plan.regions
+    torch.manual_seed(3)
+    expected = model(*inputs)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    actual = planned(*inputs)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_of_forward_alone_trains_too() -> None:
+    model, inputs = built("attention")
+    planned = ChunkPlan.make(model, inputs).apply(copy.deepcopy(model))
+    expected, actual = gradients(model, inputs), gradients(planned, inputs)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(actual[key], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_get_gradients() -> None:
+    model, (x,) = built("causal attention")
+    planned = ChunkPlan.make(model, (x,), training=True).apply(copy.deepcopy(model))
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss_of(model(one)).backward()  # type: ignore[no-untyped-call]
+    loss_of(planned(other)).backward()  # type: ignore[no-untyped-call]
+    assert one.grad is not None
+    assert other.grad is not None
+    torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_what_is_detached_stays_detached() -> None:
+    class Detaching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Stack()
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.inner(x)
+            outputs: Tensor = hidden * hidden.detach().mean(-1, keepdim=True)
+            return outputs
+
+    torch.manual_seed(0)
+    model, inputs = Detaching(), (torch.randn(1, 48, 32),)
+    planned = ChunkPlan.make(model, inputs, training=True).apply(copy.deepcopy(model))
+    expected, actual = gradients(model, inputs), gradients(planned, inputs)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(actual[key], gradient, rtol=1e-4, atol=1e-6)
