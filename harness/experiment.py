@@ -83,6 +83,7 @@ class Experiment(Recipe):
                 f"got {self.batch_size}",
             )
         self._require_ranks_to_shard_over()
+        self._require_whole_forwards()
         self._require_wrap_order()
 
     @property
@@ -160,6 +161,14 @@ class Experiment(Recipe):
                 "mesh.tp",
                 f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1; "
                 "use mesh=tp2 or shard=none",
+            )
+
+    def _require_whole_forwards(self) -> None:
+        if name_of(self.chunk) != "none" and self.mesh.tp > 1:
+            raise ConfigError(
+                "mesh.tp",
+                f"must be 1 for chunk={name_of(self.chunk)}, which plans operators of whole tensors and no "
+                f"collectives between them, got {self.mesh.tp}; use mesh=shard2 or chunk=none",
             )
 
     def _require_wrap_order(self) -> None:

@@ -70,6 +70,13 @@ def test_refuses_to_shard_over_one_rank(variant: str) -> None:
     )
 
 
+def test_refuses_chunks_of_split_tensors() -> None:
+    assert refusal_of("mesh=tp2 chunk=minimum") == (
+        "mesh.tp: must be 1 for chunk=minimum, which plans operators of whole tensors and no collectives between "
+        "them, got 2; use mesh=shard2 or chunk=none"
+    )
+
+
 def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
     resolved = experiment_of("ac=selective_op mesh=shard2").to_dict()
     assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])
