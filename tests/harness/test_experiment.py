@@ -72,8 +72,8 @@ def test_refuses_to_shard_over_one_rank(variant: str) -> None:
 
 def test_refuses_chunks_of_split_tensors() -> None:
     assert refusal_of("mesh=tp2 chunk=minimum") == (
-        "mesh.tp: must be 1 for chunk=minimum, which plans operators of whole tensors and no collectives between "
-        "them, got 2; use mesh=shard2 or chunk=none"
+        "mesh.tp: must be 1 for chunk=minimum, which plans operators of whole tensors and no collectives "
+        "between them, got 2; use mesh=shard2 or chunk=none"
     )
 
 
