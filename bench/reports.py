@@ -1,6 +1,7 @@
 """What a report on a large sweep costs: the time of the command, the size of the page, the numbers in it.
 
-The records are those of a kept sweep, under the address of each of as many seeds as are needed.
+The records are those of a kept sweep, under the address of each of as many seeds as are needed. They are made
+as large as records get: each with the most moments that a step's timeline may have.
 
     python -m bench.reports --records 5000
 """
@@ -21,6 +22,8 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.output import parser, publish
+from harness.measure.memory import MOST_MOMENTS
+from harness.measured import Moment
 from harness.record import Record, validate
 from harness.store import Store, trial_id
 
@@ -80,9 +83,18 @@ def records() -> Iterator[Record]:
     (path,) = _KEPT.glob("demo-cpu-*.json")
     kept = [validate(value) for value in json.loads(path.read_text(encoding="utf-8"))]
     for seed in count():
-        for record in kept:
+        for record in map(largest, kept):
             experiment = record.experiment | {"seed": seed}
             yield replace(record, experiment=experiment, trial_id=trial_id(experiment))
+
+
+def largest(record: Record) -> Record:
+    """Return `record` with a timeline of `MOST_MOMENTS`."""
+    memory = record.memory
+    if memory is None:
+        return record
+    peak = Moment(bytes=memory.peak_bytes, phase=memory.peak_phase, module=memory.peak_module)
+    return replace(record, memory=replace(memory, timeline=(peak,) * MOST_MOMENTS))
 
 
 if __name__ == "__main__":

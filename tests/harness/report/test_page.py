@@ -159,7 +159,9 @@ def test_rows_are_filtered_and_sorted_with_the_keyboard(wide: Opened) -> None:
 
 def test_a_trial_leads_to_its_details(wide: Opened) -> None:
     wide.page.locator("#table-results tbody a").first.click()
-    assert wide.page.locator("details[open] summary").count() == 1
+    opened = wide.page.locator("details[open] summary")
+    opened.wait_for(timeout=10_000)
+    assert opened.count() == 1
 
 
 def test_the_theme_button_draws_in_the_other_theme(wide: Opened) -> None:

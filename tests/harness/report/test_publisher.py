@@ -234,6 +234,7 @@ def test_a_server_that_never_answers_costs_no_more_than_the_deadline(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.write(record())
+    publish(store, OFFLINE)
     with silent_server() as url:
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", url)
