@@ -17,14 +17,13 @@ import torch
 from rich.table import Table
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bench.collectives import Collectives, Counts, promised
+from bench.collectives import Collectives, promised
 from harness.agent import Agent, RankJob
 from harness.ranks import RankContext
 from strategies.shard import linear
 from strategies.shard.candidates import Candidate
-from strategies.shard.execution import apply_all, distribute, place
 from strategies.shard.layout import Shape
-from strategies.shard.verification import draw, verify
+from strategies.shard.verification import verify
 
 MESH = (2, 2)
 OUT_FEATURES = 32
@@ -140,21 +139,11 @@ def _complete(shape: Shape) -> tuple[Candidate, ...]:
 
 
 def _shape(shape: Shape, mesh: DeviceMesh) -> dict[str, Any]:
-    found = _complete(shape)
+    verified, kept = [], []
     start_s = perf_counter()
-    verified = [each.name for each in found if not verify(each, mesh)]
-    seconds = perf_counter() - start_s
-    kept = [each.name for each in found if _measured(each, mesh) == promised(each.communication)]
-    return {"verified": verified, "kept": kept, "seconds": seconds}
-
-
-def _measured(candidate: Candidate, mesh: DeviceMesh) -> Counts:
-    whole, gradients = draw(candidate.operation)
-    placed = distribute(candidate, mesh, whole)
-    upstream = [place(each, to, mesh) for each, to in zip(gradients, candidate.outputs, strict=True)]
-    with Collectives() as counter:
-        outputs = apply_all(candidate, mesh, placed)
-        counter.phase = "backward"
-        torch.autograd.backward(outputs, upstream)
-    counts: Counts = counter.counts
-    return counts
+    for candidate in _complete(shape):
+        with Collectives() as counter:
+            differences = verify(candidate, mesh)
+        verified += [] if differences else [candidate.name]
+        kept += [candidate.name] if counter.counts == promised(candidate.communication) else []
+    return {"verified": verified, "kept": kept, "seconds": perf_counter() - start_s}

@@ -28,6 +28,10 @@ from strategies.fx.state import BOOKKEEPING, LISTENER, held_by
 
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
+PARTS = "_acbench_parts"
+"""The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which are
+without memory, that returns a part without memory."""
+
 _REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", "_acbench_chunks", LISTENER})
 _INPUTS = "_acbench_inputs"  # of a shadow of an FSDP unit: the dtype that it gives its inputs
 _COPIED = frozenset({list, tuple, set, dict, OrderedDict, defaultdict, deque})
@@ -50,6 +54,8 @@ class _Told(Enclosed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         listener: Listener | None = vars(self).get(LISTENER)
         body = partial(_call_in, vars(self).get(_INPUTS), super().__call__)  # type: ignore[misc]
+        if PARTS in vars(self):
+            body = partial(vars(self)[PARTS], body)
         return body(*args, **kwargs) if listener is None else listener.called(self, body, args, kwargs)  # type: ignore[arg-type]
 
     def __getattribute__(self, name: str) -> Any:

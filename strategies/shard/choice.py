@@ -44,7 +44,7 @@ def megatron(graph: ModelGraph, *, where: str) -> Choice:
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     if not any(node.leaf is not None and node.leaf.split for node in graph.nodes):
-        some = next((f"{fqn!r} {reason}" for fqn, reason in graph.unplaced.items()), "it has none")
+        some = next((f"{fqn!r} {reason}" for fqn, reason in graph.unsplit.items()), "it has none")
         raise StrategyError(where, f"needs linears that the model's tensor parallel plan splits; {some}")
     choice = cheapest(restricted(graph, _is_megatron), Limits())
     if choice is None:
@@ -77,7 +77,7 @@ def _stopped(graph: ModelGraph) -> str:
         "the code between the linears that the model's tensor parallel plan splits is not known to run on a "
         "shard of features"
     )
-    for fqn, reason in graph.unplaced.items():
+    for fqn, reason in graph.unsplit.items():
         return f"{problem}: {fqn!r} {reason}; use shard=none"
     stop = first_stop(restricted(graph, _is_megatron))
     if stop is None:

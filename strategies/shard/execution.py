@@ -164,7 +164,9 @@ def _moved(local: Tensor, step: Step, mesh: DeviceMesh) -> Tensor:
     match step.kind:
         case None:
             assert isinstance(target, Shard)
-            return local.chunk(ranks, target.dim)[mesh.get_local_rank(step.axis)].contiguous()
+            part = local.chunk(ranks, target.dim)[mesh.get_local_rank(step.axis)]
+            # a view would keep the whole alive, and code could not change it in place
+            return part.clone(memory_format=torch.contiguous_format)
         case "all_reduce":
             return _waited(functional.all_reduce(local.contiguous(), "sum", group))
         case "reduce_scatter":

@@ -124,14 +124,14 @@ class ModelGraph:
         outputs: indices of those that the model returns, whole.
         resident_bytes: what a rank keeps, however the nodes run: parameters that are in no option, because
             several calls read them or nothing is known of the one that does, with their gradients.
-        unplaced: why linears that the model says how to split are no leaf modules, by FQN.
+        unsplit: why linears that the model says how to split cannot be, by FQN.
         recorded: what it was made of.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     resident_bytes: int = 0
-    unplaced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unsplit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     recorded: Recorded | None = None
 
     def conflict_of(self, choice: Sequence[Option]) -> Conflict | None:
@@ -202,7 +202,7 @@ def model_graph(
         nodes=nodes,
         outputs=tuple(builder.indices[each] for each in output.all_input_nodes),
         resident_bytes=all_bytes - in_options,
-        unplaced=builder.unplaced,
+        unsplit=builder.unsplit(),
         recorded=Recorded(forward=forward, whole=whole, indices=builder.indices, ranks=axis.ranks),
     )
 
@@ -212,12 +212,10 @@ class _Builder:
 
     Attributes:
         indices: of nodes of the recording; all reads of a parameter are one node.
-        unplaced: as of `ModelGraph`.
     """
 
     def __init__(self, model: nn.Module, whole: Followed, axis: TensorAxis, hardware: Hardware) -> None:
         self.indices: dict[fx.Node, int] = {}
-        self.unplaced: dict[str, str] = {}
         self._modules = dict(model.named_modules())
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._axis = axis
@@ -299,10 +297,7 @@ class _Builder:
         fqn = str(node.target)
         module = self._modules[fqn]
         split = self._axis.split(fqn) if isinstance(module, nn.Linear) else None
-        problem = why_not_placed(module) or self._why_not_called_so(node, module)
-        if problem is not None:
-            if split is not None:
-                self.unplaced[fqn] = problem
+        if why_not_placed(module) or self._why_not_called_so(node):
             return None
         (source,) = sources_of(node)
         value = _value(node, source)
@@ -320,7 +315,24 @@ class _Builder:
             },
         )
 
-    def _why_not_called_so(self, node: fx.Node, module: nn.Module) -> str | None:
+    def unsplit(self) -> dict[str, str]:
+        """Return what `ModelGraph` has of the linears that the forward uses."""
+        calls = {
+            step.node.target: step.node for step in self._steps.values() if step.node.op == "call_module"
+        }
+        used = {fqn for step in self._steps.values() for fqn in step.within} | calls.keys()
+        found: dict[str, str] = {}
+        for fqn, module in self._modules.items():
+            if fqn not in used or not isinstance(module, nn.Linear) or self._axis.split(fqn) is None:
+                continue
+            problem = why_not_placed(module) or self._why_not_called_so(calls[fqn])
+            if problem is None and any(map(self._stays_whole, module.parameters())):
+                problem = "has a parameter that others read, or that has hooks"
+            if problem is not None:
+                found[fqn] = problem
+        return found
+
+    def _why_not_called_so(self, node: fx.Node) -> str | None:
         given = (*node.args, *node.kwargs.values())
         if self._calls[node.target] > 1:
             return f"is called {self._calls[node.target]} times"

@@ -21,13 +21,17 @@ class PlacedModule:
     Fields:
         fqn: its plain FQN.
         option: one with a way.
+        whole_shape: of its input.
         shape: of its input on one rank.
+        output_shape: of its output on one rank.
         is_training: whether it is planned for in training mode.
     """
 
     fqn: str
     option: Option
+    whole_shape: Shape
     shape: Shape
+    output_shape: Shape
     is_training: bool
 
     @property
@@ -116,11 +120,13 @@ class ShardPlan:
 
 
 def _placed(leaf: Leaf, option: Option, ranks: int) -> PlacedModule:
-    (state,) = option.inputs
+    (entered,) = option.inputs
     return PlacedModule(
         fqn=leaf.fqn,
         option=option,
-        shape=local_shape(leaf.input.shape, (state.value,), (ranks,)),
+        whole_shape=leaf.input.shape,
+        shape=local_shape(leaf.input.shape, (entered.value,), (ranks,)),
+        output_shape=local_shape(leaf.output.shape, (option.output.value,), (ranks,)),
         is_training=leaf.module.training,
     )
 

@@ -69,7 +69,8 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
         graph = narrower
     if problem is None:
         return None
-    raise StrategyError("shard", f"needs code that does on a shard what it does on the whole; {problem}")
+    problem = f"needs code that does on a shard what it does on the whole; {problem}"
+    raise StrategyError("shard", f"{problem}; use shard=none")
 
 
 def first_stop(graph: ModelGraph) -> Node | None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from strategies.blocks import Disguised
 from strategies.errors import StrategyError
+from strategies.fx.shadow import PARTS
 from strategies.shard.execution import redistribute
 from strategies.shard.layout import local_part
 from strategies.shard.plans import PlacedModule, ShardPlan
@@ -72,14 +73,31 @@ class Placed:
             output = output + bias.to(output.dtype)
         return redistribute(output, forward=leaving.forward, backward=leaving.backward, mesh=self.mesh)
 
+    def on_shadow(self, body: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return what `run` does, of tensors without memory, where `body` is the plain module.
+
+        Raises:
+            StrategyError: the input is not what was planned for.
+        """
+        (entered,) = (*args, *kwargs.values())
+        if tuple(entered.shape) != self.plan.shape:
+            raise StrategyError(self.where, self._unplanned(entered))
+        whole = entered.new_empty(self.plan.whole_shape).requires_grad_(entered.requires_grad)
+        output = body(whole)
+        part = output.new_empty(self.plan.output_shape).requires_grad_(output.requires_grad)
+        return part.clone()  # which code may change in place
+
     def _check(self, module: nn.Module, entered: Tensor) -> None:
-        fqn, shape = self.plan.fqn, tuple(entered.shape)
-        if shape != self.plan.shape:
-            problem = f"{fqn!r} is sharded for inputs of {self.plan.shape} on a rank, got {shape}"
-            raise StrategyError(self.where, f"{problem}; use batches of one shape")
+        if tuple(entered.shape) != self.plan.shape:
+            raise StrategyError(self.where, self._unplanned(entered))
         if module.training is not self.plan.is_training:
             mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
-            raise StrategyError(self.where, f"{fqn!r} is sharded for {mode}, got {other}; plan for that mode")
+            problem = f"{self.plan.fqn!r} is sharded for {mode}, got {other}"
+            raise StrategyError(self.where, f"{problem}; plan for that mode")
+
+    def _unplanned(self, entered: Tensor) -> str:
+        problem = f"{self.plan.fqn!r} is sharded for inputs of {self.plan.shape} on a rank"
+        return f"{problem}, got {tuple(entered.shape)}; use batches of one shape"
 
 
 class _PlacedForward(Disguised):
@@ -120,7 +138,9 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
         for name, held in placed.option.way.parameters.items():
             if held.placement.is_shard():
                 _shard(module, name, held, mesh)
-        _disguise(module, _PlacedForward, _PLACED, Placed(plan=placed, mesh=mesh, where=where))
+        stand = Placed(plan=placed, mesh=mesh, where=where)
+        _disguise(module, _PlacedForward, _PLACED, stand)
+        module.__dict__[PARTS] = stand.on_shadow
     for home, reductions in _by_module(plan).items():
         _disguise(model.get_submodule(home), _ReducedForward, _REDUCTIONS, (reductions, mesh))
     return model

@@ -7,6 +7,7 @@ rows, or a branch over a shape. So a forward is recorded both ways, and `soundne
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from strategies.shard.layout import Shape
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
 """By the FQN of a module: the shape of what it gives on a rank, and what it gives on the whole."""
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _OWN = ("torch", "strategies", "contextlib", "functools")
 """Packages and modules whose frames are not the model's code."""
 
@@ -122,7 +124,7 @@ class Forward:
             StrategyError: it does what a graph cannot hold, or depends on data.
         """
         recorder, inputs = self._recorder({})
-        with following(lambda: self._name):
+        with following(lambda: self._name), _without_log():
             recording = recorder.record(inputs, {})
         return recording.graph, recorder.followed()
 
@@ -139,7 +141,8 @@ class Forward:
         recorder, inputs = self._recorder(parts)
         stop = None
         try:
-            recorder.record(inputs, {})
+            with _without_log():
+                recorder.record(inputs, {})
         except Exception as error:  # noqa: BLE001 (the user's code may say in any way that it does not run)
             stop = _one_line(error)
         followed = recorder.followed(stop)
@@ -276,6 +279,16 @@ class _PlaceRecorder(Recorder):
         before.append(len(numbers))
         reads = tuple(Read(step=numbers[node], before=before[count]) for node, count in self._asked)
         return Followed(steps=tuple(_steps(numbers)), reads=reads, bypassed=frozenset(self._bypassed))
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep tracebacks of what fails on fake tensors out of the log: it says what does not run on parts."""
+    was_disabled, _LOG.disabled = _LOG.disabled, True
+    try:
+        yield
+    finally:
+        _LOG.disabled = was_disabled
 
 
 def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[Step]:

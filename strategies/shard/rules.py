@@ -202,7 +202,7 @@ def _picked(call: Call, shape: Shape) -> Mapping[int, int]:
 def _kept(entries: Iterable[Any]) -> Iterator[tuple[int, int]]:
     source = target = 0
     for entry in entries:
-        if entry == slice(None):
+        if isinstance(entry, slice) and (entry.start or 0, entry.stop, entry.step or 1) == (0, None, 1):
             yield source, target
         source += entry is not None
         target += type(entry) is not int
@@ -258,7 +258,7 @@ _ELEMENTWISE = frozenset(
         "hardtanh",
     }
     | {"erf", "clamp", "maximum", "minimum", "dropout", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne"}
-    | {"float", "half", "bfloat16", "double", "contiguous", "clone"}
+    | {"float", "half", "bfloat16", "double", "contiguous", "clone", "zeros_like", "ones_like"}
 )
 ATTENTION = "scaled_dot_product_attention"
 _REDUCTIONS = ("mean", "sum", "amax", "amin")
@@ -289,6 +289,7 @@ RULES: Mapping[str, Rule] = {
         is_view=True,
     ),
     "unbind": Rule(states=_mapped(_unbound), names=("input", "dim"), is_view=True),
+    "detach": Rule(states=_elementwise, is_view=True),
     "getitem": Rule(states=_mapped(_picked), is_view=True),
     "expand": Rule(states=_elementwise, is_view=True, follows_shapes=True),
     **{

@@ -42,14 +42,14 @@ def first_conflict(
     Args:
         forward: to record once more.
         whole: what it does on whole tensors.
-        states: of what nodes of it give; others are whole.
+        states: of what nodes of it give, if anybody uses that.
         leaves: FQNs of the modules that may give another state than they take.
         ranks: on the mesh axis.
     """
     parts: Parts = {
         str(step.node.target): (_part(step.shapes[0], states[step.node], ranks), step.node.meta["val"])
         for step in whole.steps
-        if step.node.target in leaves
+        if step.node.op == "call_module" and step.node.target in leaves
     }
     return _Comparison(whole, forward.on_parts(parts), states, ranks).first()
 
@@ -86,9 +86,9 @@ class _Comparison:
             if not (follows_shapes and type(expected) is type(actual) is int):
                 problem = f"{here} is called with {actual}, on the whole with {expected}"
                 return self._read(number, problem, expected, actual)
-        state = self._states.get(whole.node, WHOLE)
-        expected_shapes = tuple(_part(shape, state, self._ranks) for shape in whole.shapes)
-        if expected_shapes == part.shapes:
+        state = self._states.get(whole.node)  # none of a part of a tuple that nobody uses
+        expected_shapes = tuple(_part(shape, state or WHOLE, self._ranks) for shape in whole.shapes)
+        if state is None or expected_shapes == part.shapes:
             return None
         text = f"{here} gives {_texts(part.shapes)}, where the part is {_texts(expected_shapes)}"
         return self._here(number, whole, text)

@@ -30,34 +30,24 @@ def _tokens() -> torch.Tensor:
     return torch.randint(0, 10, (4, 6), generator=torch.Generator().manual_seed(1))
 
 
-def _step(model: nn.Module, counter: Collectives | None = None) -> torch.Tensor:
+def _step(model: nn.Module) -> torch.Tensor:
     output: torch.Tensor = model(_tokens())
-    if counter is not None:
-        counter.phase = "backward"
     functional.cross_entropy(output.flatten(0, 1), _tokens().flatten()).backward()  # type: ignore[no-untyped-call]
     return output.detach()
 
 
-def collectives(_rank: int, strategy: Sharding) -> tuple[Counts, Counts]:
-    """Return what the plan promises, and what a step did."""
-    model = _dense()
-    plan = strategy.plan(model, (_tokens(),), AXIS)
-    strategy.realise(model, plan, mesh_of((2,)))
-    with Collectives() as counter:
-        _step(model, counter)
-    return promised(plan.collectives), counter.counts
-
-
-def differences(_rank: int, strategy: Sharding) -> list[str]:
-    """Return the names of outputs, gradients and parameters that differ from the dense model's."""
+def examine(_rank: int, strategy: Sharding) -> tuple[list[str], Counts, Counts]:
+    """Return what differs from the dense model, by name, what the plan promises, and what a step did."""
     dense, model = _dense(), _dense()
     plan = strategy.plan(model, (_tokens(),), AXIS)
     strategy.realise(model, plan, mesh_of((2,)))
-    return _differences(dense, model)
+    with Collectives() as counter:
+        output = _step(model)
+    return _differences(dense, model, output), promised(plan.collectives), counter.counts
 
 
-def _differences(dense: nn.Module, model: nn.Module) -> list[str]:
-    found = [] if _are_close(_step(dense), _step(model)) else ["output"]
+def _differences(dense: nn.Module, model: nn.Module, output: torch.Tensor) -> list[str]:
+    found = [] if _are_close(_step(dense), output) else ["output"]
     pairs = zip(dense.named_parameters(), model.named_parameters(), strict=True)
     for (name, expected), (other, actual) in pairs:
         assert expected.grad is not None
@@ -73,7 +63,7 @@ def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
     dense, model = _dense(), _dense()
     plan = strategy.plan(model, (_tokens(),), AXIS)
     realise(model, _forgetting(plan, fqn, what), mesh_of((2,)), where="shard")
-    return _differences(dense, model)
+    return _differences(dense, model, _step(model))
 
 
 def _forgetting(plan: ShardPlan, fqn: str, what: str) -> ShardPlan:

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from bench.collectives import Collectives, Counts, promised
-from strategies.shard import linear
+from bench.collectives import Collectives, Counts
 from strategies.shard.candidates import Candidate
-from strategies.shard.execution import apply, apply_all, distribute, place, redistribute
+from strategies.shard.execution import apply, distribute, place, redistribute
 from strategies.shard.layout import Placements, Shape, local_part
 from strategies.shard.operation import LocalOperands
 from strategies.shard.redistribution import plan, reversed_plan
@@ -32,36 +32,18 @@ def mesh_of(shape: Shape) -> DeviceMesh:
     return init_device_mesh("cpu", shape)
 
 
-def differences_of_linear(
-    _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
-) -> dict[str, tuple[Difference, ...]]:
-    """Return for every complete candidate what is wrong with it."""
-    mesh = mesh_of(mesh_shape)
-    return {
-        candidate.name: verify(candidate, mesh)
-        for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
-    }
+Examined: TypeAlias = tuple[tuple[Difference, ...], Counts]
+"""What is wrong with a candidate on one rank, and the collectives that it ran."""
 
 
-def collectives_of_linear(
-    _rank: int, input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool = True
-) -> dict[str, tuple[Counts, Counts]]:
-    """Return for every complete candidate what it promises, and what it did."""
-    mesh = mesh_of(mesh_shape)
-    return {
-        candidate.name: (promised(candidate.communication), _measured(candidate, mesh))
-        for candidate in _linear(input_shape, out_features, mesh_shape, bias=bias)
-    }
-
-
-def verify_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[tuple[Difference, ...]]:
-    mesh = mesh_of(mesh_shape)
-    return [verify(candidate, mesh) for candidate in candidates]
-
-
-def measure_on(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Counts]:
-    mesh = mesh_of(mesh_shape)
-    return [_measured(candidate, mesh) for candidate in candidates]
+def examine(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Examined]:
+    """Verify candidates; all collectives of a verification are the candidate's."""
+    mesh, found = mesh_of(mesh_shape), []
+    for candidate in candidates:
+        with Collectives() as counter:
+            differences = verify(candidate, mesh)
+        found.append((differences, counter.counts))
+    return found
 
 
 def dtensor_runs(_rank: int, name: str) -> dict[str, tuple[int, list[Placements]]]:
@@ -126,7 +108,6 @@ def _move(
     start.requires_grad_()
     with Collectives() as counter:
         moved = redistribute(start, forward=steps, backward=returning, mesh=mesh)
-        counter.phase = "backward"
         moved.backward(local_part(back, target, mesh_shape, coordinate).clone())
     gradient_placements = tuple(Replicate() if each.is_partial() else each for each in source)
     assert start.grad is not None
@@ -149,24 +130,6 @@ def _summand(part: Tensor, source: Placements, coordinate: Sequence[int], mesh_s
         if placement.is_partial():
             part = part * ranks if index == 0 else -part
     return part.clone()
-
-
-def _measured(candidate: Candidate, mesh: DeviceMesh) -> Counts:
-    whole, gradients = draw(candidate.operation)
-    placed = distribute(candidate, mesh, whole)
-    upstream = [place(each, to, mesh) for each, to in zip(gradients, candidate.outputs, strict=True)]
-    with Collectives() as counter:
-        outputs = apply_all(candidate, mesh, placed)
-        counter.phase = "backward"
-        torch.autograd.backward(outputs, upstream)
-    counts: Counts = counter.counts
-    return counts
-
-
-def _linear(input_shape: Shape, out_features: int, mesh_shape: Shape, *, bias: bool) -> tuple[Candidate, ...]:
-    return linear.candidates(
-        input_shape, out_features, mesh_shape, "complete", bias=bias, dtype=torch.float64
-    )
 
 
 def bias_added_by_every_rank(local: LocalOperands) -> Tensor:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from bench.collectives import promised
 from strategies.shard import linear, split
+from strategies.shard.candidates import Candidate
 from strategies.shard.derivation import derive
 from tests.rank_pool import RankPool
-from tests.strategies.shard.shard_ranks import (
-    apply_elsewhere,
-    collectives_of_linear,
-    differences_of_linear,
-    measure_on,
-    verify_on,
-)
+from tests.strategies.shard.shard_ranks import Examined, apply_elsewhere, examine
 
 CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
     "the seed's, all 36": ((4, 4, 4, 16), 32, (2, 2), True, 36),
@@ -29,37 +26,29 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("input_shape", "out_features", "mesh_shape", "bias", "count"), CASES.values(), ids=CASES
-)
-def test_every_candidate_equals_the_dense_operator(
-    pool4: RankPool,
-    input_shape: tuple[int, ...],
-    out_features: int,
-    mesh_shape: tuple[int, ...],
-    bias: bool,
-    count: int,
-) -> None:
-    for found in pool4.run(differences_of_linear, input_shape, out_features, mesh_shape, bias=bias):
-        assert len(found) == count
-        assert {name: differences for name, differences in found.items() if differences} == {}
+@cache  # two tests look at one run
+def _examined(pool4: RankPool, name: str) -> tuple[tuple[Candidate, ...], list[list[Examined]]]:
+    input_shape, out_features, mesh_shape, bias, _ = CASES[name]
+    found = linear.candidates(
+        input_shape, out_features, mesh_shape, "complete", bias=bias, dtype=torch.float64
+    )
+    return found, pool4.run(examine, found, mesh_shape)
 
 
-@pytest.mark.parametrize(
-    ("input_shape", "out_features", "mesh_shape", "bias", "count"), CASES.values(), ids=CASES
-)
-def test_every_candidate_communicates_what_it_promises(
-    pool4: RankPool,
-    input_shape: tuple[int, ...],
-    out_features: int,
-    mesh_shape: tuple[int, ...],
-    bias: bool,
-    count: int,
-) -> None:
-    for found in pool4.run(collectives_of_linear, input_shape, out_features, mesh_shape, bias=bias):
-        assert len(found) == count
-        for name, (expected, measured) in found.items():
-            assert measured == expected, name
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_equals_the_dense_operator(pool4: RankPool, name: str) -> None:
+    candidates, ranks = _examined(pool4, name)
+    assert len(candidates) == CASES[name][-1]
+    for found in ranks:
+        assert [differences for differences, _ in found] == [()] * len(candidates)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_communicates_what_it_promises(pool4: RankPool, name: str) -> None:
+    candidates, ranks = _examined(pool4, name)
+    for found in ranks:
+        for candidate, (_, measured) in zip(candidates, found, strict=True):
+            assert measured == promised(candidate.communication), candidate.name
 
 
 def test_an_output_wanted_elsewhere_is_scattered(pool4: RankPool) -> None:
@@ -69,10 +58,8 @@ def test_an_output_wanted_elsewhere_is_scattered(pool4: RankPool) -> None:
         derive(row_parallel.operation, row_parallel.choices, (2, 2), name="scattered", output=output)
         for output in ((Shard(0), Replicate()), (Shard(2), Shard(1)), (Shard(1), Shard(1)))
     ]
-    for differences in pool4.run(verify_on, scattered, (2, 2)):
-        assert differences == [(), (), ()]
-    for measured in pool4.run(measure_on, scattered, (2, 2)):
-        assert measured == [promised(candidate.communication) for candidate in scattered]
+    right = [((), promised(candidate.communication)) for candidate in scattered]
+    assert pool4.run(examine, scattered, (2, 2)) == [right] * 4
 
 
 REFUSED: dict[str, tuple[tuple[int, ...], str, str]] = {

@@ -21,7 +21,7 @@ WAYS = [
 
 
 def _leaf(fqn: str, model: type[nn.Module] = Chain) -> Node:
-    return next(node for node in graph(model).nodes if node.leaf is not None and node.leaf.fqn == fqn)
+    return next(node for node in graph(model).nodes if node.leaf is not None and node.leaf.fqn == fqn)  # type: ignore[arg-type]  # a class is hashable, mypy thinks of its instances
 
 
 def _names(node: Node) -> list[str]:

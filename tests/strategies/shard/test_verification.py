@@ -16,11 +16,10 @@ from strategies.shard.candidates import Candidate
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,
-    measure_on,
+    examine,
     no_weight_gradient,
     own_statistics,
     rows_of_the_first_rank,
-    verify_on,
     weight_gradient_slightly_off,
 )
 
@@ -109,8 +108,8 @@ PLANTED: dict[str, tuple[Candidate, set[str]]] = {
 
 @pytest.mark.parametrize(("candidate", "wrong"), PLANTED.values(), ids=PLANTED)
 def test_planted_errors_are_found(pool4: RankPool, candidate: Candidate, wrong: set[str]) -> None:
-    ranks = pool4.run(verify_on, [candidate], (2, 2))
-    assert {difference.what for (found,) in ranks for difference in found} == wrong
+    ranks = pool4.run(examine, [candidate], (2, 2))
+    assert {difference.what for ((found, _),) in ranks for difference in found} == wrong
 
 
 PROBLEMS: dict[str, str] = {
@@ -121,16 +120,16 @@ PROBLEMS: dict[str, str] = {
 
 @pytest.mark.parametrize(("planted", "problem"), PROBLEMS.items(), ids=PROBLEMS)
 def test_a_problem_is_told_in_words(pool4: RankPool, planted: str, problem: str) -> None:
-    (found,) = pool4.run(verify_on, [PLANTED[planted][0]], (2, 2))[0]
+    ((found, _),) = pool4.run(examine, [PLANTED[planted][0]], (2, 2))[0]
     assert [difference.problem for difference in found] == [problem]
 
 
 def test_a_reduction_that_is_left_out_is_also_missed_among_the_collectives(pool4: RankPool) -> None:
     candidate = PLANTED["the output is not reduced"][0]
-    (measured,) = pool4.run(measure_on, [candidate], (2, 2))[0]
+    ((_, measured),) = pool4.run(examine, [candidate], (2, 2))[0]
     assert promised(CONTRACTED.communication) - measured == {("forward", "all_reduce", 16384): 1}
 
 
 def test_nothing_is_wrong_with_replication(pool4: RankPool) -> None:
     assert COMPLETE["RR = RR x RR"].operand("weight").placements == (Replicate(), Replicate())
-    assert pool4.run(verify_on, [COMPLETE["RR = RR x RR"]], (2, 2)) == [[()]] * 4
+    assert pool4.run(examine, [COMPLETE["RR = RR x RR"]], (2, 2)) == [[((), {})]] * 4
