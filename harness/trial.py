@@ -159,6 +159,7 @@ def _prove(bench: _Bench) -> Parity:
             rank=bench.context.rank,
             tolerance=None if tolerance is None else tolerance.relative,
             floor=0.0 if tolerance is None else tolerance.floor,
+            stride=2 * experiment.learning_rate,  # one of the two may go forth where the other goes back
         )
 
 

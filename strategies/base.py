@@ -22,7 +22,8 @@ class Tolerance:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
         reason: the written reason; it stands in the record beside the verdict.
         floor: what stands for max|expected| at least, as a share of the largest value of the whole part: a
-            gradient that is zero but for rounding has no scale of its own.
+            gradient that is zero but for rounding has no scale of its own, and its parameter may move by the
+            learning rate.
     """
 
     relative: float

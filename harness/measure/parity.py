@@ -48,6 +48,7 @@ def compare_steps(
     rank: int = 0,
     tolerance: float | None = None,
     floor: float = 0.0,
+    stride: float = 0.0,
 ) -> Parity:
     """Compare the next `count` steps of the twin (`expected`) and the variant, one at a time.
 
@@ -61,7 +62,10 @@ def compare_steps(
     for step in range(count):
         try:
             pair = next(expected), next(actual)
-            compared.append(compare(*pair, rank=rank, step=step, tolerance=tolerance, floor=floor))
+            drift = (step + 1) * stride
+            compared.append(
+                compare(*pair, rank=rank, step=step, tolerance=tolerance, floor=floor, drift=drift)
+            )
         except StopIteration as end:
             raise ValueError(f"parity: asked for {count} steps, but only {step} were trained") from end
     return summarise(compared)
@@ -75,6 +79,7 @@ def compare(
     step: int,
     tolerance: float | None = None,
     floor: float = 0.0,
+    drift: float = 0.0,
 ) -> StepParity:
     """Compare one step.
 
@@ -86,9 +91,18 @@ def compare(
             None asks for equal bits.
         floor: what stands for max|expected| at least, as a share of the largest value of the whole part: a
             gradient that is zero but for rounding has no scale of its own.
+        drift: accepted difference of a parameter with such a gradient: an optimizer that divides gradients
+            by their own size makes whole steps of rounding. Only with a tolerance.
     """
+    idle = _without_scale(expected.gradients, tolerance, floor)
     parts = {
-        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, (tolerance, floor))
+        part: _compare_part(
+            getattr(expected, part),
+            getattr(actual, part),
+            (rank, step),
+            (tolerance, floor),
+            dict.fromkeys(idle if part == "parameters" else (), drift),
+        )
         for part in PARTS
     }
     level = "bitwise" if tolerance is None else "tolerance"
@@ -131,11 +145,17 @@ def _merge(parts: Sequence[PartParity]) -> PartParity:
 
 
 def _compare_part(
-    expected: Leaves, actual: Leaves, rank: int, step: int, declared: tuple[float | None, float]
+    expected: Leaves,
+    actual: Leaves,
+    at: tuple[int, int],
+    declared: tuple[float | None, float],
+    drifts: Mapping[str, float],
 ) -> PartParity:
-    tolerance, floor = declared
+    (rank, step), (tolerance, floor) = at, declared
     least_scale = floor * _largest(expected) if tolerance is not None and floor else 0.0
-    findings = list(_findings(expected, actual, tolerance, least_scale))
+    # a drift is a number, like the largest difference that a tolerance accepts
+    scales = {name: max(least_scale, drift / tolerance) for name, drift in drifts.items() if tolerance}
+    findings = list(_findings(expected, actual, tolerance, (least_scale, scales)))
     first = next(((name, finding.first) for name, finding in findings if finding.first), None)
     return PartParity(
         equal=first is None,
@@ -148,17 +168,33 @@ def _compare_part(
     )
 
 
+def _without_scale(gradients: Leaves, tolerance: float | None, floor: float) -> list[str]:
+    """Return the names of the gradients that are zero but for rounding."""
+    if tolerance is None or not floor:
+        return []
+    limit = tolerance * floor * _largest(gradients)
+    return [
+        name
+        for name, leaf in gradients.items()
+        if isinstance(leaf, Captured) and _largest({name: leaf}) <= limit
+    ]
+
+
 def _largest(leaves: Leaves) -> float:
     values = [leaf.value for leaf in leaves.values() if isinstance(leaf, Captured)]
     return max((_magnitude(value).max().item() for value in values if value.numel()), default=0.0)
 
 
 def _findings(
-    expected: Leaves, actual: Leaves, tolerance: float | None, least_scale: float
+    expected: Leaves,
+    actual: Leaves,
+    tolerance: float | None,
+    least_scales: tuple[float, Mapping[str, float]],
 ) -> Iterator[tuple[str, _Finding]]:
+    usual, scales = least_scales
     for name, leaf in expected.items():
         if name in actual:
-            yield name, _compare_leaf(leaf, actual[name], tolerance, least_scale)
+            yield name, _compare_leaf(leaf, actual[name], tolerance, scales.get(name, usual))
         else:
             yield name, _Finding(first=(None, _describe(leaf), "absent"))
     for name in [name for name in actual if name not in expected]:

@@ -288,6 +288,28 @@ def test_a_tolerance_loosens_nothing_but_values(expected: dict[str, Any], actual
     assert not compared(expected, actual, tolerance=1e9).equal
 
 
+@pytest.mark.parametrize(
+    ("gradient_of_bias", "moved", "is_equal"),
+    [
+        pytest.param(1e-7, 0.002, True, id="a gradient of rounding moves by what the optimizer may"),
+        pytest.param(1e-7, 0.003, False, id="and no further"),
+        pytest.param(1e-3, 0.002, False, id="a gradient with a scale"),
+        pytest.param(None, 0.002, False, id="no gradient"),
+    ],
+)
+def test_a_parameter_drifts_where_its_gradient_is_rounding(
+    gradient_of_bias: float | None, moved: float, is_equal: bool
+) -> None:
+    bias = None if gradient_of_bias is None else torch.tensor([gradient_of_bias])
+    gradients = {"weight": torch.tensor([1.0]), "bias": bias}
+    one, other = (
+        snapshot(gradients=gradients, parameters={"weight": torch.tensor([1.0]), "bias": torch.tensor([by])})
+        for by in (0.0, moved)
+    )
+    found = compare(one, other, rank=0, step=0, tolerance=1e-3, floor=1e-2, drift=0.0025)
+    assert found.parts["parameters"].equal == is_equal
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_is_compared(part: str) -> None:
     one, other = (snapshot(**{part: {"loss": torch.tensor(value)}}) for value in (0.0, 1.0))
