@@ -41,6 +41,7 @@ from harness.schema import (
     to_yaml,
     unknown_option,
     with_mesh_name,
+    without_idle_options,
 )
 from harness.store import trial_id
 from harness.task import Point
@@ -100,9 +101,11 @@ def main() -> None:
         sys.exit(_report(command.result, command.run))
 
 
-def point(config: DictConfig, launcher: Launcher, preflight: Preflight) -> Point:
+def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_swept: bool = False) -> Point:
     """Return the point that `config` describes; a refusal is kept, because the rest of a sweep can run."""
     fields = experiment_fields(config)
+    if is_swept:
+        fields = without_idle_options(fields)
     try:
         experiment = materialise(fields)
         launcher.check(experiment.mesh)
@@ -139,7 +142,8 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
         return []
     configs, launcher = config["points"], launcher_of(config["launcher"])
     preflight = Preflight()
-    chosen, points = _common_settings(configs), [point(each, launcher, preflight) for each in configs]
+    chosen = _common_settings(configs)
+    points = [point(each, launcher, preflight, is_swept=True) for each in configs]
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
         raise unknown[0]  # a typo rather than an option that some choices have

@@ -97,7 +97,7 @@ class Prover:
             self._reported(actual, done, total),
             count=link.steps,
             rank=self.rank,
-            tolerance=_accepted(link.tolerance),
+            tolerance=_accepted(link),
         )
         return replace(parity, compared=link.compared)
 
@@ -138,10 +138,19 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
     )
 
 
-def _accepted(tolerance: Tolerance | None) -> Accepted | None:
+def _accepted(link: Link) -> Accepted | None:
+    tolerance = link.tolerance
     if tolerance is None:
         return None
-    return Accepted(relative=tolerance.relative, parameters=tolerance.parameters, floor=tolerance.floor)
+    return Accepted(
+        relative=tolerance.relative,
+        parameters=tolerance.parameters,
+        floor=tolerance.floor,
+        # one of the two may go forth where the other goes back
+        stride=2 * link.variant.learning_rate
+        if tolerance.floor and link.variant.optimizer == "adamw"
+        else 0.0,
+    )
 
 
 def _choices(experiment: Experiment) -> str:

@@ -103,6 +103,26 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
     )
 
 
+def without_idle_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields` of a point of a sweep; where `none` was chosen, without the options of other choices.
+
+    A sweep over a group and its options has one point with `none`, whatever the options are.
+    """
+    registries = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    return {
+        name: _without_idle(value, registries[name]) if name in registries else value
+        for name, value in fields.items()
+    }
+
+
+def _without_idle(node: Any, registry: Mapping[str, type[Any]]) -> Any:
+    if not isinstance(node, Mapping) or node.get("name") != "none":
+        return node
+    own = {field.name for field in dataclasses.fields(registry["none"])}
+    others = {field.name for variant in registry.values() for field in dataclasses.fields(variant)}
+    return {option: value for option, value in node.items() if option in own or option not in others}
+
+
 def settings(config: DictConfig) -> Settings:
     """Return the part of `config` that is not the experiment.
 

@@ -23,7 +23,8 @@ class Tolerance:
         reason: the written reason; it stands in the record beside the verdict.
         parameters: the same of parameters after the optimizer step, where it is another.
         floor: tensors below this share of the largest of their kind are measured by it: what cancels to
-            nothing, as the gradient of a key's bias does, is rounding noise that no other sum repeats.
+            nothing, as the gradient of a key's bias does, is rounding noise that no other sum repeats, and
+            its parameter may move by the learning rate.
     """
 
     relative: float

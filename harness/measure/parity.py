@@ -7,8 +7,9 @@ floating-point tensors, nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,11 +34,14 @@ class Accepted:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
         parameters: the same of parameters after the optimizer step; `None` for `relative`.
         floor: share of the largest |expected| of a part below which no tensor's own counts.
+        stride: what a parameter whose gradient is zero but for rounding, by `floor`, may drift in a step: an
+            optimizer that divides gradients by their own size makes whole steps of rounding.
     """
 
     relative: float
     parameters: float | None = None
     floor: float = 0.0
+    stride: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +95,14 @@ def compare(
         rank, step: recorded with differences; steps count from 0.
         tolerance: None asks for equal bits.
     """
+    limits = {part: _limits(tolerance, part, expected) for part in PARTS}
+    if tolerance is not None and tolerance.stride:
+        idle = frozenset(_without_scale(expected.gradients, limits["gradients"]))
+        drifting = limits["parameters"]
+        assert drifting is not None
+        limits["parameters"] = replace(drifting, drift=(step + 1) * tolerance.stride, drifting=idle)
     parts = {
-        part: _compare_part(
-            getattr(expected, part), getattr(actual, part), rank, step, _limits(tolerance, part, expected)
-        )
+        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, limits[part])
         for part in PARTS
     }
     level = "bitwise" if tolerance is None else "tolerance"
@@ -120,14 +128,20 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Limits:
-    """What is accepted of one part: `relative` of a tensor's largest value, or of `least` if it is larger."""
+    """What is accepted of one part: `relative` of a tensor's largest value, or of `least` if it is larger.
+
+    Tensors named in `drifting` may be apart by `drift`, too.
+    """
 
     relative: float
     least: float
+    drift: float = 0.0
+    drifting: frozenset[str] = frozenset()
 
-    def of(self, scale: float) -> float:
-        """Return the largest accepted distance in a tensor whose largest value is `scale`."""
-        return self.relative * max(scale, self.least)
+    def of(self, name: str, scale: float) -> float:
+        """Return the largest accepted distance in the tensor `name`, whose largest value is `scale`."""
+        usual = self.relative * max(scale, self.least)
+        return max(usual, self.drift) if name in self.drifting else usual
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +175,14 @@ def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limit
     return _Limits(relative=relative, least=tolerance.floor * max(scales, default=0.0))
 
 
+def _without_scale(gradients: Leaves, limits: _Limits | None) -> Iterator[str]:
+    """Yield the names of the gradients that are zero but for rounding."""
+    least = 0.0 if limits is None else limits.relative * limits.least
+    for name, leaf in gradients.items():
+        if isinstance(leaf, Captured) and _is_number(leaf.value) and _scale(leaf.value) <= least:
+            yield name
+
+
 def _compare_part(
     expected: Leaves, actual: Leaves, rank: int, step: int, limits: _Limits | None
 ) -> PartParity:
@@ -180,7 +202,7 @@ def _compare_part(
 def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[tuple[str, _Finding]]:
     for name, leaf in expected.items():
         if name in actual:
-            yield name, _compare_leaf(leaf, actual[name], limits)
+            yield name, _compare_leaf(name, leaf, actual[name], limits)
         else:
             yield name, _Finding(first=(None, _describe(leaf), "absent"))
     for name in [name for name in actual if name not in expected]:
@@ -191,7 +213,7 @@ def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Itera
             return
 
 
-def _compare_leaf(expected: Any, actual: Any, limits: _Limits | None) -> _Finding:
+def _compare_leaf(name: str, expected: Any, actual: Any, limits: _Limits | None) -> _Finding:
     if not (isinstance(expected, Captured) and isinstance(actual, Captured)):
         same = _is_same_value(expected, actual)
         return _Finding() if same else _Finding(first=(None, _describe(expected), _describe(actual)))
@@ -200,7 +222,7 @@ def _compare_leaf(expected: Any, actual: Any, limits: _Limits | None) -> _Findin
     one, other = expected.value, actual.value.to(expected.value.device)
     if torch.equal(_bits(one), _bits(other)):
         return _Finding()
-    return _measure(one, other, limits)
+    return _measure(one, other, partial(limits.of, name) if limits is not None and _is_number(one) else None)
 
 
 def _is_same_value(expected: Any, actual: Any) -> bool:
@@ -218,12 +240,12 @@ def _describe(leaf: Any) -> str:
     return f"{type(leaf).__qualname__} {leaf}"
 
 
-def _measure(expected: Tensor, actual: Tensor, limits: _Limits | None) -> _Finding:
+def _measure(expected: Tensor, actual: Tensor, limit_of: Callable[[float], float] | None) -> _Finding:
     """Measure how far two tensors of one shape and dtype, known to differ in bits, are apart."""
     distances = (_distance(one, other).max().item() for _, one, other in _blocks(expected, actual))
     max_abs, scale = max(distances), _scale(expected)
     max_rel = 0.0 if max_abs == 0 else max_abs / scale if scale else float("inf")
-    limit = limits.of(scale) if limits is not None and _is_number(expected) else None
+    limit = None if limit_of is None else limit_of(scale)
     if limit is not None and max_abs <= limit:
         return _Finding(max_abs=max_abs, max_rel=max_rel)
     return _Finding(max_abs=max_abs, max_rel=max_rel, first=_first_beyond(expected, actual, limit))

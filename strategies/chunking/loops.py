@@ -283,8 +283,13 @@ class Schedule:
         found = self._keys.get(node)
         return frozenset(self.storages.of[node]) if found is None else found
 
+    def is_moved(self, node: fx.Node) -> bool:
+        """Whether a value of `node`, or one that it takes, lies on what a loop has made; after `steps`."""
+        moved = self._keys
+        return node in moved or any(source in moved for source in slots(node))
+
     def _node_step(self, node: fx.Node) -> Step:
-        if not any(source in self._keys for source in node.all_input_nodes):
+        if not self.is_moved(node):
             step = self.storages.step(node)
             more = self.calls.get(node, 0)
             return replace(step, private_bytes=step.private_bytes + more) if more else step

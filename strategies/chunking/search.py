@@ -323,9 +323,9 @@ def _is_cheap(node: fx.Node) -> bool:
     return cost_of(node).flops == 0 and (is_view(node) or is_pointwise(node) or "norm" in str(node.target))
 
 
-def reach_of(items: Sequence[fx.Node | Loop], low: int, high: int) -> tuple[int, int]:
+def reach_of(items: Sequence[fx.Node | Loop], low: int, high: int, reach: int = _REACH) -> tuple[int, int]:
     """Return the widest range of single operators around a range that a loop may hold."""
-    first, last = low - _REACH, high + _REACH
+    first, last = low - reach, high + reach
     while low > max(first, 0) and _may_be_inside(items[low - 1]):
         low -= 1
     while high < min(last, len(items) - 1) and _may_be_inside(items[high + 1]):
@@ -340,8 +340,10 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
     return schema is None or not schema.is_mutable
 
 
-def cuts(items: Sequence[fx.Node | Loop], before_bytes: Sequence[int], positions: range) -> list[int]:
-    """Return the positions in front of which a cut costs least, and both ends."""
+def cuts(
+    items: Sequence[fx.Node | Loop], before_bytes: Sequence[int], positions: range, count: int = _CUTS
+) -> list[int]:
+    """Return at most `count` positions in front of which a cut costs least, both ends among them."""
 
     def may_cut(position: int) -> bool:
         if position >= len(items):
@@ -350,13 +352,13 @@ def cuts(items: Sequence[fx.Node | Loop], before_bytes: Sequence[int], positions
         return isinstance(item, Loop) or item.target is not operator.getitem
 
     allowed = [position for position in positions if may_cut(position)]
-    if len(allowed) <= _CUTS:
+    if len(allowed) <= count:
         return allowed
 
     def alive(position: int) -> int:
         return before_bytes[position] if position < len(items) else 0
 
-    lowest = sorted(allowed[1:-1], key=alive)[: _CUTS - 2]
+    lowest = sorted(allowed[1:-1], key=alive)[: count - 2]
     return sorted({allowed[0], *lowest, allowed[-1]})
 
 

@@ -9,7 +9,8 @@ are gradients of parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
@@ -68,6 +69,20 @@ def has_gradient(node: fx.Node) -> bool:
     return bool(node.meta["gradient"])
 
 
+class _Backward(NamedTuple):
+    """The backward of an operator none of whose values comes from a loop.
+
+    Fields:
+        given: gradients of its results.
+        wanted: gradients of its inputs, with their bytes.
+        saved: storages that autograd keeps for it.
+    """
+
+    given: frozenset[Key]
+    wanted: tuple[tuple[Key, int], ...]
+    saved: frozenset[Key]
+
+
 @dataclass(kw_only=True, slots=True)
 class Pass:
     """Forward and backward of a schedule.
@@ -77,12 +92,16 @@ class Pass:
         saves: storages that autograd keeps, by node.
         calls: the passes of inner scopes.
         tail_bytes: what the loss holds while it is computed, its input left out.
+
+    What does not depend on the schedule is remembered in the last two, by passes of one graph together.
     """
 
     schedule: Schedule
     saves: Mapping[fx.Node, frozenset[Key]]
     calls: Mapping[fx.Node, Call]
     tail_bytes: int = 0
+    _backwards: dict[fx.Node, _Backward] = field(default_factory=dict)
+    _seconds: dict[fx.Node | Loop, float] = field(default_factory=dict)
 
     def profile(self) -> Profile:
         """Return what is alive in forward by item, with the loss, and in backward by item, the last first."""
@@ -107,15 +126,15 @@ class Pass:
         return simulate(steps, ())
 
     def seconds(self, machine: Machine) -> float:
-        """Return the time of forward and backward."""
-        total = 0.0
+        """Return the time of forward and backward; a pass is asked for one machine only."""
+        known, calls, total = self._seconds, self.calls, 0.0
         for item in self.schedule.items:
-            if isinstance(item, Loop):
-                total += item.seconds(machine) * (2 + BACKWARD_SHARE)
-            elif item in self.calls:
-                total += self.calls[item].seconds
-            elif item.op == "call_function":
-                total += cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE)
+            if item in calls:
+                total += calls[item].seconds  # type: ignore[index]
+                continue
+            if item not in known:
+                known[item] = _seconds_of(item, machine)
+            total += known[item]
         return total
 
     def as_call(self, machine: Machine) -> Call:
@@ -147,32 +166,69 @@ class Pass:
                 gradient = ("gradient", key)
                 if gradient not in born:
                     born.add(gradient)
-                    made[gradient] = sizes.get(key, bytes_of(node.meta["val"]))
+                    made[gradient] = sizes[key] if key in sizes else bytes_of(node.meta["val"])
         return made
 
     def _backward(
         self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]
     ) -> Step:
-        inputs = [take.node for take in item.takes] if isinstance(item, Loop) else item.all_input_nodes
-        results = [give.node for give in item.gives] if isinstance(item, Loop) else [item]
-        given: set[Key] = {("gradient", key) for node in results for key in self.schedule.of(node)}
-        held = given & born
-        makes = self._gradients(inputs, born, sizes)
-        private = 0
         if isinstance(item, Loop):
-            assert item.backward is not None
-            held |= {key for node in inputs for key in self.schedule.of(node)}
-            private = item.backward.peak_bytes(item.length)
-        elif item in self.calls:
+            return self._loop_backward(item, born, sizes)
+        if item in self.calls or self.schedule.is_moved(item):
+            return self._node_backward(item, forward, born, sizes)
+        if item not in self._backwards:
+            self._backwards[item] = self._alone(item)
+        given, wanted, saved = self._backwards[item]
+        makes = {key: size for key, size in wanted if key not in born}
+        held = saved | (given & born)
+        born.update(makes)
+        return Step(makes=makes, holds=held)
+
+    def _alone(self, item: fx.Node) -> _Backward:
+        """Return the backward of a node whose values lie on the storages of the graph."""
+        storages = self.schedule.storages
+        wanted = {
+            ("gradient", key): storages.size(key, bytes_of(node.meta["val"]))
+            for node in item.all_input_nodes
+            if has_gradient(node)
+            for key in storages.of[node]
+        }
+        of_inputs = {key for node in item.all_input_nodes for key in storages.of[node]}
+        return _Backward(
+            given=frozenset(("gradient", key) for key in storages.of[item]),
+            wanted=tuple(wanted.items()),
+            saved=self.saves[item] & (of_inputs | set(storages.made[item])),
+        )
+
+    def _node_backward(self, item: fx.Node, forward: Step, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+        inputs = item.all_input_nodes
+        held = born & {("gradient", key) for key in self.schedule.of(item)}
+        makes = self._gradients(inputs, born, sizes)
+        if item in self.calls:
             call = self.calls[item]
             held |= {("saved", item), *(key for node in inputs for key in self.schedule.of(node))}
             private = max(call.backward_bytes - call.saved_bytes, 0)
-        else:
-            for node in item.all_input_nodes:
-                if self.saves[item] & set(self.schedule.storages.of[node]):
-                    held |= self.schedule.of(node)
-            held |= self.saves[item] & set(forward.makes)
+            return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+        for node in inputs:
+            if self.saves[item] & set(self.schedule.storages.of[node]):
+                held |= self.schedule.of(node)
+        return Step(makes=makes, holds=frozenset(held | (self.saves[item] & set(forward.makes))))
+
+    def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+        assert loop.backward is not None
+        inputs = [take.node for take in loop.takes]
+        held = born & {("gradient", key) for give in loop.gives for key in self.schedule.of(give.node)}
+        makes = self._gradients(inputs, born, sizes)
+        held |= {key for node in inputs for key in self.schedule.of(node)}
+        private = loop.backward.peak_bytes(loop.length)
         return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+
+
+def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
+    """Return the time of forward and backward of one item that is no call."""
+    if isinstance(item, Loop):
+        return item.seconds(machine) * (2 + BACKWARD_SHARE)
+    return cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE) if item.op == "call_function" else 0.0
 
 
 def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop | None:

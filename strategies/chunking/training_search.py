@@ -20,6 +20,10 @@ from strategies.plan.liveness import Profile
 
 _STEPS = 24
 _TARGETS = 2  # operators that regions are sought around
+_CUTS = (
+    4  # beginnings and ends of windows; a step looks at three places, and each candidate at all of backward
+)
+_REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
 _SLACK = 1.02
 
@@ -126,11 +130,11 @@ class TrainingSearch:
         if any(self._is_fixed(item) for item in items[low : high + 1]):
             return
         profile = planned.schedule.profile()
-        first, last = reach_of(items, low, high)
+        first, last = reach_of(items, low, high, _REACH)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
         seen: set[Any] = set()
-        for start in cuts(items, profile.before_bytes, range(first, at + 1)):
-            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2)):
+        for start in cuts(items, profile.before_bytes, range(first, at + 1), _CUTS):
+            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2), _CUTS):
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions.around(items[at], window):
                     order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))

@@ -29,8 +29,8 @@ from strategies.fx.state import BOOKKEEPING, LISTENER, held_by
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
 PARTS = "_acbench_parts"
-"""The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which are
-without memory, that returns a part without memory."""
+"""The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which
+are without memory, that returns a part without memory."""
 
 _REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", "_acbench_chunks", LISTENER})
 _INPUTS = "_acbench_inputs"  # of a shadow of an FSDP unit: the dtype that it gives its inputs

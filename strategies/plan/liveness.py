@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
@@ -72,11 +71,11 @@ def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
     last: dict[Key, int] = {}
     sizes: dict[Key, int] = {}
     for index, step in enumerate(steps):
-        sizes |= step.makes
-        for key in (*step.makes, *step.holds):
-            last[key] = index
-    for key in kept:
-        last[key] = len(steps)
+        if step.makes:
+            sizes |= step.makes
+            last |= dict.fromkeys(step.makes, index)
+        last |= dict.fromkeys(step.holds, index)
+    last |= dict.fromkeys(kept, len(steps))
     dying: list[list[Key]] = [[] for _ in range(len(steps) + 1)]
     for key, index in last.items():
         if key in sizes:
@@ -84,9 +83,11 @@ def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
     live, profile, before = 0, [], []
     for index, step in enumerate(steps):
         before.append(live)
-        live += sum(step.makes.values())
+        for size in step.makes.values():
+            live += size
         profile.append(live + step.private_bytes)
-        live -= sum(sizes[key] for key in dying[index])
+        for key in dying[index]:
+            live -= sizes[key]
     return Profile(live_bytes=profile, before_bytes=before, dying=dying)
 
 
@@ -102,6 +103,7 @@ class Storages:
     of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
     _steps: dict[fx.Node, Step] = field(default_factory=dict)
+    _sizes: dict[Key, int] = field(default_factory=dict)
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
@@ -124,6 +126,12 @@ class Storages:
             held = frozenset(key for source in (*node.all_input_nodes, node) for key in self.of[source])
             self._steps[node] = Step(makes=self.made[node], holds=held, private_bytes=promoted_bytes(node))
         return self._steps[node]
+
+    def size(self, key: Key, otherwise: int) -> int:
+        """Return the bytes of a storage that a node makes, or else of what lies on one from outside."""
+        if not self._sizes:
+            self._sizes.update(item for made in self.made.values() for item in made.items())
+        return self._sizes.get(key, otherwise)
 
 
 def key_of(tensor: Tensor) -> Key:
@@ -162,5 +170,6 @@ def is_operation(node: fx.Node) -> bool:
 
 def bytes_of(value: Any) -> int:
     """Return the bytes that the elements of all tensors in `value` need."""
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    tensors = [leaf for leaf in tensors if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -259,18 +259,27 @@ def test_one_trial_in_another_folder_that_fails(tmp_path: Path) -> None:
 
 
 def test_an_option_goes_to_the_choices_that_have_it(tmp_path: Path) -> None:
-    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full,selective_layer", "ac.early_stop=false")
+    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full,selective_layer", "ac.early_stop=false,true")
     assert done.code == 0, done.stderr
     records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
-    found = {record["experiment"]["ac"]["name"]: record for record in records}
-    assert {name: record["status"] for name, record in found.items()} == {
-        "none": "refused",
-        "full": "ok",
-        "selective_layer": "ok",
-    }
-    assert {record["experiment"]["ac"]["early_stop"] for record in records} == {False}
-    assert found["none"]["error"]["message"] == (
-        "ac.early_stop: ac=none has no such option; there are no options"
+    found = sorted(
+        (record["experiment"]["ac"]["name"], record["experiment"]["ac"].get("early_stop"), record["status"])
+        for record in records
+    )
+    assert found == [
+        ("full", False, "ok"),
+        ("full", True, "ok"),
+        ("none", None, "ok"),
+        ("selective_layer", False, "ok"),
+        ("selective_layer", True, "ok"),
+    ]
+
+
+def test_none_has_no_option_that_nobody_has(tmp_path: Path) -> None:
+    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full", "ac.earlystop=false")
+    assert (done.code, done.stderr) == (
+        2,
+        "acbench: ac.earlystop: ac=none has no such option; there are no options\n",
     )
 
 

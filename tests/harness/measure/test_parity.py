@@ -311,6 +311,29 @@ def test_a_floor_is_a_share_of_the_largest_tensor_of_the_part(
     assert compare(one, other, rank=0, step=0, tolerance=tolerance).parts["gradients"].equal is is_equal
 
 
+@pytest.mark.parametrize(
+    ("gradient_of_bias", "moved", "is_equal"),
+    [
+        pytest.param(1e-7, 0.002, True, id="a gradient of rounding moves by what the optimizer may"),
+        pytest.param(1e-7, 0.003, False, id="and no further"),
+        pytest.param(1e-3, 0.002, False, id="a gradient with a scale"),
+        pytest.param(None, 0.002, False, id="no gradient"),
+    ],
+)
+def test_a_parameter_drifts_where_its_gradient_is_rounding(
+    gradient_of_bias: float | None, moved: float, is_equal: bool
+) -> None:
+    bias = None if gradient_of_bias is None else torch.tensor([gradient_of_bias])
+    gradients = {"weight": torch.tensor([1.0]), "bias": bias}
+    one, other = (
+        snapshot(gradients=gradients, parameters={"weight": torch.tensor([1.0]), "bias": torch.tensor([by])})
+        for by in (0.0, moved)
+    )
+    accepted = Accepted(relative=1e-3, floor=1e-2, stride=0.0025)
+    found = compare(one, other, rank=0, step=0, tolerance=accepted)
+    assert found.parts["parameters"].equal == is_equal
+
+
 def test_parameters_may_have_a_tolerance_of_their_own() -> None:
     one, other = (
         snapshot(gradients={"w": torch.tensor([value])}, parameters={"w": torch.tensor([value])})
