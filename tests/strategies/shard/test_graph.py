@@ -167,7 +167,11 @@ def test_data_dependent_sizes_are_refused() -> None:
 
     with pytest.raises(StrategyError) as refusal:
         graph(Picks)
-    assert str(refusal.value).startswith("shard: needs sizes that do not depend on data; those of ")
+    line = Picks.forward.__code__.co_firstlineno + 1
+    assert str(refusal.value) == (
+        f"shard: needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do; "
+        "use shard=none, which splits by the model's own plan"
+    )
 
 
 def test_a_forward_that_cannot_be_recorded_is_refused() -> None:

@@ -88,7 +88,8 @@ def test_what_is_in_the_way_of_a_shard_of_features_is_named(name: str, message: 
     [
         pytest.param(
             "batch",
-            "shard: 'up' is sharded for inputs of (4, 8, 16) on a rank, got (2, 8, 16); use batches of one shape",
+            "shard: 'up' is sharded for inputs of (4, 8, 16) on a rank, got (2, 8, 16); "
+            "use batches of one shape",
             id="another batch",
         ),
         pytest.param(
