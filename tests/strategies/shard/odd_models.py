@@ -371,6 +371,14 @@ class Outputs(Pair):
         return {"logits": self.head(x + self.down(h)), "hidden": h, "mean": h.mean(), "parts": h.chunk(2, -1)}
 
 
+class Sizes(Pair):
+    """Returns a number that follows from a size."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(self.norm(x))
+        return self.head(x + self.down(h)), math.prod(h.shape)
+
+
 class Buffers(Pair):
     """Counts, and adds up what it has seen."""
 
@@ -569,6 +577,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "batch and sequence as one": Merged,
     "sequence first": Swapped,
     "several outputs": Outputs,
+    "returns a size": Sizes,
     "buffers": Buffers,
     "dropout at the end": Drops,
     "learned word": ClassToken,

@@ -144,6 +144,33 @@ def test_hooks_see_wholes() -> None:
     assert all([str(option.output) for option in node.options] == ["R"] for node in handed)
 
 
+def test_hooks_that_see_what_nobody_knows_are_refused() -> None:
+    class Result:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    class Inner(nn.Sequential):
+        def forward(self, x: Tensor) -> Result:
+            return Result(super().forward(x))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner(nn.Linear(2, 2))
+            self.inner.register_forward_hook(lambda *_: None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Result = self.inner(x)
+            return result.tensor
+
+    with pytest.raises(StrategyError) as refusal:
+        model_graph(Outer(), (torch.zeros(2, 2),), AXIS, DEFAULT_HARDWARE, where="shard")
+    assert str(refusal.value) == (
+        "shard: needs a forward that can be followed; "
+        "forward of the model hands a Result to hooks of 'inner', which may see shards in it"
+    )
+
+
 def test_blocks_that_are_built_alike_stand_in_one_place() -> None:
     nodes = [node for node in _odd("two blocks").nodes if node.name.endswith(".up")]
     assert len(nodes) == 2

@@ -36,6 +36,7 @@ REFUSED = {
     "views to numbers": _OTHERWISE
     + "'view' at odd_models.py fails: RuntimeError: shape '[4, 8, 32]' is invalid for input of size 256",
     "keeps a tensor": _OTHERWISE + "somebody else keeps what 'up' at odd_models.py gives",
+    "returns a size": _OTHERWISE + "it returns 256 for 1024",
     "heads by number": _OTHERWISE + "'div' at odd_models.py is called with 2, on the whole with 8",
     "makes a mask": _BETWEEN + "'matmul' at odd_models.py reads 'up', 'transpose'",
     "adds new zeros": _BETWEEN + "'new_zeros' at odd_models.py reads 'up'",
