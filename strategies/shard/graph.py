@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import _has_any_global_hook  # no public way
-from torch.utils._pytree import tree_leaves
 
 from strategies.errors import StrategyError
 from strategies.fx.shadow import Shadow
@@ -381,10 +380,10 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> tuple[Fo
             graph, whole = forward.on_wholes()
     except StrategyError as error:
         raise StrategyError(where, f"needs a forward that can be followed; {error.problem}") from error
-    for node in graph.nodes:
-        sizes = [size for each in tree_leaves(node.meta.get("val")) for size in getattr(each, "shape", ())]
-        if any(isinstance(size, torch.SymInt) for size in sizes):
-            raise StrategyError(where, f"needs sizes that do not depend on data; those of {node.name!r} do")
+    for step in whole.steps:
+        if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
+            problem = f"needs sizes that do not depend on data; those of {described(step)} do"
+            raise StrategyError(where, f"{problem}; use shard=none, which splits by the model's own plan")
     return forward, graph, whole
 
 

@@ -27,6 +27,7 @@ from strategies.fx.program import device_of, shadowed
 from strategies.fx.record import Recorder, Recording
 from strategies.fx.scopes import Scope, following
 from strategies.fx.shadow import Shadow
+from strategies.fx.state import CONSTANTS
 from strategies.shard.layout import Shape
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
@@ -224,10 +225,10 @@ class _PlaceRecorder(Recorder):
             return super().called(module, body if part is None else partial(_made, *part), args, kwargs)
         self._within.append(fqn)
         if fqn in self._hooked:
-            args, kwargs = self._handed((args, kwargs))
+            args, kwargs = self._handed((args, kwargs), fqn)
         result = super().called(module, body, args, kwargs)
         self._within.pop()
-        return self._handed(result) if fqn in self._hooked else result
+        return self._handed(result, fqn) if fqn in self._hooked else result
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -239,7 +240,13 @@ class _PlaceRecorder(Recorder):
             self._asked.append((asked, len(self._graph.nodes)))
         return result
 
-    def _handed(self, value: Any) -> Any:
+    def _handed(self, value: Any, fqn: str) -> Any:
+        others = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, (Tensor, *CONSTANTS))]
+        if others:
+            raise self._error(
+                f"hands a {type(others[0]).__name__} to hooks of {fqn!r}, which may see shards in it"
+            )
+
         def hand(tensor: Tensor) -> Tensor:
             node = self._graph.call_function(seen_by_hooks, (self._node(tensor, "hooks"),))
             node.meta["mutates"] = ()

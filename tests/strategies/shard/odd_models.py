@@ -1,6 +1,7 @@
 """Small models that do what real ones do and sharding easily gets wrong.
 
-Shapes: B batch 4, S sequence 8, D width 16, F hidden 32. Linears called `up` are split by column, `down` by row.
+Shapes: B batch 4, S sequence 8, D width 16, F hidden 32. Linears called `up` are split by column,
+those called `down` by row.
 """
 
 from __future__ import annotations
@@ -115,15 +116,17 @@ class RepeatedHeads(Heads):
             each[:, :, None].expand(batch, heads, 2, rows, width).reshape(batch, 2 * heads, rows, width)
             for each in (k, v)
         )
-        weights = (q @ k.transpose(2, 3) / math.sqrt(width)).softmax(-1)
-        return weights @ v
+        weights: Tensor = (q @ k.transpose(2, 3) / math.sqrt(width)).softmax(-1)
+        attended: Tensor = weights @ v
+        return attended
 
 
 class FixedHeads(Heads):
     """Knows how many heads there are."""
 
     def heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (x.shape[-1] // 4, 4)).transpose(1, 2)
+        split: Tensor = x.unflatten(-1, (x.shape[-1] // 4, 4))
+        return split.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return super().attend(q, k, v) / q.shape[1]
@@ -142,9 +145,9 @@ class CallsParent(nn.Linear):
 
 
 class MoreParameters(nn.Linear):
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.scale = nn.Parameter(torch.ones(sizes[1]) * 1.5)
+    def __init__(self, width: int, features: int) -> None:
+        super().__init__(width, features)
+        self.scale = nn.Parameter(torch.ones(features) * 1.5)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the parent's name)
         return super().forward(input) * self.scale
@@ -277,8 +280,11 @@ class SharedLinear(Two):
 class TiedWeights(Two):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[1].up.weight = self.blocks[0].up.weight
-        self.blocks[1].norm.bias = self.blocks[0].norm.bias
+        first, second = self.blocks
+        assert isinstance(first, _Residual)
+        assert isinstance(second, _Residual)
+        second.up.weight = first.up.weight
+        second.norm.bias = first.norm.bias
 
 
 class TiedEmbedding(nn.Module):
@@ -365,16 +371,24 @@ class Outputs(Pair):
         return {"logits": self.head(x + self.down(h)), "hidden": h, "mean": h.mean(), "parts": h.chunk(2, -1)}
 
 
+class Sizes(Pair):
+    """Returns a number that follows from a size."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(self.norm(x))
+        return self.head(x + self.down(h)), math.prod(h.shape)
+
+
 class Buffers(Pair):
     """Counts, and adds up what it has seen."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("seen", torch.zeros(F))
+        self.seen = nn.Buffer(torch.zeros(F))
         self.statistics = nn.BatchNorm1d(S)
 
     def between(self, h: Tensor) -> Tensor:
-        self.seen.mul_(0.5).add_(h.detach().mean((0, 1)))  # type: ignore[operator]
+        self.seen.mul_(0.5).add_(h.detach().mean((0, 1)))
         mixed: Tensor = self.statistics(h.relu())
         return mixed + self.seen
 
@@ -459,14 +473,6 @@ class Frozen(Two):
         super().__init__()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_("blocks.1" in name)
-
-
-class Detached(Pair):
-    def forward(self, x: Tensor) -> Any:
-        h = self.up(self.norm(x))
-        with torch.no_grad():
-            largest = h.abs().max()
-        return self.head(x + self.down(h / (1 + h.detach().mean(1, keepdim=True)))), largest
 
 
 class Keeps(Pair):
@@ -571,6 +577,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "batch and sequence as one": Merged,
     "sequence first": Swapped,
     "several outputs": Outputs,
+    "returns a size": Sizes,
     "buffers": Buffers,
     "dropout at the end": Drops,
     "learned word": ClassToken,
@@ -579,7 +586,6 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "convolution": Convolved,
     "layer of torch": Encoder,
     "frozen block": Frozen,
-    "detached": Detached,
     "keeps a tensor": Keeps,
     "writes into a tensor": Inserted,
     "weighted experts": Experts,

@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from strategies import StrategyError
 from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.graph import Node, TensorAxis, model_graph
+from strategies.shard.graph import ModelGraph, Node, TensorAxis, model_graph
 from strategies.shard.state import Value
 from strategies.shard.ways import Leaf, Option
 from tests.strategies.shard.models import AXIS, SAMPLE, SPLITS, Chain, Tied, graph, meta
+from tests.strategies.shard.odd_models import axis, built, inputs
 
 LINEAR = ["RR = RR x RR", "RR = RS0 x S0R", "RS0 = RR x RS0", "S0R = S0R x RR_0", "S0R = S0R x RR_1"]
 WAYS = [
@@ -107,6 +109,84 @@ def test_a_frozen_parameter_needs_no_reduction() -> None:
     assert [each.operand for each in option.collectives] == ["bias"]
 
 
+def _odd(name: str) -> ModelGraph:
+    return model_graph(built(name), (inputs(),), axis(4), DEFAULT_HARDWARE, where="shard")
+
+
+def test_a_parameter_that_its_own_module_reads_may_get_summands() -> None:
+    """The norm is seen through, down to functions, so that rows may be sharded."""
+    node = next(node for node in _odd("own norm").nodes if node.parameter == "norm.weight")
+    whole, summed = node.options
+    assert (str(whole.output), whole.collectives) == ("R", ())
+    assert str(summed.output) == "R*"
+    assert [(each.phase, each.kind, each.payload_bytes) for each in summed.collectives] == [
+        ("backward", "all_reduce", 16 * 8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        pytest.param("weight in a function", "up.weight", id="of a module that is called as well"),
+        pytest.param("words", "position", id="of a module with submodules"),
+        pytest.param("penalty of weights", "norm.weight", id="read by another module"),
+    ],
+)
+def test_a_parameter_that_is_read_elsewhere_is_whole(name: str, parameter: str) -> None:
+    attribute = parameter.replace(".", "_")
+    node = next(node for node in _odd(name).nodes if node.name == attribute)
+    assert [str(option.output) for option in node.options] == ["R"]
+
+
+def test_hooks_see_wholes() -> None:
+    handed = [node for node in _odd("hook after a block").nodes if "seen_by_hooks" in node.place]
+    assert len(handed) == 2  # in and out
+    assert all([str(option.output) for option in node.options] == ["R"] for node in handed)
+
+
+def test_hooks_that_see_what_nobody_knows_are_refused() -> None:
+    class Result:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    class Inner(nn.Sequential):
+        def forward(self, x: Tensor) -> Result:
+            return Result(super().forward(x))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner(nn.Linear(2, 2))
+            self.inner.register_forward_hook(lambda *_: None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Result = self.inner(x)
+            return result.tensor
+
+    with pytest.raises(StrategyError) as refusal:
+        model_graph(Outer(), (torch.zeros(2, 2),), AXIS, DEFAULT_HARDWARE, where="shard")
+    assert str(refusal.value) == (
+        "shard: needs a forward that can be followed; "
+        "forward of the model hands a Result to hooks of 'inner', which may see shards in it"
+    )
+
+
+def test_blocks_that_are_built_alike_stand_in_one_place() -> None:
+    nodes = [node for node in _odd("two blocks").nodes if node.name.endswith(".up")]
+    assert len(nodes) == 2
+    assert len({node.place for node in nodes}) == 1
+
+
+def test_hooks_on_all_modules_are_refused() -> None:
+    hook = register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(StrategyError) as refusal:
+            _odd("plain")
+    finally:
+        hook.remove()
+    assert str(refusal.value) == "shard: needs a process without hooks on all modules, which would see shards"
+
+
 def test_data_dependent_sizes_are_refused() -> None:
     class Picks(Chain):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -114,7 +194,11 @@ def test_data_dependent_sizes_are_refused() -> None:
 
     with pytest.raises(StrategyError) as refusal:
         graph(Picks)
-    assert str(refusal.value).startswith("shard: needs sizes that do not depend on data; those of ")
+    line = Picks.forward.__code__.co_firstlineno + 1
+    assert str(refusal.value) == (
+        f"shard: needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do; "
+        "use shard=none, which splits by the model's own plan"
+    )
 
 
 def test_a_forward_that_cannot_be_recorded_is_refused() -> None:
