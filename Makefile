@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-BENCHES := exactness toy nested parity_matrix detection point_overhead instrumentation isolation planning
+BENCHES := exactness toy nested parity_matrix detection point_overhead instrumentation isolation planning chunking chunk_points
 SLURM_BENCHES := packing survival scale faults
 
 .PHONY: demo test check lint bench bench-slurm gpu clean

@@ -85,7 +85,10 @@ class Planned:
 
 
 class Planner:
-    """Plans the scopes of one model; identical scopes once."""
+    """Plans the scopes of one model; identical scopes once, and nothing twice.
+
+    `rehearsed` has the training plans whose peak is certain, by position on the path.
+    """
 
     def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
         self.machine = machine
@@ -95,6 +98,9 @@ class Planner:
         self._plain: dict[Hashable, Schedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
         self._signatures = [signature_of(graph.graph) for graph in graphs]
+        self._planned: dict[int, Planned] = {}
+        self._training: TrainingPlanner | None = None
+        self.rehearsed: dict[int, Planned] = {}
         for graph, signature in zip(graphs, self._signatures, strict=True):
             if signature not in self._plain:
                 self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
@@ -102,6 +108,11 @@ class Planner:
 
     def plan(self, goal: int) -> Planned:
         """Return the schedules whose peak is at most `goal`, or near the smallest."""
+        if goal not in self._planned:
+            self._planned[goal] = self._plan(goal)
+        return self._planned[goal]
+
+    def _plan(self, goal: int) -> Planned:
         root = self._plain[self._signatures[-1]]
         donated = root.donations()
         for _ in range(2):  # loops of the root may let other inputs of calls live longer
@@ -127,7 +138,9 @@ class Planner:
 
     def training(self) -> TrainingPlanner:
         """Return the planner of forward and backward."""
-        return TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+        if self._training is None:
+            self._training = TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+        return self._training
 
     def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
         key = signature, donated, goal
@@ -152,7 +165,7 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
     """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
     training = planner.training()
     path = training.path()
-    known: dict[int, Planned] = {}
+    known = planner.rehearsed
 
     def rehearsed(index: int) -> Planned:
         if index not in known:
