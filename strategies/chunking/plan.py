@@ -207,7 +207,7 @@ class Planning:
         if self.training:
             chosen, minimum = training_plan(planner, self._rehearsal, budget_bytes)
         else:
-            chosen, minimum = forward_plan(planner, budget_bytes)
+            chosen, minimum = forward_plan(planner, self._rehearsal, budget_bytes)
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(self.where, budget_bytes, minimum)
         return ChunkPlan(

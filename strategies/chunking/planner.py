@@ -87,7 +87,8 @@ class Planned:
 class Planner:
     """Plans the scopes of one model; identical scopes once, and nothing twice.
 
-    `rehearsed` has the training plans whose peak is certain, by position on the path.
+    `smallest` is the forward plan of the smallest peak once it is certain, and `rehearsed` has the training
+    plans whose peak is certain, by position on the path.
     """
 
     def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
@@ -100,6 +101,7 @@ class Planner:
         self._signatures = [signature_of(graph.graph) for graph in graphs]
         self._planned: dict[int, Planned] = {}
         self._training: TrainingPlanner | None = None
+        self.smallest: Planned | None = None
         self.rehearsed: dict[int, Planned] = {}
         for graph, signature in zip(graphs, self._signatures, strict=True):
             if signature not in self._plain:
@@ -151,12 +153,19 @@ class Planner:
         return self._fitted[key]
 
 
-def forward_plan(planner: Planner, budget: int | None) -> tuple[Planned, int]:
-    """Return the fastest plan of forward within the budget, or else the smallest, and the smallest peak."""
-    smallest = planner.plan(0)
+def forward_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
+    """Return the fastest plan that a rehearsal finds within the budget, or the smallest, and its peak."""
+
+    def certain(planned: Planned) -> Planned:
+        schedulers = planned.schedulers(planner.machine, training=False)
+        return replace(planned, peak_bytes=rehearsal.peak_bytes(schedulers))
+
+    if planner.smallest is None:
+        planner.smallest = certain(planner.plan(0))
+    smallest = planner.smallest
     if budget is None:
         return smallest, smallest.peak_bytes
-    fitting = planner.plan(budget)
+    fitting = certain(planner.plan(budget))
     chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget, each.slowdown))
     return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
 
