@@ -1,10 +1,10 @@
 """Chunk plans: bytes kept, bytes predicted, and time, for budgets from nearly all to a twentieth.
 
-Each model runs forward without autograd as it is and under a plan for each budget. Bytes are those of live
-storages that the pass makes; the plan's prediction is compared to the byte. Times are medians of rounds in
-which the plain model and the planned one take turns.
+Each model runs forward without autograd, or a training step, as it is and under a plan for each budget. Bytes
+are those of live storages that the pass makes; the plan's prediction is compared to the byte. Times, of some
+of the budgets, are medians of rounds in which the plain model and the planned one take turns.
 
-    python -m bench.chunking [--training]
+    python -m bench.chunking [--training] [--models "unet" ...] [--timed 0.5 ...]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import copy
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -29,17 +29,30 @@ from bench.trials import experiments
 from harness.measure.locator import Locator
 from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
 from harness.models.base import Batch, LanguageModelSpec
-from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunking.plan import PlannedStep
+from strategies.chunk import InfeasibleBudget
+from strategies.chunking.plan import PlannedStep, Planning
 
+_EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {
+    "gpt 96 x 512": (
+        "model=gpt_nano", "model.width=96", "model.hidden_width=384", "model.max_positions=512",
+        "sequence_length=512", "batch_size=1",
+    ),
     "gpt 768 x 1,024": ("model=gpt_small", "model.vocab_size=256", "sequence_length=1024", "batch_size=1"),
+    "hf gpt2 96 x 512": ("model=hf", "model.width=96", "sequence_length=512", "batch_size=1"),
     "llama": ("model=llama_nano", "sequence_length=1024", "batch_size=1"),
     "vit": ("model=vit_nano", "batch_size=4"),
-    "evoformer": ("model=evoformer", "batch_size=1"),
+    "vit large": ("model=vit_large", "batch_size=1"),
+    "evoformer block": (*_EVOFORMER, "model.n_layers=1"),
+    "evoformer stack": (*_EVOFORMER, "model.n_layers=4"),
+    "extra msa block": (
+        *_EVOFORMER, "model.n_layers=1", "model.global_columns=true", "model.msa_width=64",
+        "model.msa_head_width=8",
+    ),
     "unet": ("model=unet", "batch_size=4"),
-}
-FRACTIONS = (0.95, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+}  # fmt: skip
+FRACTIONS = tuple(percent / 100 for percent in range(95, 0, -5))
+TIMED = (0.5, 0.25, 0.1)
 _ROUNDS = 5
 
 
@@ -51,8 +64,10 @@ class Row:
         unchunked_bytes, budget_bytes: activation peaks as it is, and asked for.
         predicted_bytes, measured_bytes: those of the plan; `None` where refused.
         minimum_bytes: the smallest peak that the search has seen.
-        slowdown: median time / that of the plain model.
-        planning_s: of the plan.
+        slowdown: median time / that of the plain model; `None` where it was not asked for.
+        estimated_slowdown: the same by the cost model.
+        chunks: bodies that run in a forward.
+        planning_s: of the plan; the first budget of a model includes its recording.
         max_difference: |result - result of the plain model|, gradients too in training.
     """
 
@@ -64,6 +79,8 @@ class Row:
     measured_bytes: int | None = None
     minimum_bytes: int
     slowdown: float | None = None
+    estimated_slowdown: float | None = None
+    chunks: int = 0
     planning_s: float
     max_difference: float | None = None
 
@@ -85,6 +102,7 @@ class _Case:
     run: Callable[[nn.Module], list[Tensor]]
     expected: list[Tensor]
     step: PlannedStep | None
+    timed: Sequence[float]
 
 
 def main() -> int:
@@ -92,10 +110,18 @@ def main() -> int:
     arguments = parser(__doc__, "chunking")
     arguments.add_argument("--training", action="store_true", help="plan forward and backward")
     arguments.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    arguments.add_argument(
+        "--timed", nargs="*", type=float, default=TIMED, help="budgets whose time is taken"
+    )
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
-    rows = [row for name in chosen.models for row in _rows(name, training=chosen.training)]
-    protocol = {"models": MODELS, "fractions": FRACTIONS, "rounds": _ROUNDS, "training": chosen.training}
+    rows = [row for name in chosen.models for row in _rows(name, chosen.timed, training=chosen.training)]
+    protocol = {
+        "models": {name: MODELS[name] for name in chosen.models},
+        "fractions": FRACTIONS,
+        "rounds": _ROUNDS,
+        "training": chosen.training,
+    }
     publish(_table(rows), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
     wrong = [row for row in rows if not row.is_as_claimed]
     for row in wrong:
@@ -103,7 +129,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _rows(name: str, *, training: bool) -> Iterator[Row]:
+def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]:
     (experiment,) = experiments([MODELS[name]])
     torch.manual_seed(0)
     spec = experiment.model
@@ -125,16 +151,25 @@ def _rows(name: str, *, training: bool) -> Iterator[Row]:
     step = PlannedStep(loss=loss, loss_inputs=(batch.targets,))
     expected = run(model)
     case = _Case(
-        name=name, model=model, batch=batch, run=run, expected=expected, step=step if training else None
+        name=name,
+        model=model,
+        batch=batch,
+        run=run,
+        expected=expected,
+        step=step if training else None,
+        timed=timed,
     )
+    unchunked = peak_bytes(model, batch, case.step)
+    start = time.perf_counter()
+    planning = Planning.of(model, batch.inputs, training=training, step=case.step)
     for fraction in FRACTIONS:
-        yield _row(case, fraction)
+        yield _row(case, planning, unchunked, fraction, start)
+        start = time.perf_counter()
 
 
-def _row(case: _Case, fraction: float) -> Row:
+def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start: float) -> Row:
     model, batch, step = case.model, case.batch, case.step
-    unchunked = _peak_bytes(model, batch, step)
-    budget, start = int(unchunked * fraction), time.perf_counter()
+    budget = int(unchunked * fraction)
     known: dict[str, Any] = {
         "model": case.name,
         "fraction": fraction,
@@ -142,7 +177,7 @@ def _row(case: _Case, fraction: float) -> Row:
         "budget_bytes": budget,
     }
     try:
-        plan = ChunkPlan.make(model, batch.inputs, budget, training=step is not None, step=step)
+        plan = planning.plan(budget)
     except InfeasibleBudget as refusal:
         seconds = time.perf_counter() - start
         return Row(**known, minimum_bytes=refusal.minimum_feasible_bytes, planning_s=seconds)
@@ -152,9 +187,13 @@ def _row(case: _Case, fraction: float) -> Row:
     return Row(
         **known,
         predicted_bytes=plan.predicted_peak_bytes,
-        measured_bytes=_peak_bytes(planned, batch, step),
+        measured_bytes=peak_bytes(planned, batch, step),
         minimum_bytes=plan.minimum_feasible_bytes,
-        slowdown=_slowdown(lambda: case.run(planned), lambda: case.run(model)),
+        slowdown=slowdown(lambda: case.run(planned), lambda: case.run(model))
+        if fraction in case.timed
+        else None,
+        estimated_slowdown=plan.predicted_slowdown,
+        chunks=sum(region.chunks for region in plan.regions),
         planning_s=seconds,
         max_difference=max(
             (one - other).abs().max().item() for one, other in zip(results, case.expected, strict=True)
@@ -170,7 +209,8 @@ def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
     return drawn
 
 
-def _peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
+def peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
+    """Return the measured peak of activations of a forward, or of a training step where there is a `step`."""
     locator = Locator(model, {})
     live = LiveStorages(locator, device="cpu", is_host=lambda: False)
     gc.collect()
@@ -189,7 +229,8 @@ def _peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int
     return live.ledger.peak(is_activation).nbytes
 
 
-def _slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
+def slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
+    """Return the median time of `planned` / that of `plain`, in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
         for run, taken in zip((planned, plain), times, strict=True):

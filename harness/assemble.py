@@ -134,13 +134,26 @@ def for_step(strategy: Strategy, model: nn.Module, spec: ModelSpec, mesh: Mesh, 
         mesh: says whether gradients of a block are copied while they are reduced.
         sample: a batch of one rank.
     """
-    units = children_of(model, spec.layers_fqn).values() if spec.layers_fqn else (model,)
-    sizes = [sum(p.numel() * p.element_size() for p in unit.parameters()) for unit in units]
+    units = list(children_of(model, spec.layers_fqn).values()) if spec.layers_fqn else []
+    sizes = [_parameter_bytes(unit) for unit in units]
     return strategy.for_step(
         lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
         (sample.targets,),
-        reserved_bytes=max(sizes) if mesh.is_sharded else 0,
+        reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
     )
+
+
+def _gradient_copies(model_bytes: int, unit_bytes: list[int]) -> int:
+    """Return the most bytes of unsharded gradients that FSDP holds at once.
+
+    Those of the root unit are held from the first to the last; those of a unit stand beside what was copied
+    of them, or of the unit before, to be reduced.
+    """
+    return model_bytes - sum(unit_bytes) + 2 * max(unit_bytes, default=model_bytes)
+
+
+def _parameter_bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def _observe(

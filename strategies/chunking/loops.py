@@ -150,7 +150,7 @@ class Loop:
             held = on | {take for take in copied if first[take] <= index <= last[take]}
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
-                    held.update(storages.of[source])
+                    held.update(storages.of[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:

@@ -21,7 +21,7 @@ from strategies.fx.shadow import Shadow
 from strategies.plan.cost import machine_for
 from strategies.plan.record import record_scopes
 
-__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "PlannedStep"]
+__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "PlannedStep", "Planning"]
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -96,44 +96,13 @@ class ChunkPlan:
             StrategyError: the budget is no positive number, the model is chunked already, or its forward
                 depends on data.
         """
-        if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
-            raise StrategyError(where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}")
-        plain = unwrapped(model)
-        _refuse_chunked(plain)
-        device = device_of(tree_flatten(sample)[0])
-        shadow = Shadow.of(plain).on(device)
-        inputs, _ = shadowed(shadow, (sample, {}), device)
-        scopes = scopes_of(plain)
-        with torch.set_grad_enabled(training):
-            graphs = record_scopes(shadow, scopes, inputs, {}, where=where)
-        rehearsal = Rehearsal(
-            model=plain, sample=sample, device=device, step=step or PlannedStep(), training=training
-        )
-        unchunked_bytes = rehearsal.peak_bytes({})
+        planning = Planning.of(model, sample, training=training, step=step, where=where)
         if fraction is not None:
-            budget_bytes = int(unchunked_bytes * fraction)
-        if budget_bytes is not None and budget_bytes >= unchunked_bytes:
-            return cls._nothing(budget_bytes, unchunked_bytes, training=training)
-        planner = Planner(graphs, machine_for(device))
-        if training:
-            chosen, minimum = training_plan(planner, rehearsal, budget_bytes)
-        else:
-            chosen, minimum = forward_plan(planner, budget_bytes)
-        if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
-            raise InfeasibleBudget(where, budget_bytes, minimum)
-        return cls(
-            budget_bytes=budget_bytes,
-            predicted_peak_bytes=chosen.peak_bytes,
-            unchunked_peak_bytes=unchunked_bytes,
-            minimum_feasible_bytes=minimum,
-            predicted_slowdown=chosen.slowdown,
-            training=training,
-            regions=tuple(chosen.regions()),
-            schedulers=chosen.schedulers(planner.machine, training=training),
-        )
+            budget_bytes = int(planning.unchunked_peak_bytes * fraction)
+        return planning.plan(budget_bytes)
 
     @classmethod
-    def _nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
+    def nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
         """Return the plan of a model that fits as it is."""
         return cls(
             budget_bytes=budget_bytes,
@@ -170,6 +139,87 @@ class ChunkPlan:
         numbers = {name: getattr(self, name) for name in names}
         regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
         return {**numbers, "predicted_slowdown": self.predicted_slowdown, "regions": regions}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planning:
+    """A model recorded for one sort of pass, to be planned for one budget after the other.
+
+    Fields:
+        unchunked_peak_bytes: of the model as it is.
+        training: whether the pass has a backward.
+        where: the configuration path that messages name.
+    """
+
+    unchunked_peak_bytes: int
+    training: bool
+    where: str
+    _planner: Planner
+    _rehearsal: Rehearsal
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        *,
+        training: bool = False,
+        step: PlannedStep | None = None,
+        where: str = "chunk.budget",
+    ) -> Planning:
+        """Return the recording of `model`; arguments are those of `ChunkPlan.make`.
+
+        Raises:
+            StrategyError: the model is chunked already, or its forward depends on data.
+        """
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        device = device_of(tree_flatten(sample)[0])
+        shadow = Shadow.of(plain).on(device)
+        inputs, _ = shadowed(shadow, (sample, {}), device)
+        with torch.set_grad_enabled(training):
+            graphs = record_scopes(shadow, scopes_of(plain), inputs, {}, where=where)
+        rehearsal = Rehearsal(
+            model=plain, sample=sample, device=device, step=step or PlannedStep(), training=training
+        )
+        return cls(
+            unchunked_peak_bytes=rehearsal.peak_bytes({}),
+            training=training,
+            where=where,
+            _planner=Planner(graphs, machine_for(device)),
+            _rehearsal=rehearsal,
+        )
+
+    def plan(self, budget_bytes: int | None) -> ChunkPlan:
+        """Return the fastest plan that was found within the budget; `None` asks for the smallest peak.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the budget is no positive number of bytes.
+        """
+        if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
+            raise StrategyError(
+                self.where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}"
+            )
+        unchunked_bytes, planner = self.unchunked_peak_bytes, self._planner
+        if budget_bytes is not None and budget_bytes >= unchunked_bytes:
+            return ChunkPlan.nothing(budget_bytes, unchunked_bytes, training=self.training)
+        if self.training:
+            chosen, minimum = training_plan(planner, self._rehearsal, budget_bytes)
+        else:
+            chosen, minimum = forward_plan(planner, self._rehearsal, budget_bytes)
+        if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
+            raise InfeasibleBudget(self.where, budget_bytes, minimum)
+        return ChunkPlan(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=chosen.peak_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=minimum,
+            predicted_slowdown=chosen.slowdown,
+            training=self.training,
+            regions=tuple(chosen.regions()),
+            schedulers=chosen.schedulers(planner.machine, training=self.training),
+        )
 
 
 def _refuse_chunked(model: nn.Module) -> None:

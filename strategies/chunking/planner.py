@@ -85,7 +85,11 @@ class Planned:
 
 
 class Planner:
-    """Plans the scopes of one model; identical scopes once."""
+    """Plans the scopes of one model; identical scopes once, and nothing twice.
+
+    `smallest` is the forward plan of the smallest peak once it is certain, and `rehearsed` has the training
+    plans whose peak is certain, by position on the path.
+    """
 
     def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
         self.machine = machine
@@ -95,6 +99,10 @@ class Planner:
         self._plain: dict[Hashable, Schedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
         self._signatures = [signature_of(graph.graph) for graph in graphs]
+        self._planned: dict[int, Planned] = {}
+        self._training: TrainingPlanner | None = None
+        self.smallest: Planned | None = None
+        self.rehearsed: dict[int, Planned] = {}
         for graph, signature in zip(graphs, self._signatures, strict=True):
             if signature not in self._plain:
                 self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
@@ -102,6 +110,11 @@ class Planner:
 
     def plan(self, goal: int) -> Planned:
         """Return the schedules whose peak is at most `goal`, or near the smallest."""
+        if goal not in self._planned:
+            self._planned[goal] = self._plan(goal)
+        return self._planned[goal]
+
+    def _plan(self, goal: int) -> Planned:
         root = self._plain[self._signatures[-1]]
         donated = root.donations()
         for _ in range(2):  # loops of the root may let other inputs of calls live longer
@@ -127,7 +140,9 @@ class Planner:
 
     def training(self) -> TrainingPlanner:
         """Return the planner of forward and backward."""
-        return TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+        if self._training is None:
+            self._training = TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+        return self._training
 
     def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
         key = signature, donated, goal
@@ -138,12 +153,19 @@ class Planner:
         return self._fitted[key]
 
 
-def forward_plan(planner: Planner, budget: int | None) -> tuple[Planned, int]:
-    """Return the fastest plan of forward within the budget, or else the smallest, and the smallest peak."""
-    smallest = planner.plan(0)
+def forward_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
+    """Return the fastest plan that a rehearsal finds within the budget, or the smallest, and its peak."""
+
+    def certain(planned: Planned) -> Planned:
+        schedulers = planned.schedulers(planner.machine, training=False)
+        return replace(planned, peak_bytes=rehearsal.peak_bytes(schedulers))
+
+    if planner.smallest is None:
+        planner.smallest = certain(planner.plan(0))
+    smallest = planner.smallest
     if budget is None:
         return smallest, smallest.peak_bytes
-    fitting = planner.plan(budget)
+    fitting = certain(planner.plan(budget))
     chosen = min((smallest, fitting), key=lambda each: (each.peak_bytes > budget, each.slowdown))
     return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
 
@@ -152,7 +174,7 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
     """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
     training = planner.training()
     path = training.path()
-    known: dict[int, Planned] = {}
+    known = planner.rehearsed
 
     def rehearsed(index: int) -> Planned:
         if index not in known:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from strategies.blocks import Chunked, Enclosed
 from strategies.chunking.axes import Axis
+from strategies.fx.shadow import Told
 
 
 def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: bool) -> Tensor:
@@ -77,7 +78,8 @@ GIVEN = "_acbench_given"
 
 def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
     """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
-    is_seen = isinstance(module, Enclosed | FSDPModule) or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
+    is_enclosed = isinstance(module, Enclosed | FSDPModule) and not isinstance(module, Told)
+    is_seen = is_enclosed or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
     return module(*args, **kwargs)

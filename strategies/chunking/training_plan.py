@@ -15,24 +15,25 @@ from strategies.plan.cost import Machine
 from strategies.plan.record import ScopeGraph
 
 _JUMPS = (1, 2, 4)  # options that a step may go down at once
+_SHARES = 4  # a step takes identical scopes all together, or this part of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """One option for each sort of scope.
+    """One option for each call of a scope.
 
     Fields:
-        at: position of the option, by sort; `None` is the model itself.
+        at: position of the option, by position of the call; `None` is the model itself.
         peak_bytes, seconds: of the whole pass, estimated.
     """
 
-    at: Mapping[Hashable, int]
+    at: Mapping[int | None, int]
     peak_bytes: int
     seconds: float
 
 
 class TrainingPlanner:
-    """Chooses options of the scopes of one model; identical scopes have the same.
+    """Chooses options of the scopes of one model; identical scopes have the same ones to choose from.
 
     Args:
         graphs: of the scopes, recorded with autograd, the model's last.
@@ -65,7 +66,9 @@ class TrainingPlanner:
             for signature, options in self.options.items()
             for index, option in enumerate(options)
         }
-        smallest = {signature: len(options) - 1 for signature, options in self.options.items()}
+        smallest: dict[int | None, int] = {
+            index: len(self.options[signature]) - 1 for index, signature in enumerate(self._signatures)
+        }
         first = Pass(
             schedule=plain[signatures[-1]],
             saves=saved_storages(self._root),
@@ -73,7 +76,7 @@ class TrainingPlanner:
             tail_bytes=tail_bytes,
         )
         self.options[None] = TrainingSearch(first, machine, 1).path()
-        self.first = self._chosen(dict.fromkeys(self.options, 0))
+        self.first = self._chosen(dict.fromkeys((*range(len(self._signatures)), None), 0))
 
     def path(self) -> list[Chosen]:
         """Return choices of less and less memory, the first with nothing chunked."""
@@ -84,17 +87,16 @@ class TrainingPlanner:
 
     def schedules(self, chosen: Chosen) -> list[Schedule]:
         """Return the schedules of all graphs."""
-        sorts: Iterable[Hashable] = (*self._signatures, None)
-        return [self.options[sort][chosen.at[sort]].planned.schedule for sort in sorts]
+        calls: Iterable[int | None] = (*range(len(self._signatures)), None)
+        return [self._options(call)[chosen.at[call]].planned.schedule for call in calls]
+
+    def _options(self, call: int | None) -> list[Option]:
+        return self.options[None if call is None else self._signatures[call]]
 
     def _better(self, current: Chosen) -> Chosen | None:
         moves = [
-            {**current.at, sort: min(at + jump, len(self.options[sort]) - 1)}
-            for sort, at in current.at.items()
-            for jump in _JUMPS
-        ]
-        moves += [
-            {sort: min(at + jump, len(self.options[sort]) - 1) for sort, at in current.at.items()}
+            {**current.at, **self._lower(current, calls, jump)}
+            for calls in self._groups(current)
             for jump in _JUMPS
         ]
         found = [self._chosen(at) for at in moves if at != current.at]
@@ -105,12 +107,27 @@ class TrainingPlanner:
 
         return max(lower, key=gain, default=None)
 
-    def _calls_at(self, at: Mapping[Hashable, int]) -> dict[fx.Node, Call]:
+    def _lower(self, current: Chosen, calls: Iterable[int | None], jump: int) -> dict[int | None, int]:
+        return {call: min(current.at[call] + jump, len(self._options(call)) - 1) for call in calls}
+
+    def _groups(self, current: Chosen) -> Iterable[list[int | None]]:
+        """Return calls whose options may be changed at once: of those that have the most memory."""
+        yield [None]
+        yield list(current.at)
+        for signature in dict.fromkeys(self._signatures):
+            alike = [call for call, each in enumerate(self._signatures) if each == signature]
+            first = min(current.at[call] for call in alike)
+            behind: list[int | None] = [call for call in alike if current.at[call] == first]
+            yield behind
+            if len(alike) >= _SHARES:
+                yield behind[: len(alike) // _SHARES]
+
+    def _calls_at(self, at: Mapping[int | None, int]) -> dict[fx.Node, Call]:
         return {
-            call: self._seen[signature, at[signature]]
-            for call, signature in zip(self._calls, self._signatures, strict=True)
+            call: self._seen[signature, at[index]]
+            for index, (call, signature) in enumerate(zip(self._calls, self._signatures, strict=True))
         }
 
-    def _chosen(self, at: Mapping[Hashable, int]) -> Chosen:
+    def _chosen(self, at: Mapping[int | None, int]) -> Chosen:
         root = replace(self.options[None][at[None]].planned, calls=self._calls_at(at))
         return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))

@@ -48,10 +48,11 @@ class Listener(Protocol):
         """Take note that somebody reads `module.name`."""
 
 
-class _Told(Enclosed):
+class Told(Enclosed):
     """Mark of the dynamic classes whose calls and reads are told."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, through the listener if there is one."""
         listener: Listener | None = vars(self).get(LISTENER)
         body = partial(_call_in, vars(self).get(_INPUTS), super().__call__)  # type: ignore[misc]
         if PARTS in vars(self):
@@ -231,7 +232,7 @@ class _Caster:
 
 @cache  # one class per class
 def _told(original: type[Any]) -> type[nn.Module]:
-    return type(original.__name__, (_Told, original), {"__module__": original.__module__})
+    return type(original.__name__, (Told, original), {"__module__": original.__module__})
 
 
 def _mixed_precision(outer: nn.Module) -> tuple[torch.dtype, torch.dtype | None] | None:

@@ -1,0 +1,296 @@
+"""Chunking at the points that others have published, and the longest sequence within a fixed number of bytes.
+
+Plain blocks of attention, and language models with their loss inside. Each point states a budget as a share
+of the activation peak as it is, and the time that it may take. Bytes are measured, times are medians of
+rounds in which the plain model and the planned one take turns.
+
+    python -m bench.chunk_points [--training]
+
+Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the sequences and the budgets of forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.chunking import peak_bytes, slowdown
+from bench.output import parser, publish
+from harness.models.base import Batch
+from strategies.chunk import InfeasibleBudget
+from strategies.chunking.plan import PlannedStep, Planning
+
+_LONGEST = 1 << 17
+
+
+class Attention(nn.Module):
+    """A block of plain attention and an MLP, in residual branches; scores are whole matrices."""
+
+    def __init__(self, width: int, n_heads: int, *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.n_heads, self.is_causal = n_heads, is_causal
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        x_BSD = x_BSD + self._attend(self.norms[0](x_BSD))
+        grown: Tensor = self.down(functional.gelu(self.up(self.norms[1](x_BSD))))
+        return x_BSD + grown
+
+    def _attend(self, x_BSD: Tensor) -> Tensor:
+        batch, length, width = x_BSD.shape
+        qkv = self.qkv(x_BSD).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        q_BHSK, k_BHSK, v_BHSK = qkv.unbind(0)
+        scores_BHST = (q_BHSK @ k_BHSK.transpose(-1, -2)) * q_BHSK.size(-1) ** -0.5
+        if self.is_causal:
+            place_S = torch.arange(length, device=x_BSD.device)
+            scores_BHST = scores_BHST.masked_fill(place_S > place_S.unsqueeze(1), float("-inf"))
+        mixed_BHSK = scores_BHST.softmax(-1) @ v_BHSK
+        result: Tensor = self.out(mixed_BHSK.transpose(1, 2).reshape(batch, length, width))
+        return result
+
+
+class Stack(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(self, n_layers: int, width: int, n_heads: int, *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(width, n_heads, is_causal=is_causal) for _ in range(n_layers))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        for layer in self.layers:
+            x_BSD = layer(x_BSD)
+        return x_BSD
+
+
+class WithLoss(nn.Module):
+    """A language model that returns its loss, so that head and loss can be chunked."""
+
+    def __init__(self, n_layers: int, width: int, n_heads: int, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.stack = Stack(n_layers, width, n_heads, is_causal=True)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Return the mean cross entropy of the tokens themselves."""
+        logits_BSV = self.head(self.norm(self.stack(self.embedding(tokens_BS))))
+        return functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS.flatten())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A model, a budget and the time it may take.
+
+    Fields:
+        make: returns the model.
+        sample: returns its inputs.
+        fraction: budget / activation peak as it is.
+        allowed_slowdown: time / that of the plain model.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    sample: Callable[[], tuple[Tensor, ...]]
+    fraction: float
+    allowed_slowdown: float
+
+
+def _tokens() -> tuple[Tensor, ...]:
+    return (torch.randint(0, 16_384, (1, 1_024)),)
+
+
+def _language_model() -> nn.Module:
+    return WithLoss(4, 256, 4, 16_384)
+
+
+def _short_attention() -> nn.Module:
+    return Stack(2, 256, 4)
+
+
+def _values(length: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(1, length, 256),)
+
+
+FORWARD = (
+    Point(
+        name="attention 2,048", make=lambda: Stack(1, 256, 4), sample=_values(2_048), fraction=0.1,
+        allowed_slowdown=1.18,
+    ),
+    Point(
+        name="attention 4,096", make=lambda: Stack(1, 256, 4), sample=_values(4_096), fraction=0.05,
+        allowed_slowdown=1.05,
+    ),
+    Point(
+        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.2,
+        allowed_slowdown=1.1,
+    ),
+)  # fmt: skip
+TRAINING = (
+    Point(
+        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.1,
+        allowed_slowdown=1.22,
+    ),
+    Point(
+        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.02,
+        allowed_slowdown=1.3,
+    ),
+    Point(
+        name="attention 2,048", make=_short_attention, sample=_values(2_048), fraction=0.2,
+        allowed_slowdown=1.2,
+    ),
+    Point(
+        name="attention 2,048", make=_short_attention, sample=_values(2_048), fraction=0.1,
+        allowed_slowdown=1.4,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What came out; bytes and seconds as in `bench.chunking`."""
+
+    name: str
+    fraction: float
+    unchunked_bytes: int
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    minimum_bytes: int
+    slowdown: float | None
+    allowed_slowdown: float
+    planning_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Longest:
+    """The longest sequence of `attention` within the bytes that `unchunked` tokens need as they are."""
+
+    budget_bytes: int
+    unchunked: int
+    chunked: int
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON; return 1 where a budget is not kept."""
+    arguments = parser(__doc__, "chunk_points")
+    arguments.add_argument("--training", action="store_true", help="the points of training")
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    points = TRAINING if chosen.training else FORWARD
+    rows = [_row(point, training=chosen.training) for point in points]
+    longest = None if chosen.training else _longest(1_024)
+    table = Table(
+        "model", "budget", "as it is", "predicted", "measured", "smallest", "time", "may take", "planned in"
+    )
+    for cells in _cells(rows):
+        table.add_row(*cells)
+    if longest is not None:
+        table.caption = (
+            f"in {longest.budget_bytes:,} bytes: {longest.unchunked:,} tokens as it is, "
+            f"{longest.chunked:,} in chunks"
+        )
+    protocol = {"training": chosen.training, "longest": longest and asdict(longest)}
+    publish(table, chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
+    return int(
+        any(row.measured_bytes and row.measured_bytes > row.fraction * row.unchunked_bytes for row in rows)
+    )
+
+
+def _row(point: Point, *, training: bool) -> Row:
+    torch.manual_seed(0)
+    model, sample = point.make().train(training), point.sample()
+    batch = Batch(inputs=sample, targets=())
+    step = PlannedStep(loss=_sum, loss_inputs=((),)) if training else None
+    unchunked = peak_bytes(model, batch, step)
+    start = time.perf_counter()
+    planning = Planning.of(model, sample, training=training, step=step)
+    known: dict[str, Any] = {
+        "name": point.name,
+        "fraction": point.fraction,
+        "unchunked_bytes": unchunked,
+        "allowed_slowdown": point.allowed_slowdown,
+    }
+    try:
+        plan = planning.plan(int(unchunked * point.fraction))
+    except InfeasibleBudget as refusal:
+        return Row(
+            **known,
+            predicted_bytes=None,
+            measured_bytes=None,
+            minimum_bytes=refusal.minimum_feasible_bytes,
+            slowdown=None,
+            planning_s=time.perf_counter() - start,
+        )
+    seconds = time.perf_counter() - start
+    planned = plan.apply(copy.deepcopy(model))
+    return Row(
+        **known,
+        predicted_bytes=plan.predicted_peak_bytes,
+        measured_bytes=peak_bytes(planned, batch, step),
+        minimum_bytes=plan.minimum_feasible_bytes,
+        slowdown=slowdown(
+            lambda: _run(planned, sample, training=training), lambda: _run(model, sample, training=training)
+        ),
+        planning_s=seconds,
+    )
+
+
+def _sum(outputs: Tensor, _: Any) -> Tensor:
+    return outputs.sum()
+
+
+def _run(model: nn.Module, sample: tuple[Tensor, ...], *, training: bool) -> None:
+    if not training:
+        with torch.no_grad():
+            model(*sample)
+        return
+    model(*sample).sum().backward()
+    model.zero_grad()
+
+
+def _longest(tokens: int) -> Longest:
+    """Return the longest power of two that the plans of `Stack` reach within what `tokens` need unchunked."""
+    with torch.device("meta"):
+        model = Stack(2, 256, 4).eval()
+    budget = Planning.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
+    longest = tokens
+    while longest < _LONGEST:
+        sample = (torch.empty(1, 2 * longest, 256, device="meta"),)
+        try:
+            Planning.of(model, sample).plan(budget)
+        except InfeasibleBudget:
+            break
+        longest *= 2
+    return Longest(budget_bytes=budget, unchunked=tokens, chunked=longest)
+
+
+def _cells(rows: list[Row]) -> Iterator[list[str]]:
+    for row in rows:
+        measured = row.measured_bytes
+        yield [
+            row.name,
+            f"{row.fraction:.0%}",
+            f"{row.unchunked_bytes:,}",
+            "refused" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
+            "" if measured is None else f"{measured:,} ({measured / row.unchunked_bytes:.1%})",
+            f"{row.minimum_bytes / row.unchunked_bytes:.1%}",
+            "" if row.slowdown is None else f"{row.slowdown:.2f} x",
+            f"{row.allowed_slowdown:.2f} x",
+            f"{row.planning_s:.1f} s",
+        ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
