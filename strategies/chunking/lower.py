@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,8 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
     """Return the body of a loop, which writes its results or returns them."""
     graph = fx.Graph()
     start, length = graph.placeholder("start"), graph.placeholder("length")
-    outside = {take: graph.placeholder(take.node.name) for take in loop.takes}
+    # a value may be taken twice, along two axes or as a whole
+    outside = {take: graph.placeholder(name) for take, name in zip(loop.takes, _names(loop), strict=True)}
     gives = {give.node: give for give in loop.gives}
     buffers = {give.node: graph.placeholder(f"{give.node.name}_all") for give in loop.gives if is_writing}
     chunks: dict[Take, fx.Node] = {} if is_writing else dict(outside)
@@ -185,6 +187,17 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
                 graph.call_function(write_chunk, (buffers[node], axis, start, made[node]))
     graph.output(None if is_writing else tuple(made[give.node] for give in loop.gives))
     return fx.GraphModule({}, graph, "body")
+
+
+def _names(loop: Loop) -> list[str]:
+    """Return a name for each thing that a loop takes, each only once."""
+    count: Counter[str] = Counter()
+    found = []
+    for take in loop.takes:
+        name = take.node.name
+        found.append(f"{name}_take_{count[name]}" if count[name] else name)
+        count[name] += 1
+    return found
 
 
 def _local(

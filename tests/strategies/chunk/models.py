@@ -116,11 +116,44 @@ def language_batch(batch: int = 1, sequence: int = 48) -> tuple[Tensor, Tensor]:
     return torch.randint(0, VOCABULARY, (batch, sequence)), torch.randint(0, VOCABULARY, (batch, sequence))
 
 
+class Heads(nn.Module):
+    """Fused attention; queries, keys and values have a linear map each, so that heads can be chunked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        parts = (part(x_BSD) for part in (self.query, self.key, self.value))
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: Tensor = x_BSD + self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class Places(nn.Module):
+    """Attention with a mask made of places, which a chunk of queries needs both cut and whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        q, k, v = self.qkv(x_BSD).chunk(3, -1)
+        place = torch.arange(x_BSD.size(1))
+        scores = (q @ k.transpose(1, 2)).masked_fill(place > place.unsqueeze(1), float("-inf"))
+        mixed: Tensor = scores.softmax(-1) @ v
+        return mixed
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
     "attention": (Stack, lambda: (torch.randn(1, 64, WIDTH),)),
     "attention of a batch": (Stack, lambda: (torch.randn(3, 40, WIDTH),)),
     "causal attention": (lambda: Stack(causal=True), lambda: (torch.randn(1, 64, WIDTH),)),
     "fused attention": (lambda: Stack(fused=True), lambda: (torch.randn(2, 64, WIDTH),)),
+    "fused attention of heads": (Heads, lambda: (torch.randn(1, 256, WIDTH),)),
+    "a mask of places": (Places, lambda: (torch.randn(1, 96, WIDTH),)),
     "language model with loss": (lambda: Language(causal=True), language_batch),
     "triangle": (Triangle, lambda: (torch.randn(1, 24, 24, WIDTH),)),
     "pictures": (Pictures, lambda: (torch.randn(4, 3, 16, 16),)),
