@@ -86,7 +86,7 @@ class ChunkPlan:
             model: plain; on the meta device is enough. Its training flags are those of the planned pass.
             sample: positional inputs; meta tensors are enough.
             budget_bytes: of activations, at least 1; `None` for the smallest peak.
-            fraction: of the peak of the model as it is, in place of `budget_bytes`.
+            fraction: of the peak of the model as it is, in place of `budget_bytes`, without the reserve.
             training: whether to plan forward and backward.
             step: what else the pass holds.
             where: the configuration path that messages name.
@@ -98,7 +98,9 @@ class ChunkPlan:
         """
         planning = Planning.of(model, sample, training=training, step=step, where=where)
         if fraction is not None:
-            budget_bytes = int(planning.unchunked_peak_bytes * fraction)
+            # what is reserved is an upper bound, and must not make the budget larger
+            reserved_bytes = 0 if step is None else step.reserved_bytes
+            budget_bytes = int((planning.unchunked_peak_bytes - reserved_bytes) * fraction)
         return planning.plan(budget_bytes)
 
     @classmethod
