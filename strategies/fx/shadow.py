@@ -29,7 +29,7 @@ from strategies.fx.state import BOOKKEEPING, LISTENER, held_by
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
 PARTS = "_acbench_parts"
-"""The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which are
+"""The attribute of a module that takes and gives parts: a function of its plain call and its inputs, tensors
 without memory, that returns a part without memory."""
 
 _REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", LISTENER})
