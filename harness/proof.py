@@ -17,7 +17,8 @@ from harness.assemble import Assembled
 from harness.difference import Compared, Parity
 from harness.experiment import Experiment, name_of
 from harness.measure.parity import Accepted, compare_steps
-from harness.measure.snapshot import Snapshot, steps
+from harness.measure.snapshot import Snapshot
+from harness.measure.snapshot import steps as trained_steps
 from harness.models.base import Batch
 from strategies import Tolerance
 
@@ -104,7 +105,7 @@ class Prover:
     def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
         """Yield what each step computes; the model lives as long as the iterator."""
         batches = map(self.batch, range(link.steps))
-        yield from steps(
+        yield from trained_steps(
             self.assembled(experiment), batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
         )
 
@@ -112,7 +113,7 @@ class Prover:
         for step, snapshot in enumerate(snapshots, done):
             self.progress(step, total)
             yield snapshot
-            del snapshot  # as in `steps`
+            del snapshot  # as in `trained_steps`
 
 
 def chain(experiment: Experiment) -> tuple[Link, ...]:
@@ -129,12 +130,13 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
     plain = experiment.plain()
     # SGD moves parameters by gradients, AdamW by the sign of what is only rounding too
     single = replace(plain, dtype="fp32", optimizer="sgd")
-    others = [(single, experiment.shard.step_tolerance)]
+    # the second step has gradients behind weights that begin as zeros
+    others = [(single, experiment.shard.step_tolerance, 2)]
     if plain != experiment and experiment.dtype != "fp32":
-        others.insert(0, (plain, plain.tolerance))
+        others.insert(0, (plain, plain.tolerance, 1))
     return first, *(
-        Link(variant=each, baseline=each.twin(), steps=1, tolerance=tolerance, whole=True)
-        for each, tolerance in others
+        Link(variant=each, baseline=each.twin(), steps=steps, tolerance=tolerance, whole=True)
+        for each, tolerance, steps in others
     )
 
 

@@ -51,7 +51,8 @@ class OneCandidate(Sharding):
         """Return the plan; as `Sharding.plan`."""
         graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
         names = self._names(graph, axis)
-        if any(node.is_random for node in graph.nodes):
+        if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
+            # what it is compared with, which must be right itself
             graph = with_random_numbers_of(graph, megatron(graph, where="shard"))
         choice = cheapest(restricted(graph, partial(_allows, names)), Limits())
         if choice is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from strategies.shard.cost import Hardware
 from strategies.shard.derivation import DEFAULT_HARDWARE
 from strategies.shard.graph import TensorAxis, model_graph
 from strategies.shard.plans import ShardPlan
-from strategies.shard.programme import Limits, cheapest, smallest_memory_bytes
+from strategies.shard.programme import Choice, Limits, cheapest, smallest_memory_bytes
 from strategies.sharding import Sharding
 
 _MIB = 1 << 20
@@ -28,8 +29,9 @@ class Cheapest(Sharding):
     Moved: what the plan of the record promises.
 
     Time is that of one rank in one step: FLOPs of linears and attention over a rate, and for each collective
-    a latency and its bytes over a bandwidth, one after another. Without a limit the plan is never slower
-    than `megatron` by this model, and never communicates more bytes.
+    a latency and its bytes over a bandwidth, one after another; what FSDP gathers and reduces of the placed
+    parameters is counted too. Without a limit the plan is never slower than `megatron` by this model, and
+    never communicates more bytes.
 
     Fields:
         memory_limit_mib: what parameters, their gradients and the outputs of all calls may take on one rank,
@@ -46,8 +48,9 @@ class Cheapest(Sharding):
     latency_s: float = DEFAULT_HARDWARE.latency_s
 
     def __post_init__(self) -> None:
-        if self.memory_limit_mib is not None and not self.memory_limit_mib > 0:
-            raise StrategyError("shard.memory_limit_mib", f"must be above 0, got {self.memory_limit_mib}")
+        limit = self.memory_limit_mib
+        if limit is not None and not (limit > 0 and isfinite(limit)):
+            raise StrategyError("shard.memory_limit_mib", f"must be above 0 and finite, got {limit}")
         self._hardware()
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
@@ -58,7 +61,17 @@ class Cheapest(Sharding):
         limits = Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
         if self.memory_limit_mib is not None:
             limits = Limits(memory_bytes=int(self.memory_limit_mib * _MIB))
-        choice = cheapest(graph, limits)
+        try:
+            choice = cheapest(graph, limits)
+        except StrategyError as error:
+            if self.memory_limit_mib is not None:
+                problem = f"no plan that the model's code allows fits {self.memory_limit_mib} MiB a rank"
+                raise StrategyError("shard.memory_limit_mib", f"{problem}: {error.problem}") from error
+            choice = reference
+        if self.memory_limit_mib is None and (choice is None or _seconds(choice) > _seconds(reference)):
+            choice = (
+                reference  # states that its code did not allow are taken out for good, one too many perhaps
+            )
         if choice is None:
             smallest = smallest_memory_bytes(graph)
             assert smallest is not None, "Megatron's choice fits together"
@@ -77,3 +90,7 @@ class Cheapest(Sharding):
             )
         except StrategyError as error:
             raise StrategyError(error.where.replace("hardware", "shard"), error.problem) from error
+
+
+def _seconds(choice: Choice) -> float:
+    return sum(option.seconds for option in choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 from strategies.errors import StrategyError
 from strategies.shard.redistribution import Collective
@@ -29,10 +30,11 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "bandwidth_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise StrategyError(f"hardware.{name}", f"must be positive, got {getattr(self, name)}")
-        if not self.latency_s >= 0:
-            raise StrategyError("hardware.latency_s", f"must be at least 0, got {self.latency_s}")
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise StrategyError(f"hardware.{name}", f"must be positive and finite, got {value}")
+        if not (self.latency_s >= 0 and isfinite(self.latency_s)):
+            raise StrategyError("hardware.latency_s", f"must be at least 0 and finite, got {self.latency_s}")
 
     def compute_s(self, flops: int) -> float:
         """Return the seconds that `flops` take on one rank."""

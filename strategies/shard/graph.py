@@ -67,6 +67,15 @@ class TensorAxis:
                 return style
         return None
 
+    def fsdp_bytes(self, parameter: Tensor) -> int:
+        """Return the payload of FSDP's collectives of a whole parameter in a step.
+
+        It is gathered forward and backward, and its gradient is reduced and scattered.
+        """
+        if self.parameter_shards == 1:
+            return 0
+        return (2 + parameter.requires_grad) * parameter.numel() * parameter.element_size()
+
     def resting_bytes(self, parameter: Tensor) -> int:
         """Return what a rank keeps of a whole parameter, and of its gradient where it gets one."""
         itemsize = self.parameter_itemsize or parameter.element_size()
@@ -301,17 +310,19 @@ class _Builder:
         (source,) = sources_of(node)
         value = _value(node, source)
         assert value is not None
+        own = {
+            name: parameter
+            for name, parameter in module.named_parameters(recurse=False)
+            if not self._is_shared(parameter)
+        }
         return Leaf(
             fqn=fqn,
             module=module,
             input=value,
             output=outputs_of(node)[0],
             split=split,
-            parameter_bytes={
-                name: self._axis.resting_bytes(parameter)
-                for name, parameter in module.named_parameters(recurse=False)
-                if not self._is_shared(parameter)
-            },
+            parameter_bytes={name: self._axis.resting_bytes(each) for name, each in own.items()},
+            fsdp_bytes={name: self._axis.fsdp_bytes(each) for name, each in own.items()},
         )
 
     def unsplit(self) -> dict[str, str]:
@@ -383,7 +394,7 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> tuple[Fo
     for step in whole.steps:
         if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
             problem = f"needs sizes that do not depend on data; those of {described(step)} do"
-            raise StrategyError(where, f"{problem}; use shard=none, which splits by the model's own plan")
+            raise StrategyError(where, f"{problem}; use mesh.tp=1")
     return forward, graph, whole
 
 

@@ -41,7 +41,7 @@ class Limits:
 
     Fields:
         memory_bytes: of parameters, their gradients, and what all calls give.
-        communicated_bytes: payload of all collectives of a step.
+        communicated_bytes: payload of all collectives of a step, FSDP's of placed parameters among them.
     """
 
     memory_bytes: int | None = None
@@ -70,7 +70,7 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
     if problem is None:
         return None
     problem = f"needs code that does on a shard what it does on the whole; {problem}"
-    raise StrategyError("shard", f"{problem}; use shard=none")
+    raise StrategyError("shard", f"{problem}; use mesh.tp=1")
 
 
 def first_stop(graph: ModelGraph) -> Node | None:

@@ -80,6 +80,7 @@ class Option:
         collectives: of one step.
         seconds: of one rank in one step, computation and communication.
         memory_bytes: of parameters, their gradients, and what goes out, on one rank.
+        fsdp_bytes: payload of FSDP's collectives of the parameters, which are larger the less the axis cuts.
     """
 
     inputs: tuple[State, ...]
@@ -90,11 +91,12 @@ class Option:
     collectives: tuple[Collective, ...] = ()
     seconds: float = 0.0
     memory_bytes: int = 0
+    fsdp_bytes: int = 0
 
     @property
     def communicated_bytes(self) -> int:
-        """Payload of all collectives."""
-        return sum(collective.payload_bytes for collective in self.collectives)
+        """Payload of all collectives, FSDP's of the parameters among them."""
+        return self.fsdp_bytes + sum(collective.payload_bytes for collective in self.collectives)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +111,7 @@ class Leaf:
             its output features; `row`, that the code before it gives a shard of its input features.
         parameter_bytes: what a rank keeps of each parameter that this module alone reads, and of its
             gradient, where it is whole.
+        fsdp_bytes: payload of FSDP's collectives of each such parameter, where the axis leaves it whole.
     """
 
     fqn: str
@@ -117,6 +120,7 @@ class Leaf:
     output: Value
     split: str | None
     parameter_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    fsdp_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def ways(leaf: Leaf, ranks: int, hardware: Hardware) -> tuple[Way, ...]:
@@ -172,6 +176,7 @@ def _option(leaf: Leaf, way: Way, passage: _Passage, ranks: int, hardware: Hardw
         ),
     )
     entered = leaf.input.local_bytes(way.input, ranks) if entering.forward else 0
+    fsdp_bytes = _on_rank(leaf.fsdp_bytes, way, ranks)
     return Option(
         inputs=(passage.source,),
         output=passage.target,
@@ -179,10 +184,14 @@ def _option(leaf: Leaf, way: Way, passage: _Passage, ranks: int, hardware: Hardw
         entering=entering,
         leaving=leaving,
         collectives=moved,
-        seconds=hardware.compute_s(way.flops) + hardware.communication_s(moved),
+        # units are gathered whole, so that no parameter has a latency of its own
+        seconds=hardware.compute_s(way.flops)
+        + hardware.communication_s(moved)
+        + fsdp_bytes / hardware.bandwidth_bytes_per_s,
         memory_bytes=entered
         + leaf.output.local_bytes(passage.target, ranks)
-        + _parameter_bytes(leaf, way, ranks),
+        + _on_rank(leaf.parameter_bytes, way, ranks),
+        fsdp_bytes=fsdp_bytes,
     )
 
 
@@ -209,10 +218,10 @@ def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
             yield sharded(dim)
 
 
-def _parameter_bytes(leaf: Leaf, way: Way, ranks: int) -> int:
-    """Return the bytes of parameters, and of the gradients of those that get one."""
+def _on_rank(whole_bytes: Mapping[str, int], way: Way, ranks: int) -> int:
+    """Return the total of bytes of parameters, given for wholes, as a rank holds them."""
     cut = {name for name, held in way.parameters.items() if held.placement.is_shard()}
-    return sum(count // (ranks if name in cut else 1) for name, count in leaf.parameter_bytes.items())
+    return sum(count // (ranks if name in cut else 1) for name, count in whole_bytes.items())
 
 
 def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:

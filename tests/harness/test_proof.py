@@ -14,17 +14,19 @@ _TWIN = "ac=none chunk=none shard=none"
 _SHARDED = "ac=none chunk=none shard=megatron"
 _FULL = "ac=full chunk=none shard=none"
 _BOTH = "ac=full chunk=none shard=megatron"
-_STEP = (_SHARDED, _TWIN, "fp32", "sgd", 1e-4, 1)
+_STEP = (_SHARDED, _TWIN, "fp32", "sgd", 1e-4, 2)
 CHAINS = [
     pytest.param("", [(_TWIN, _TWIN, "fp32", "adamw", None, 3)], id="the plain model against itself"),
     pytest.param("ac=full", [(_FULL, _TWIN, "fp32", "adamw", None, 3)], id="AC against the plain model"),
     pytest.param(
-        "shard=megatron", [(_SHARDED, _TWIN, "fp32", "adamw", 1e-3, 3), _STEP], id="sharding, and one step"
+        "shard=megatron",
+        [(_SHARDED, _TWIN, "fp32", "adamw", 1e-3, 3), _STEP],
+        id="sharding, and two steps of SGD",
     ),
     pytest.param(
         "shard=megatron dtype=bf16",
         [(_SHARDED, _TWIN, "bf16", "adamw", 1e-1, 3), _STEP],
-        id="sharding in half precision, and one step in single",
+        id="sharding in half precision, and two steps in single",
     ),
     pytest.param(
         "shard=megatron ac=full",

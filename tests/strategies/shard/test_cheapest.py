@@ -80,11 +80,27 @@ def test_less_memory_takes_no_less_time() -> None:
 
 def test_fsdp_keeps_a_shard_of_what_it_would_hold() -> None:
     spec = MODELS["gpt"]
-    alone = _plan(spec, Cheapest())
-    sharded = _plan(spec, Cheapest(), parameter_shards=2)
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in spec.build().parameters())
-    assert alone.memory_bytes - sharded.memory_bytes == 2 * 4 * count // 2
+    alone = _plan(spec, Megatron())
+    sharded = _plan(spec, Megatron(), parameter_shards=2)
+    cut = sum(each.option.fsdp_bytes for each in sharded.modules) // 3  # gathered twice, and scattered once
+    assert cut > 0
+    assert alone.memory_bytes - sharded.memory_bytes >= 2 * cut // 2
+
+
+def test_fsdp_communicates_what_is_left_whole() -> None:
+    """Few tokens and many parameters: what replication saves on the axis, FSDP would pay several times."""
+    spec = MODELS["llama"]
+    chosen, reference = (
+        _plan(spec, strategy, tokens=(1, 4), parameter_shards=2) for strategy in (Cheapest(), Megatron())
+    )
+    assert _communicated_bytes(chosen) <= _communicated_bytes(reference)
+    assert any("S" in name for name in chosen.as_json()["candidates"].values())
+
+
+def _communicated_bytes(plan: ShardPlan) -> int:
+    """Return the payload of all collectives, FSDP's among them."""
+    options = [each.option for each in plan.modules] + [each.option for each in plan.parameters]
+    return sum(option.communicated_bytes for option in options)
 
 
 def test_dropout_keeps_the_local_shapes_of_megatron() -> None:
@@ -97,10 +113,21 @@ def test_dropout_keeps_the_local_shapes_of_megatron() -> None:
     ("fields", "message"),
     [
         pytest.param(
-            {"memory_limit_mib": 0.0}, "shard.memory_limit_mib: must be above 0, got 0.0", id="memory"
+            {"memory_limit_mib": 0.0},
+            "shard.memory_limit_mib: must be above 0 and finite, got 0.0",
+            id="memory",
         ),
-        pytest.param({"flops_per_s": 0.0}, "shard.flops_per_s: must be positive, got 0.0", id="rate"),
-        pytest.param({"latency_s": -1.0}, "shard.latency_s: must be at least 0, got -1.0", id="latency"),
+        pytest.param(
+            {"flops_per_s": 0.0}, "shard.flops_per_s: must be positive and finite, got 0.0", id="rate"
+        ),
+        pytest.param(
+            {"memory_limit_mib": float("inf")},
+            "shard.memory_limit_mib: must be above 0 and finite, got inf",
+            id="memory without end",
+        ),
+        pytest.param(
+            {"latency_s": -1.0}, "shard.latency_s: must be at least 0 and finite, got -1.0", id="latency"
+        ),
     ],
 )
 def test_refuses_values_out_of_range(fields: dict[str, float], message: str) -> None:

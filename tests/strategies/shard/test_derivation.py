@@ -171,14 +171,18 @@ def test_several_outputs_cannot_be_placed() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({"flops_per_s": 0}, "hardware.flops_per_s: must be positive, got 0", id="no FLOPs"),
+        pytest.param(
+            {"flops_per_s": 0}, "hardware.flops_per_s: must be positive and finite, got 0", id="no FLOPs"
+        ),
         pytest.param(
             {"bandwidth_bytes_per_s": -1.0},
-            "hardware.bandwidth_bytes_per_s: must be positive, got -1.0",
+            "hardware.bandwidth_bytes_per_s: must be positive and finite, got -1.0",
             id="negative bandwidth",
         ),
         pytest.param(
-            {"latency_s": -1e-6}, "hardware.latency_s: must be at least 0, got -1e-06", id="latency"
+            {"latency_s": -1e-6},
+            "hardware.latency_s: must be at least 0 and finite, got -1e-06",
+            id="latency",
         ),
     ],
 )

@@ -197,7 +197,7 @@ def test_data_dependent_sizes_are_refused() -> None:
     line = Picks.forward.__code__.co_firstlineno + 1
     assert str(refusal.value) == (
         f"shard: needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do; "
-        "use shard=none, which splits by the model's own plan"
+        "use mesh.tp=1"
     )
 
 
@@ -221,6 +221,7 @@ def test_a_leaf_is_what_is_known_of_it() -> None:
         output=Value(shape=(4, 6, 8), dtype=torch.float32, needs_gradient=True),
         split="row",
         parameter_bytes={"weight": 2 * 8 * 16 * 4, "bias": 2 * 8 * 4},
+        fsdp_bytes={"weight": 0, "bias": 0},
     )
 
 
