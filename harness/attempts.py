@@ -151,10 +151,11 @@ def note_of(experiment: Experiment, baseline: str) -> str | None:
     first, *others = chain(experiment)
     parts = [_NOTES[baseline]]
     if first.tolerance is not None:
-        parts.append(f"within {_in_words(first.tolerance)} of the twin: {first.tolerance.reason}")
+        far = f"within {_in_words(first.tolerance)} of the twin{_floor_of(first.tolerance)}"
+        parts.append(f"{far}: {first.tolerance.reason}")
     if baseline != "none":
         parts += [
-            f"{link.compared} within {_in_words(link.tolerance)}"
+            f"{link.compared} within {_in_words(link.tolerance)}{_floor_of(link.tolerance)}"
             for link in others
             if link.tolerance is not None
         ]
@@ -165,6 +166,11 @@ def _in_words(tolerance: Tolerance) -> str:
     if tolerance.parameters in (None, tolerance.relative):
         return f"{tolerance.relative:g}"
     return f"{tolerance.relative:g}, parameters within {tolerance.parameters:g},"
+
+
+def _floor_of(tolerance: Tolerance) -> str:
+    """Return what is measured otherwise: `max_rel` of such a tensor may be anything."""
+    return f" (tensors below {100 * tolerance.floor:g} % of the largest: of that)" if tolerance.floor else ""
 
 
 def now() -> str:

@@ -243,15 +243,17 @@ def test_the_note_says_how_the_twin_ran_and_why_numbers_may_differ(
 def test_the_note_says_where_parameters_have_a_tolerance_of_their_own() -> None:
     note = note_of(experiment_of("mesh=tp2 shard=megatron"), "paired")
     assert note == (
-        "within 0.001, parameters within 0.01, of the twin: ranks add their parts of a sum first, and then "
-        "these to each other, which rounds otherwise; AdamW divides gradients by their size, those that are "
-        "only rounding too; ac=none chunk=none shard=megatron against ac=none chunk=none shard=none in fp32 "
-        "within 0.0001"
+        "within 0.001, parameters within 0.01, of the twin (tensors below 1 % of the largest: of that): "
+        "ranks add their parts of a sum first, and then these to each other, which rounds otherwise; AdamW "
+        "divides gradients by their size, those that are only rounding too; "
+        "ac=none chunk=none shard=megatron against ac=none chunk=none shard=none in fp32 within 0.0001 "
+        "(tensors below 0.1 % of the largest: of that)"
     )
 
 
 def test_the_note_says_what_the_twin_was_compared_with() -> None:
     note = note_of(experiment_of("mesh=tp2 shard=megatron ac=full"), "paired")
     assert note == (
-        "ac=none chunk=none shard=megatron against ac=none chunk=none shard=none in fp32 within 0.0001"
+        "ac=none chunk=none shard=megatron against ac=none chunk=none shard=none in fp32 within 0.0001 "
+        "(tensors below 0.1 % of the largest: of that)"
     )
