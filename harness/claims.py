@@ -24,6 +24,9 @@ from harness.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store, write_atomic
 
 T = TypeVar("T")
 
+DRIVEN = "driven"
+"""The launcher, in their files, of submissions whose driver runs the trials itself."""
+
 _POLL_S = 0.05
 _ABOUT_TO_S = 5.0
 """More than a lane takes from a trial's lock to the attempt that says so."""
@@ -58,7 +61,7 @@ class Submission:
 
     Fields:
         id: 12 hexadecimal digits.
-        launcher: `slurm`, `slurm_packed`, or `driven`: its driver runs the trials itself.
+        launcher: `slurm`, `slurm_packed`, or `DRIVEN`.
         submitted_at: ISO 8601.
         jobs: trial_id to job id, once the scheduler has told them; empty before and without a scheduler.
         is_submitted: whether everything was handed over.
@@ -118,6 +121,21 @@ def is_held(store: Store, submission: str) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def is_left(store: Store, trial_ids: Iterable[str]) -> bool:
+    """Return whether nobody is about to run these trials: no claim, or that of a driver that is gone.
+
+    Of trials that were handed to a scheduler only the scheduler knows; they are not left.
+    """
+    try:
+        claims = {claimant(store, trial_id) for trial_id in trial_ids} - {None}
+        known = [read_submission(store, each) for each in claims if each is not None]
+        return all(
+            each is None or (each.launcher == DRIVEN and not is_held(store, each.id)) for each in known
+        )
+    except (OSError, ValueError):  # a folder that we may only read, a torn file: we do not know
+        return False
 
 
 def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:

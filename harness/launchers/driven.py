@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harness.attempts import now
 from harness.claims import (
+    DRIVEN,
     Submission,
     claim,
     claimant,
@@ -23,9 +24,6 @@ from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals,
 from harness.record import Record
 from harness.store import Store
 from harness.task import Task
-
-DRIVEN = "driven"
-"""The launcher of such submissions, in their files."""
 
 _POLL_S = 0.2
 

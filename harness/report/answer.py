@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.record import STATUSES, is_baseline
+from harness.report.baseline import baseline, is_sharded, of_baseline
 from harness.report.cells import first_line, mark, notes, ratio
 from harness.report.document import Claim, Code, Line, Number, Part
 from harness.report.front import Front, Point, front
+from harness.report.remarks import remarks
 from harness.report.sweep import Entry, Sweep
 from harness.report.words import Unit
 from harness.verdict import VERDICTS
@@ -29,7 +31,7 @@ def answer(sweep: Sweep) -> tuple[Claim, ...]:
     settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
     places = _places(sweep, [setting for setting, _ in settings])
     best = (claim for setting, entries in settings for claim in _of_setting(entries, places[setting]))
-    return (*best, *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
+    return (*best, *_remarked(sweep), *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
 
 
 def _measured(entries: Sequence[Entry]) -> int:
@@ -89,7 +91,9 @@ def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
         plain_model = found.points[0].entry
         yield Claim(
             line=(
-                f"On {place}: the plain model needs ",
+                f"On {place}: ",
+                *_named(entries),
+                " needs ",
                 *_peak(plain_model),
                 "; no other trial has numbers.",
             ),
@@ -97,6 +101,12 @@ def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
         )
     yield from _untimed(entries, saving, place)
     yield from _dominated(found)
+
+
+def _named(entries: Sequence[Entry]) -> Line:
+    """Return the words for a baseline: beside sharded trials it is sharded by the mesh."""
+    is_one_of_them = any(is_sharded(entry.record.experiment) for entry in entries)
+    return (Code(text="shard=none"),) if is_one_of_them else ("the plain model",)
 
 
 def _untimed(entries: Sequence[Entry], saving: Sequence[Point], place: str) -> Iterator[Claim]:
@@ -180,16 +190,33 @@ def _dominated(found: Front) -> Iterator[Claim]:
 
 
 def _untrusted(sweep: Sweep) -> Iterator[Claim]:
-    """Yield what computes something else than the plain model, and what does nothing."""
-    for verdict, why in (("differs", " differs from the plain model: "), ("inert", " does nothing: ")):
+    """Yield what computes something else than what it is compared with, and what does nothing."""
+    for verdict in ("differs", "inert"):
         found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
         for entry in found[:_MOST_NAMED]:
             reason = next((note for note in notes(entry.record)), "no part is named")
-            line: Line = (entry.trial, why, f"{reason.removeprefix('parity: ')}.")
+            why = _apart(entry) if verdict == "differs" else (" does nothing: ",)
+            line: Line = (entry.trial, *why, f"{reason.removeprefix('parity: ')}.")
             yield Claim(line=line, trial_ids=(entry.trial_id,))
         if len(found) > _MOST_NAMED:
             line = (_count(len(found), f"verdict={verdict}"), f" trials in all are of the verdict {verdict}.")
             yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in found))
+
+
+def _apart(entry: Entry) -> Line:
+    return (" differs from ", *baseline(entry.record.experiment), ": ")
+
+
+def _remarked(sweep: Sweep) -> Iterator[Claim]:
+    """Yield what became of plans; of trials that do nothing it is said with that."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sweep.entries:
+        for remark in remarks(entry.record) if entry.record.verdict != "inert" else ():
+            groups.setdefault(remark, []).append(entry)
+    for remark, entries in list(groups.items())[:_MOST_NAMED]:
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        line: Line = (entries[0].trial, f"{more}: {remark}.")
+        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
 
 
 def _failed(sweep: Sweep) -> Iterator[Claim]:
@@ -216,7 +243,8 @@ def _overview(sweep: Sweep) -> Iterator[Claim]:
                 line += [": " if value == _first(records, key, values) and key == "status" else ", "]
                 line += [_count(count, f"{key}={value}"), f" {value}"]
     if sweep.waiting:
-        line += [f"; {len(sweep.waiting)} without a record yet"]
+        yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
+        line += [f"; {len(sweep.waiting)} {yet}"]
     if sweep.unreadable:
         line += [f"; {len(sweep.unreadable)} unreadable"]
     yield Claim(line=(*line, "."), trial_ids=tuple(record.trial_id for record in records))
@@ -250,19 +278,23 @@ def _peak_bytes(entry: Entry) -> int:
 
 
 def _keeps(entry: Entry) -> Line:
-    share, baseline = entry.number(_SHARE, Unit.SHARE), entry.number("memory/baseline/peak_bytes", Unit.BYTES)
+    share, whole = entry.number(_SHARE, Unit.SHARE), entry.number("memory/baseline/peak_bytes", Unit.BYTES)
     shown = mark(entry).text
     name: Line = (Code(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
-    if share is None or baseline is None:
+    if share is None or whole is None:
         return (*name, " needs ", *_peak(entry))
+    experiment = entry.record.experiment
+    of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
     return (
         *name,
         " keeps " if share.value < 1 else " needs ",
         share,
-        " of the peak memory (",
+        " of the peak memory",
+        *of,
+        " (",
         *_peak(entry),
         " of ",
-        baseline,
+        whole,
         ")",
     )
 
@@ -271,7 +303,7 @@ def _at_time(entry: Entry) -> Line:
     line = ratio(entry)
     if isinstance(line[0], Number):
         return (" at ", *line, " the step time")
-    return (" at a step time that cannot be told from the plain model's", *line[1:])
+    return (" at a step time that cannot be told from ", *of_baseline(entry.record.experiment), *line[1:])
 
 
 def _peak(entry: Entry) -> Line:

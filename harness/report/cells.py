@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from harness.merge import Memory, Work
 from harness.record import Failure, Record
 from harness.report.document import Line, Mark, Number
+from harness.report.remarks import remarks
 from harness.report.sweep import Entry
 from harness.report.words import Unit, printable
 from harness.statistics import is_distinguishable
@@ -29,6 +30,7 @@ def notes(record: Record) -> Iterator[str]:
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
+    yield from remarks(record)
     if record.memory is not None and record.work is not None:
         yield from _inaction(record.verdict, record.memory, record.work)
     if foreign := record.environment.get("foreign_processes"):

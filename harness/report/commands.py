@@ -31,6 +31,11 @@ def command(experiment: Mapping[str, Any]) -> str | None:
     return shlex.join(["acbench", *_overrides(experiment)])
 
 
+def default(option: str) -> Any:
+    """Return the default of an option that is in no group."""
+    return _yaml("config").get(option)
+
+
 def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
     defaults = _yaml("config")
     entries = [entry for entry in defaults["defaults"] if isinstance(entry, Mapping)]

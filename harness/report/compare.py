@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.report.cells import NOTHING
-from harness.report.contents import subtitle
+from harness.report.contents import partial, subtitle
 from harness.report.document import Claim, Document, Line, Mark, Number, Section, Table, Trial, plain
 from harness.report.sweep import Entry, Sweep
 from harness.report.words import Unit
@@ -65,7 +65,7 @@ def compare(before: Sweep, after: Sweep) -> Document:
     return Document(
         title=f"{before.name} → {after.name}",
         subtitle=(*subtitle(before), _ARROW, *subtitle(after)),
-        is_partial=bool(before.waiting or after.waiting),
+        partial=partial(before, after),
         answer=tuple(_answer(pairs, changed, before, after)),
         sections=tuple(section for section in sections if section.items),
     )

@@ -49,10 +49,20 @@ def document(sweep: Sweep) -> Document:
     return Document(
         title=sweep.name,
         subtitle=subtitle(sweep),
-        is_partial=bool(sweep.waiting),
+        partial=partial(sweep),
         answer=answer(sweep),
         sections=tuple(section for section in sections if section.items),
     )
+
+
+def partial(*sweeps: Sweep) -> str:
+    """Return the sentence about trials without a record; empty where there are none."""
+    incomplete = [sweep for sweep in sweeps if sweep.waiting]
+    if not incomplete:
+        return ""
+    if all(sweep.is_left for sweep in incomplete):
+        return "Partial: interrupted; the same command continues."
+    return "Partial: trials are still without a record."
 
 
 def subtitle(sweep: Sweep) -> Line:

@@ -154,13 +154,13 @@ class Document:
     Fields:
         title: what was compared.
         subtitle: on what, when, how many.
-        is_partial: trials without a record are still to come.
+        partial: a sentence where trials have no record; else empty.
         answer: what a reader should take away, best first.
         sections: everything behind it.
     """
 
     title: str
     subtitle: Line
-    is_partial: bool
+    partial: str
     answer: tuple[Claim, ...]
     sections: tuple[Section, ...]

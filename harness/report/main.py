@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.claims import is_left
 from harness.errors import ConfigError
 from harness.report.compare import compare
 from harness.report.contents import document
@@ -194,12 +195,13 @@ def _watch(options: argparse.Namespace) -> int:
         time.sleep(_WATCH_S)
 
 
-def _state(root: Path) -> list[tuple[str, int]]:
-    """Return what changes whenever a trial starts to wait or ends."""
+def _state(root: Path) -> tuple[list[tuple[str, int]], bool]:
+    """Return what changes whenever a trial starts to wait or ends, or the command that runs them is gone."""
     if not root.is_dir():
         raise FileNotFoundError(root)
     folders = [path for path in sorted(root.iterdir()) if path.is_dir()]
-    return [(folder.name, _changed_ns(folder / RECORD)) for folder in folders]
+    changed = [(folder.name, _changed_ns(folder / RECORD)) for folder in folders]
+    return changed, is_left(Store(root), [name for name, changed_ns in changed if not changed_ns])
 
 
 def _changed_ns(path: Path) -> int:

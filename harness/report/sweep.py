@@ -9,9 +9,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness.claims import is_left
 from harness.record import Record, validate
 from harness.report.document import Number, Trial
 from harness.report.labels import choice_labels, group_name, mesh_labels, recipe_labels, variant_name
+from harness.report.recipe import as_read
 from harness.report.words import Unit
 from harness.store import Store, Unreadable, parsed
 
@@ -91,12 +93,14 @@ class Sweep:
         name: of the sweep.
         entries: one a record, baselines first within a setting.
         waiting: trials that have a folder and no record yet.
+        is_left: nobody is about to run those: their command was interrupted or has died.
         unreadable: files that should be records.
     """
 
     name: str
     entries: tuple[Entry, ...]
     waiting: tuple[str, ...] = ()
+    is_left: bool = False
     unreadable: tuple[Unreadable, ...] = ()
 
     @cached_property
@@ -152,6 +156,7 @@ def load(root: Path, *, number: int = 0) -> Sweep:
         scan.records,
         name=root.resolve().name,
         waiting=waiting,
+        is_left=is_left(Store(root), waiting),
         unreadable=scan.unreadable,
         number=number,
     )
@@ -162,6 +167,7 @@ def sweep_of(
     *,
     name: str,
     waiting: Sequence[str] = (),
+    is_left: bool = False,
     unreadable: Sequence[Unreadable] = (),
     number: int = 0,
 ) -> Sweep:
@@ -170,13 +176,14 @@ def sweep_of(
         name=name,
         entries=tuple(sorted(named(records, number=number), key=_place)),
         waiting=tuple(waiting),
+        is_left=is_left,
         unreadable=tuple(unreadable),
     )
 
 
 def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     """Return `records`, in their order, with what tells them apart; `number` is that of their sweep."""
-    experiments = [record.experiment for record in records]
+    experiments = as_read(records)
     models = [group_name(experiment, "model") for experiment in experiments]
     differ = len(set(models)) > 1
     labels = zip(

@@ -35,7 +35,7 @@ def evil_document() -> Document:
     return Document(
         title=EVIL,
         subtitle=(EVIL,),
-        is_partial=False,
+        partial="",
         answer=(Claim(line=parts, trial_ids=(EVIL,)),),
         sections=(Section(key="one", title="One", claims=(Claim(line=parts, trial_ids=()),), items=tables),),
     )

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.claims import claim, holding, new_submission, write_submission
 from harness.record import Record
 from harness.report.main import main
 from harness.store import Store
-from tests.harness.records_fixture import experiment, failed, rank_result, record
+from tests.harness.records_fixture import STARTED, experiment, failed, rank_result, record
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,12 +61,38 @@ def test_another_folder_and_a_name_that_exists_in_no_sweep(folder: Path, tmp_pat
 
 
 def test_a_partial_sweep_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "0123456789ab").mkdir()
-    assert main([str(folder)]) == 0
+    store, submission = Store(folder), new_submission("driven", STARTED)
+    write_submission(store, submission)
+    claim(store, ["0123456789ab"], submission.id)
+    with holding(store, submission.id):
+        assert main([str(folder)]) == 0
     page = (folder / "report.html").read_text("utf-8")
     assert "partial: 3 of 4 trials have a record" in page
-    assert '<p class="partial" role="status">' in page
+    assert '<p class="partial" role="status">Partial: trials are still without a record.</p>' in page
     assert "; 1 without a record yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said", "answered"),
+    [
+        pytest.param(None, "interrupted; the same command continues.", "interrupted: the", id="no claim"),
+        pytest.param("driven", "interrupted; the same command continues.", "interrupted: the", id="dead"),
+        pytest.param("slurm", "trials are still without a record.", "without a record", id="scheduled"),
+    ],
+)
+def test_what_nobody_runs_was_interrupted(
+    folder: Path, capsys: pytest.CaptureFixture[str], launcher: str | None, said: str, answered: str
+) -> None:
+    store = Store(folder)
+    (folder / "0123456789ab").mkdir()
+    if launcher is not None:
+        submission = new_submission(launcher, STARTED)
+        write_submission(store, submission)
+        claim(store, ["0123456789ab"], submission.id)
+    assert main([str(folder)]) == 0
+    page = (folder / "report.html").read_text("utf-8")
+    assert f'<p class="partial" role="status">Partial: {said}</p>' in page
+    assert f"; 1 {answered}" in capsys.readouterr().out
 
 
 def test_a_torn_record_is_named_and_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
