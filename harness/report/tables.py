@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.report.baseline import of_baselines
 from harness.report.cells import NOTHING, PHASES, cells, differences, mark, shortened
 from harness.report.commands import command
 from harness.report.document import Claim, Code, Line, Mark, Number, Part, Table
+from harness.report.recipe import as_read
 from harness.report.sweep import Entry, Sweep
 from harness.report.table import LEGEND
 from harness.report.words import Unit, printable
@@ -62,8 +64,11 @@ def verdicts(sweep: Sweep) -> Table:
         columns=("variant", *places),
         rows=tuple(rows),
         about=(
-            "neutral: outputs, loss, gradients, buffers, random state and parameters equal the plain "
-            "model's, bit for bit unless a tolerance is named. Where a trial has no verdict, how it ended."
+            "neutral: outputs, loss, gradients, buffers, random state and parameters equal those of "
+            f"{of_baselines(record.experiment for record in sweep.records)[1]}, bit for bit. "
+            "neutral (tolerance): within what the trial's note says; a tensor below the share of the largest "
+            "of its part that stands there is measured by that share. Where a trial has no verdict, how it "
+            "ended."
         ),
     )
 
@@ -144,14 +149,15 @@ def environment(sweep: Sweep) -> Table:
         rows += _occurring(key, [entry.record.environment.get(key) for entry in sweep.entries])
     for group in _PROTOCOL:
         rows += _occurring(group, [entry.record.experiment.get(group) for entry in sweep.entries])
+    experiments = as_read(sweep.records)
     scalars = dict.fromkeys(
         key
-        for entry in sweep.entries
-        for key, value in entry.record.experiment.items()
+        for experiment in experiments
+        for key, value in experiment.items()
         if not isinstance(value, Mapping)
     )
     for key in scalars:
-        rows += _occurring(key, [entry.record.experiment.get(key) for entry in sweep.entries])
+        rows += _occurring(key, [experiment.get(key) for experiment in experiments])
     return Table(
         key="environment", title="Protocol and environment", columns=("what", "value"), rows=tuple(rows)
     )

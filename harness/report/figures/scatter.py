@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.record import is_baseline
+from harness.report.baseline import of_baselines
 from harness.report.document import Figure
 from harness.report.figures.parts import MIB, SYMBOLS, row_of, tip
 from harness.report.front import front
@@ -19,7 +20,7 @@ _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
 
 def front_figure(sweep: Sweep) -> Figure | None:
-    """Return peak memory against step time, both as shares of the plain model's; the front is filled."""
+    """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
     columns = {
         "share": "memory/peak_bytes : memory/baseline/peak_bytes",
         "ratio": "time/ratio_to_baseline/median",
@@ -46,10 +47,12 @@ def front_figure(sweep: Sweep) -> Figure | None:
     rows = [row | {"number": number} for number, row in enumerate(rows) if "share" in row]
     if not rows:
         return None
+    drawn = {row["trial_id"] for row in rows}
+    owned, named = of_baselines(entry.record.experiment for entry in sweep.entries if entry.trial_id in drawn)
     tooltip = [
         tip("name", "trial"),
         tip("peak_bytes", "peak bytes", ",d"),
-        tip("share", "of the plain model's peak", ".1%"),
+        tip("share", f"peak, share of {owned}", ".1%"),
         tip("ratio", "step time ratio", ".3f"),
         tip("low", "from", ".3f"),
         tip("high", "to", ".3f"),
@@ -63,8 +66,8 @@ def front_figure(sweep: Sweep) -> Figure | None:
     points = {
         "mark": {"type": "point", "size": 90, "strokeWidth": 2, "opacity": 1},
         "encoding": {
-            "x": x | {"title": "step time, times the plain model's"},
-            "y": y | {"title": "peak memory, share of the plain model's"},
+            "x": x | {"title": f"step time, times {owned}"},
+            "y": y | {"title": f"peak memory, share of {owned}"},
             "color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS},
             "fillOpacity": {"condition": {"test": "datum.is_best", "value": 0.85}, "value": 0},
             "fill": {"field": "variant", "type": "nominal", "legend": None},
@@ -90,8 +93,8 @@ def front_figure(sweep: Sweep) -> Figure | None:
         title="Memory against time",
         about=(
             "Down and left is better. Filled points are not dominated: nothing else needs as little memory "
-            "in as little time. Bars are 95 % intervals. The plain model is at 1 and 100 %. Trials that "
-            "differ or are inert are left out."
+            f"in as little time. Bars are 95 % intervals. At 1 and 100 % is {named}. "
+            "Trials that differ or are inert are left out."
         ),
         spec={"height": 380, "layer": layers},
         rows=tuple(rows),
