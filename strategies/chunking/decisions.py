@@ -14,6 +14,7 @@ from torch import fx
 from strategies.chunking.axes import whole
 from strategies.chunking.grow import Seed, grow
 from strategies.chunking.loops import Loop, Schedule, make_loop
+from strategies.chunking.narrow import narrowed
 from strategies.chunking.rules import shape_of, sums
 
 Structure: TypeAlias = Hashable
@@ -28,6 +29,7 @@ class LoopDecision:
         members: of the region.
         window: what it was grown from.
         may_copy: which of these may run twice.
+        is_narrow: whether the region takes parts of values.
         seed: where it began.
         dim: of the seed's value; `None` for a sum.
         sum_index: which sum of the seed it is.
@@ -38,6 +40,7 @@ class LoopDecision:
     members: tuple[int, ...]
     window: tuple[int, ...]
     may_copy: Callable[[fx.Node], bool]
+    is_narrow: bool
     seed: int
     dim: int | None
     sum_index: int
@@ -75,6 +78,7 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
             members=tuple(at[node] for node in region.members),
             window=tuple(at[node] for node in region.window),
             may_copy=region.may_copy,
+            is_narrow=region.is_narrow,
             seed=at[seed.node],
             dim=None if seed.axis is None else seed.axis.dim,
             sum_index=0 if seed.axis is not None else [ins for ins, _ in sums(seed.node)].index(seed.ins),
@@ -136,6 +140,8 @@ def _loop(
         ways = sums(seed_node)
         seed = Seed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
     region = grow(window, seed, may_copy=decision.may_copy)
+    if region is not None and decision.is_narrow:
+        region = narrowed(region)
     if region is None or region.members != members:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)

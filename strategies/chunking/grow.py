@@ -50,6 +50,7 @@ class Region:
         after: what runs behind it, in order.
         copies: members that also run in front of the loop.
         window, seed, may_copy: what it was grown from.
+        is_narrow: whether it takes parts of values; see `narrow`.
     """
 
     members: list[fx.Node]
@@ -61,6 +62,7 @@ class Region:
     window: Sequence[fx.Node]
     seed: Seed
     may_copy: Callable[[fx.Node], bool]
+    is_narrow: bool = False
 
 
 @dataclass(slots=True)

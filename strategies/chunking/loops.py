@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from strategies.chunking.axes import Axis
 from strategies.chunking.grow import Region
+from strategies.chunking.products import PRODUCTS
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of
 from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, promoted_bytes, simulate
@@ -118,6 +119,16 @@ class Loop:
         if need is not None and made and (node.target is operator.getitem or made[0] == need):
             return None
         return Take(node=source, axis=need)
+
+    def adds_gradients(self, node: fx.Node) -> bool:
+        """Whether a member is a product of which every chunk takes one operand whole; see `products`."""
+        if node.target not in PRODUCTS or node.kwargs:
+            return False
+        inputs = slots(node)
+        if len(inputs) == 3 and (len(node.args) > 3 or inputs[0].meta["val"].dim() != 1):  # noqa: PLR2004 (a bias)
+            return False
+        takes = (self.local(node, slot) for slot in range(len(inputs))[-2:])
+        return any(take is not None and take.axis is None for take in takes)
 
     def body_steps(self, storages: Storages, *, is_writing: bool) -> tuple[list[Step], list[Step]]:
         """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from strategies.chunking.axes import Axis
 from strategies.chunking.loops import ADDING, Loop, Schedule, Take
+from strategies.chunking.products import PRODUCTS
 from strategies.chunking.rules import FACTORIES, SHAPED, slots
 from strategies.chunking.runtime import (
     Buffer,
@@ -177,7 +178,8 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
         if node in buffers and gives[node].adds_in_place:
             graph.call_function(ADDING[node.target], (buffers[node], *args))
             continue
-        made[node] = graph.call_function(node.target, _local(node, args, loop, sized), kwargs)  # type: ignore[arg-type]
+        target = PRODUCTS[node.target] if not is_writing and loop.adds_gradients(node) else node.target
+        made[node] = graph.call_function(target, _local(node, args, loop, sized), kwargs)  # type: ignore[arg-type]
         made[node].meta["val"] = node.meta["val"]
         if node in buffers:
             axis = gives[node].axis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from strategies.chunking.decisions import decisions_of, structure_of
@@ -191,21 +191,30 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
             known[index] = replace(planned, peak_bytes=peak)
         return known[index]
 
-    smallest = min(
-        (rehearsed(index) for index in range(max(len(path) - 3, 0), len(path))),
-        key=lambda each: each.peak_bytes,
-    )
+    last = len(path) - 1
+    smallest = rehearsed(last)
     if budget is None or smallest.peak_bytes > budget:
-        return smallest, smallest.peak_bytes
-    low, high = 0, len(path) - 1  # peaks fall along the path, nearly
-    while low < high:
-        middle = (low + high) // 2
-        if rehearsed(middle).peak_bytes <= budget:
-            high = middle
-        else:
-            low = middle + 1
+        found = [rehearsed(index) for index in range(max(last - 2, 0), last + 1)]
+        smallest = min(found, key=lambda each: each.peak_bytes)
+        if budget is None or smallest.peak_bytes > budget:
+            return smallest, smallest.peak_bytes
+    guess = next((index for index, each in enumerate(path) if each.peak_bytes <= budget), last)
+    _search(lambda index: rehearsed(index).peak_bytes <= budget, guess, last)
     fitting = [each for each in known.values() if each.peak_bytes <= budget]
+    smallest = min(known.values(), key=lambda each: each.peak_bytes)
     return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes
+
+
+def _search(fits: Callable[[int], bool], guess: int, last: int) -> None:
+    """Ask `fits` for positions around `guess` until the first that fits is found; peaks fall, nearly."""
+    low, high, step = -1, last, 1  # the last position fits or is of no use
+    while high - low > 1:
+        at = min(max(guess, low + 1), high - 1)
+        if fits(at):
+            high, guess = at, at - step
+        else:
+            low, guess = at, at + step
+        step *= 2
 
 
 def _region(scope: str, loop: Loop) -> PlannedRegion:

@@ -248,10 +248,17 @@ class Regions:
     Args:
         storages: of the graph.
         finish: what is done to each new loop; it may give it up.
+        trim: what is done to each new region.
     """
 
-    def __init__(self, storages: Storages, finish: Callable[[Loop], Loop | None] = lambda loop: loop) -> None:
+    def __init__(
+        self,
+        storages: Storages,
+        finish: Callable[[Loop], Loop | None] = lambda loop: loop,
+        trim: Callable[[Region], Region] = lambda region: region,
+    ) -> None:
         self._storages = storages
+        self._trim = trim
         self._finish = finish
         self._grown: dict[Any, list[Region]] = {}
         self._loops: dict[Any, Loop | None] = {}
@@ -261,7 +268,7 @@ class Regions:
         key = node, tuple(window)
         if key not in self._grown:
             assert isinstance(node, fx.Node)
-            self._grown[key] = list(_grown(node, window))
+            self._grown[key] = [self._trim(region) for region in _grown(node, window)]
         return self._grown[key]
 
     def loop(self, region: Region, outside: set[fx.Node]) -> Loop | None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.chunking.loops import Body, Loop, Schedule
 from strategies.chunking.rules import slots
-from strategies.plan.cost import Machine, cost_of
+from strategies.plan.cost import Machine, cost_of, is_view
 from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, simulate
 
 BACKWARD_SHARE = 2.0
@@ -61,12 +61,21 @@ def _saved(node: fx.Node) -> Iterable[Key]:
 
 
 def has_gradient(node: fx.Node) -> bool:
-    """Whether backward computes a gradient for the value of a node, those of parameters left out."""
+    """Whether backward computes a gradient for the value of a node, those of parameters left out.
+
+    The gradient of a view of a parameter is a view of the parameter's.
+    """
     if "gradient" not in node.meta:
         tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
         requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
-        node.meta["gradient"] = node.op != "get_attr" and requires_grad
+        node.meta["gradient"] = requires_grad and not _is_parameter(node)
     return bool(node.meta["gradient"])
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
 
 
 class _Backward(NamedTuple):
@@ -254,9 +263,12 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
             }
             held |= saves[node] & (kept | set(storages.of[node]))
             makes: dict[Key, int] = {}
-            for source in node.all_input_nodes:
-                if source.op == "get_attr" and source.meta["val"].requires_grad and not grows:
-                    makes["gradient", source, node] = bytes_of(source.meta["val"])
+            for slot, source in enumerate(slots(node)):
+                take = loop.local(node, slot)
+                if take is not None and take.axis is None:  # added to its total, by products at once
+                    if not grows and source.meta["val"].requires_grad and not loop.adds_gradients(node):
+                        makes["gradient", source, node] = bytes_of(source.meta["val"])
+                    continue
                 if not has_gradient(source) or is_growing is not grows:
                     continue
                 for key in storages.of[source]:

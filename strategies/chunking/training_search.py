@@ -13,6 +13,7 @@ from torch import fx
 
 from strategies.chunking.grow import Region
 from strategies.chunking.loops import Loop, lengths
+from strategies.chunking.narrow import narrowed
 from strategies.chunking.search import Regions, cuts, dissolved, reach_of, used_in
 from strategies.chunking.training import Pass, with_backward
 from strategies.plan.cost import Machine
@@ -25,7 +26,7 @@ _CUTS = (
 )
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
-_SLACK = 1.02
+_SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ class TrainingSearch:
         self._machine = machine
         self._repeats = repeats
         storages = first.schedule.storages
-        self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves))
+        self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
 
     def path(self) -> list[Option]:
         """Return options of less and less memory, the first with nothing chunked."""
@@ -66,7 +67,7 @@ class TrainingSearch:
             if better is None:
                 break
             options.append(better)
-        return options
+        return _front([*options, *(each for option in options for each in self._longer(option))])
 
     def _option(self, planned: Pass, profile: Profile | None = None) -> Option:
         profile = profile or planned.profile()
@@ -125,6 +126,19 @@ class TrainingSearch:
             changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
             yield self._option(replace(planned, schedule=self._with(changed)))
 
+    def _longer(self, option: Option) -> Iterator[Option]:
+        """Yield the option with one of its loops in longer chunks."""
+        planned = option.planned
+        items, profile = planned.schedule.items, planned.profile()
+        for at, loop in enumerate(items):
+            if not isinstance(loop, Loop):
+                continue
+            for length in (each for each in lengths(loop.size) if loop.length < each < loop.size):
+                changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
+                yield self._option(
+                    replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length)
+                )
+
     def _new(self, planned: Pass, low: int, high: int) -> Iterator[Option]:
         items = planned.schedule.items
         if any(self._is_fixed(item) for item in items[low : high + 1]):
@@ -152,16 +166,32 @@ class TrainingSearch:
         changed: list[fx.Node | Loop] = [*items[:start], *region.before, loop, *region.after, *items[stop:]]
         trial = replace(planned, schedule=self._with(changed))
         profile = trial.profile()
-        length = self._length(loop, profile, at)
-        changed[at] = loop.with_length(length)
-        yield self._option(replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length))
+        for length in self._lengths(loop, profile, at):
+            resized = [*changed[:at], loop.with_length(length), *changed[at + 1 :]]
+            yield self._option(
+                replace(planned, schedule=self._with(resized)), _moved(profile, loop, at, length)
+            )
 
-    def _length(self, loop: Loop, profile: Profile, at: int) -> int:
-        """Return the longest chunk that is not what makes the peak."""
+    def _lengths(self, loop: Loop, profile: Profile, at: int) -> list[int]:
+        """Return the longest chunks with which the peak is near the lowest: longer ones save time."""
         sizes = [length for length in lengths(loop.size) if length < loop.size]
         peaks = {length: _moved(profile, loop, at, length).peak_bytes for length in sizes}
-        allowed = min(peaks.values()) * _SLACK
-        return next(length for length in sizes if peaks[length] <= allowed)
+        lowest = min(peaks.values())
+        found = (next(each for each in sizes if peaks[each] <= lowest * slack) for slack in _SLACKS)
+        return list(dict.fromkeys(found))
+
+
+def _front(options: list[Option]) -> list[Option]:
+    """Return the options that no other one beats, of less and less memory and more and more time."""
+    found: list[Option] = []
+    for option in sorted(options, key=lambda each: (each.seconds, each.weight_bytes)):
+        if not found or option.weight_bytes < found[-1].weight_bytes:
+            found.append(option)
+    kept = found[:1]
+    for option in found[1:]:
+        if option is found[-1] or option.weight_bytes <= kept[-1].weight_bytes * (1 - _LEAST_GAIN):
+            kept.append(option)
+    return kept
 
 
 def _moved(profile: Profile, loop: Loop, at: int, length: int) -> Profile:
