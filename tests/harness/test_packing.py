@@ -12,9 +12,8 @@ from typing import Any, cast
 import pytest
 
 from harness import packing
-from harness.claims import claim, folder_of, new_submission, write_attempt, write_submission
+from harness.claims import DRIVEN, claim, folder_of, new_submission, write_attempt, write_submission
 from harness.lane import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
-from harness.launchers.driven import DRIVEN
 from harness.packing import Need, Packer, Packing, Pool, Slice
 from harness.shapes import Seat, by_shape
 from harness.store import Store

@@ -11,11 +11,10 @@ from typing import Any, cast
 import pytest
 
 from harness.agent import Agent
-from harness.claims import claim, claimant, holding, new_submission, write_submission
+from harness.claims import DRIVEN, claim, claimant, holding, new_submission, write_submission
 from harness.errors import ConfigError
 from harness.lane import LaneSpec
 from harness.launchers import local
-from harness.launchers.driven import DRIVEN
 from harness.launchers.local import Local
 from harness.packing import Need, Slice
 from harness.shapes import Seat
