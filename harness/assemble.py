@@ -145,7 +145,7 @@ def _observe(experiment: Experiment, model: nn.Module, site: CallSite | None) ->
     of_ac = experiment.ac.observe(model) if site is None else site.observe()
     of_chunk = experiment.chunk.observe(model)
     plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
-    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None)
+    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_chunk.unneeded)
 
 
 def build(experiment: Experiment, device: torch.device) -> nn.Module:

@@ -134,17 +134,19 @@ def build(
     )
     work = merge_work(ranks, is_plain=is_plain) if ranks else None
     parity = merge_parity(ranks)
+    unneeded = ranks[0].observation.unneeded if ranks else None
+    promises_nothing = is_plain or (unneeded is not None and _is_none(identity.experiment, "ac"))
     return _record(
         identity,
         ending,
-        verdict=verdict(is_plain=is_plain, memory=memory, work=work, parity=parity),
+        verdict=verdict(is_plain=promises_nothing, memory=memory, work=work, parity=parity),
         parity=parity,
         memory=memory,
         work=work,
         time=None if work is None else merge_time(ranks, work),
         plan=ranks[0].observation.plan if ranks else None,
         environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
-        note=note,
+        note="; ".join(each for each in (note, unneeded) if each) or None,
     )
 
 
@@ -186,8 +188,12 @@ def validate(value: object) -> Record:
 
 def is_baseline(experiment: Mapping[str, Any]) -> bool:
     """Whether `experiment` enables neither AC nor chunking; false where it does not say."""
-    groups = (experiment.get("ac"), experiment.get("chunk"))
-    return all(isinstance(group, Mapping) and group.get("name") == "none" for group in groups)
+    return _is_none(experiment, "ac") and _is_none(experiment, "chunk")
+
+
+def _is_none(experiment: Mapping[str, Any], group: str) -> bool:
+    chosen = experiment.get(group)
+    return isinstance(chosen, Mapping) and chosen.get("name") == "none"
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,3 +83,11 @@ def test_chunking_alone_can_be_inert() -> None:
     resolved = experiment("none", chunk={"name": "budget"})
     assert record(resolved, result(memory=SAME, work=IDLE)).verdict == "inert"
     assert record(resolved, result(memory=SAME, work=IDLE, observation={"chunks": 4})).verdict == "neutral"
+
+
+@pytest.mark.parametrize(("ac", "verdict"), [("none", "neutral"), ("full", "inert")])
+def test_chunks_that_nothing_needs_are_not_inert(ac: str, verdict: str) -> None:
+    resolved = experiment(ac, chunk={"name": "budget"})
+    unneeded = {"chunks": 0, "unneeded": "activations fit the budget as they are"}
+    found = record(resolved, result(memory=SAME, work=IDLE, observation=unneeded))
+    assert (found.verdict, found.note) == (verdict, "activations fit the budget as they are")

@@ -20,7 +20,8 @@ from harness.preflight import _without_memory, show
 GOLDEN = Path(__file__).parents[2] / "golden"
 MODELS = {
     "gpt": (
-        "model=gpt_nano", "model.n_layers=2", "model.width=96", "model.hidden_width=384", "sequence_length=512",
+        "model=gpt_nano", "model.n_layers=2", "model.width=96", "model.hidden_width=384",
+        "sequence_length=512",
     ),
     "evoformer": (
         "model=evoformer", "model.n_layers=1", "model.msa_width=32", "model.pair_width=64",
