@@ -165,7 +165,7 @@ def _observe(
     plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
     if sharding is not None:
         plans["sharding"] = sharding.as_json()
-    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None)
+    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_chunk.unneeded)
 
 
 def build(experiment: Experiment, device: torch.device) -> nn.Module:

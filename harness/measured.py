@@ -125,6 +125,7 @@ class Observed:
         offloaded_bytes: bytes moved to host memory.
         chunks: chunk bodies executed.
         plan: what the strategy decided; `None` where it decides nothing.
+        unneeded: why chunks had nothing to do, where that is as it should be.
     """
 
     named: tuple[str, ...] = ()
@@ -132,6 +133,7 @@ class Observed:
     offloaded_bytes: int = 0
     chunks: int = 0
     plan: dict[str, Any] | None = None
+    unneeded: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

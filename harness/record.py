@@ -129,12 +129,14 @@ def build(
     ranks = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
     ranks = sorted(ranks, key=lambda rank: rank.rank) if ending.status == "ok" else []
     is_plain = is_baseline(identity.experiment)
-    saves_nothing = _names(identity.experiment, "ac", "chunk") == {"none"}
     memory = (
         merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes) if ranks else None
     )
     work = merge_work(ranks, is_plain=is_plain) if ranks else None
     parity = merge_parity(ranks)
+    unneeded = ranks[0].observation.unneeded if ranks else None
+    promising = ("ac", "chunk") if unneeded is None else ("ac",)
+    saves_nothing = _names(identity.experiment, *promising) == {"none"}
     return _record(
         identity,
         ending,
@@ -145,7 +147,7 @@ def build(
         time=None if work is None else merge_time(ranks, work),
         plan=ranks[0].observation.plan if ranks else None,
         environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
-        note=note,
+        note="; ".join(each for each in (note, unneeded) if each) or None,
     )
 
 

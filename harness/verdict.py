@@ -12,7 +12,8 @@ def verdict(*, saves_nothing: bool, memory: Memory | None, work: Work | None, pa
     """Return the verdict of a trial.
 
     Args:
-        saves_nothing: neither AC nor chunking is enabled; such a trial promises nothing and is never inert.
+        saves_nothing: neither AC nor chunking is enabled, or chunks alone that nothing needs; such a trial
+            promises nothing and is never inert.
         memory, work, parity: `None` where the trial did not get so far. A trial that did not end well
             has none of them and is `unverified`.
 

@@ -44,6 +44,7 @@ class Observation:
         offloaded_bytes: bytes moved to host memory, every storage once.
         chunks: chunk bodies executed.
         plan: what the strategy decided, as JSON values; `None` where it decides nothing.
+        unneeded: why nothing had to be done, where that is as it should be.
     """
 
     named: tuple[str, ...] = ()
@@ -51,6 +52,7 @@ class Observation:
     offloaded_bytes: int = 0
     chunks: int = 0
     plan: dict[str, Any] | None = None
+    unneeded: str | None = None
 
 
 class CallSite(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Budget(Chunking):
 
     Fields:
         budget_mib: MiB of activations, above 0.
-        fraction: of the peak without chunks, above 0; exactly one of the two is given.
+        fraction: of the peak without chunks, above 0 and at most 1; exactly one of the two is given.
 
     Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the idea of chunks under a budget.
     """
@@ -36,19 +37,22 @@ class Budget(Chunking):
         if (self.budget_mib is None) == (self.fraction is None):
             given = "both" if self.fraction is not None else "neither"
             raise StrategyError("chunk", f"give one of chunk.budget_mib and chunk.fraction, got {given}")
-        for name in ("budget_mib", "fraction"):
-            value: Any = getattr(self, name)
-            if value is not None and (type(value) not in {int, float} or not 0 < value < float("inf")):
-                raise StrategyError(f"chunk.{name}", f"must be above 0, got {value!r}")
+        _require_number("chunk.budget_mib", self.budget_mib, "above 0 and finite", sys.float_info.max)
+        _require_number("chunk.fraction", self.fraction, "above 0 and at most 1", 1)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
         """Return the plan of `model` for the budget."""
         return ChunkPlan.make(
             model,
             sample,
-            None if self.budget_mib is None else max(int(self.budget_mib * _MIB), 1),
+            None if self.budget_mib is None else max(int(min(self.budget_mib * _MIB, sys.maxsize)), 1),
             fraction=self.fraction,
             training=is_trained(model),
             step=step,
             where="chunk.fraction" if self.budget_mib is None else "chunk.budget_mib",
         )
+
+
+def _require_number(where: str, value: Any, allowed: str, most: float) -> None:
+    if value is not None and (type(value) not in {int, float} or not 0 < value <= most):
+        raise StrategyError(where, f"must be {allowed}, got {value!r}")

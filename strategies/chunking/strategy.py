@@ -77,6 +77,8 @@ class Chunking(Strategy):
     def observe(self, model: nn.Module) -> Observation:
         """Return the chunk bodies that ran in the latest forward, and the plan."""
         forwards = chunked_forwards(model)
+        if not forwards:  # the plan put none on the model
+            return Observation(unneeded="activations fit the budget as they are: nothing runs in chunks")
         plan = next((forward.plan for forward in forwards.values() if forward.plan is not None), None)
         return Observation(
             chunks=sum(forward.chunks() for forward in forwards.values()),

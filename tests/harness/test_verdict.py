@@ -104,3 +104,11 @@ def test_the_verdict_is_of_the_whole_chain(changes: dict[str, Any], verdict: str
     link = rank_result()["parity"] | changes
     sharded = experiment("full", shard={"name": "megatron"})
     assert record(sharded, result(parity={"chain": [link]})).verdict == verdict
+
+
+@pytest.mark.parametrize(("ac", "verdict"), [("none", "neutral"), ("full", "inert")])
+def test_chunks_that_nothing_needs_are_not_inert(ac: str, verdict: str) -> None:
+    resolved = experiment(ac, chunk={"name": "budget"})
+    unneeded = {"chunks": 0, "unneeded": "activations fit the budget as they are"}
+    found = record(resolved, result(memory=SAME, work=IDLE, observation=unneeded))
+    assert (found.verdict, found.note) == (verdict, "activations fit the budget as they are")

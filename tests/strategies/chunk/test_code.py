@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.nn import functional
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunking.plan import PlannedStep
-from strategies.errors import StrategyError
 
 B, S, D, WIDE = 2, 22, 16, 64
 
@@ -149,7 +147,6 @@ class _Gated(nn.Module):
         self.register_buffer("average", torch.zeros(width))
         self.average: Tensor
         self.scale = 1.0
-        self.seen: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = x + self.scale * self.down(functional.gelu(self.up(x)))
@@ -213,50 +210,3 @@ def test_a_number_that_forward_reads_may_change() -> None:
             each.get_submodule("layers.1").scale = scale  # type: ignore[assignment]
         expected = _results(model, x_BSD, training=True)
         torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
-
-
-class _Cubes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
-        ctx.save_for_backward(h)
-        return h * h
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (h,) = ctx.saved_tensors
-        outputs: Tensor = gradient * 3 * h
-        return outputs
-
-
-class _CustomFunction(_Gated):
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.down(_Cubes.apply(self.up(x)))  # type: ignore[no-untyped-call]
-        return outputs
-
-
-class _Stores(_Gated):
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x.mean()
-        return super().forward(x)
-
-
-@pytest.mark.parametrize(
-    ("layer", "problem"),
-    [
-        pytest.param(
-            _CustomFunction,
-            "'layers.0.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
-            "of its forward has; write it with torch's functions, or plan a model without it",
-            id="function with a backward of its own",
-        ),
-        pytest.param(
-            _Stores,
-            "'_Layers' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
-            id="stores a tensor",
-        ),
-    ],
-)
-def test_what_a_graph_would_not_repeat_is_refused(layer: Callable[[], nn.Module], problem: str) -> None:
-    with pytest.raises(StrategyError) as refusal:
-        ChunkPlan.make(_Layers(layer), (torch.randn(B, S, D),), training=True)
-    assert str(refusal.value) == f"chunk.budget: {problem}"

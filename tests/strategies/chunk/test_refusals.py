@@ -1,0 +1,197 @@
+"""What chunking refuses, with the whole message; and a budget that is larger than needed, which is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies import Observation, StrategyError, chunk_variants
+from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunk.budget import Budget
+from tests.strategies.chunk.models import WIDTH, Stack, built
+
+MODEL = "fused attention"
+
+
+class _Cubes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h * h
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        outputs: Tensor = gradient * 3 * h
+        return outputs
+
+
+class _Layer(nn.Module):
+    """A linear layer behind something that no plan repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.down(self.prepared(x))
+        return outputs
+
+    def prepared(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _Custom(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        outputs: Tensor = _Cubes.apply(x)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _Stores(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        self.seen = x.mean()
+        return x
+
+
+class _Branches(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class _Reads(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return x * x.max().item()
+
+
+class _Chooses(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return x[x.sum(-1) > 0]
+
+
+class _Finds(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return x * x.nonzero().size(0)
+
+
+class _Layers(nn.Module):
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(), layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@cache
+def smallest_bytes() -> int:
+    model, inputs = built(MODEL)
+    return ChunkPlan.make(model, inputs, training=True).minimum_feasible_bytes
+
+
+VALUES = {
+    "nothing": ({}, "chunk: give one of chunk.budget_mib and chunk.fraction, got neither"),
+    "both": (
+        {"budget_mib": 1.0, "fraction": 0.5},
+        "chunk: give one of chunk.budget_mib and chunk.fraction, got both",
+    ),
+    "no bytes": ({"budget_mib": 0}, "chunk.budget_mib: must be above 0 and finite, got 0"),
+    "negative bytes": ({"budget_mib": -64.0}, "chunk.budget_mib: must be above 0 and finite, got -64.0"),
+    "bytes that are no number": (
+        {"budget_mib": float("nan")},
+        "chunk.budget_mib: must be above 0 and finite, got nan",
+    ),
+    "endless bytes": ({"budget_mib": float("inf")}, "chunk.budget_mib: must be above 0 and finite, got inf"),
+    "a fraction of nothing": ({"fraction": 0.0}, "chunk.fraction: must be above 0 and at most 1, got 0.0"),
+    "a negative fraction": ({"fraction": -0.5}, "chunk.fraction: must be above 0 and at most 1, got -0.5"),
+    "more than all": ({"fraction": 1.01}, "chunk.fraction: must be above 0 and at most 1, got 1.01"),
+    "a fraction that is no number": (
+        {"fraction": float("nan")},
+        "chunk.fraction: must be above 0 and at most 1, got nan",
+    ),
+    "a truth value": ({"fraction": True}, "chunk.fraction: must be above 0 and at most 1, got True"),
+    "a word": ({"fraction": "half"}, "chunk.fraction: must be above 0 and at most 1, got 'half'"),
+}
+DEPENDS = "whose result or shape depends on data; it cannot be planned"
+MODELS = {
+    "a number of the data": (_Reads, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
+    "a branch on the data": (_Branches, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
+    "a shape of the data": (_Chooses, f"'layers.0' calls aten.index.Tensor, {DEPENDS}"),
+    "a size of the data": (_Finds, f"'layers.0' calls aten.nonzero.default, {DEPENDS}"),
+    # the first layer's needs no backward, because its input has no gradient
+    "a function with a backward of its own": (
+        _Custom,
+        (
+            "'layers.1.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
+            "of its forward has; write it with torch's functions, or plan a model without it"
+        ),
+    ),
+    "a tensor that is kept": (
+        _Stores,
+        "'_Layers' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), VALUES.values(), ids=VALUES)
+def test_values(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        Budget(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("layer", "problem"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("strategy", "where"),
+    [(Budget(fraction=0.5), "chunk.fraction"), (chunk_variants["minimum"](), "chunk")],
+    ids=["budget", "minimum"],
+)
+def test_models(layer: Callable[[], nn.Module], problem: str, strategy: Any, where: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        strategy.apply(_Layers(layer), (torch.randn(2, 3, WIDTH),))
+    assert str(caught.value) == f"{where}: {problem}"
+
+
+@pytest.mark.parametrize("budget", [0, -5, 2.5, True])
+def test_a_plan_needs_a_positive_number_of_bytes(budget: Any) -> None:
+    model, inputs = built(MODEL)
+    with pytest.raises(StrategyError) as caught:
+        ChunkPlan.make(model, inputs, budget)
+    assert str(caught.value) == f"chunk.budget: must be a whole number of bytes, at least 1, got {budget!r}"
+
+
+@pytest.mark.parametrize("missing_bytes", [1, 1000])
+def test_a_budget_below_the_smallest_peak(missing_bytes: int) -> None:
+    model, inputs = built(MODEL)
+    budget_bytes = smallest_bytes() - missing_bytes
+    with pytest.raises(InfeasibleBudget) as caught:
+        Budget(budget_mib=budget_bytes / (1 << 20)).apply(model, inputs)
+    assert caught.value.minimum_feasible_bytes == smallest_bytes()
+    assert str(caught.value) == (
+        f"chunk.budget_mib: no plan keeps activations within {budget_bytes} bytes; "
+        f"the smallest reachable peak is {smallest_bytes()} bytes"
+    )
+
+
+def test_no_sample() -> None:
+    with pytest.raises(StrategyError) as caught:
+        Budget(fraction=0.5).apply(Stack())
+    assert str(caught.value) == "chunk: needs example inputs to plan with; give them as the sample"
+
+
+@pytest.mark.parametrize(
+    "strategy", [Budget(budget_mib=1e300), Budget(fraction=1)], ids=["endless", "all that there is"]
+)
+def test_a_budget_larger_than_needed_chunks_nothing_and_says_so(strategy: Budget) -> None:
+    model, inputs = built(MODEL)
+    planned = strategy.apply(model, inputs)
+    assert type(planned) is Stack
+    assert strategy.observe(planned) == Observation(
+        chunks=0, unneeded="activations fit the budget as they are: nothing runs in chunks"
+    )
