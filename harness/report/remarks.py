@@ -29,11 +29,8 @@ def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
     if record.memory is None or chosen not in {"budget", "minimum"}:
         return
     if not plan.get("regions") and record.work is not None and not record.work.chunks:
-        yield (
-            "no chunk is needed to keep the budget"
-            if chosen == "budget"
-            else "no chunk makes the activation peak lower"
-        )
+        if chosen == "minimum":  # of a budget that is kept anyway the record has a note
+            yield "no chunk makes the activation peak lower"
         return
     budget_bytes, peak_bytes = plan.get("budget_bytes"), record.memory.activation_peak_bytes
     if isinstance(budget_bytes, int) and peak_bytes > budget_bytes:
