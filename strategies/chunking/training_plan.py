@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -82,8 +82,18 @@ class TrainingPlanner:
         """Return choices of less and less memory, the first with nothing chunked."""
         found = [self.first]
         while (better := self._better(found[-1])) is not None:
-            found.append(better)
+            found += [*self._between(found[-1], better), better]
         return found
+
+    def _between(self, current: Chosen, lower: Chosen) -> Iterator[Chosen]:
+        """Yield choices in which only some of the calls go down, each of less memory than the one before."""
+        changed = [call for call in current.at if current.at[call] != lower.at[call]]
+        for part in range(1, _SHARES):
+            gone = changed[: len(changed) * part // _SHARES]
+            each = self._chosen({**current.at, **{call: lower.at[call] for call in gone}})
+            if lower.peak_bytes < each.peak_bytes < current.peak_bytes and each.seconds < lower.seconds:
+                yield each
+                current = replace(current, peak_bytes=each.peak_bytes)
 
     def schedules(self, chosen: Chosen) -> list[Schedule]:
         """Return the schedules of all graphs."""
