@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunking.plan import PlannedStep
+from strategies.chunking.plan import PlannedStep, Planning
 
 B, S, D, WIDE = 2, 22, 16, 64
 
@@ -128,9 +128,10 @@ def test_plans_give_what_plain_code_gives(name: str, *, training: bool) -> None:
     x_BSD = torch.randn(B, S, D, dtype=torch.float64)
     step = PlannedStep(loss=_loss) if training else None
     expected = _results(copy.deepcopy(model), x_BSD, training=training)
-    for fraction in (None, 0.7):
+    planning = Planning.of(model, (x_BSD,), training=training, step=step)
+    for budget_bytes in (None, int(0.7 * planning.unchunked_peak_bytes)):
         try:
-            plan = ChunkPlan.make(model, (x_BSD,), fraction=fraction, training=training, step=step)
+            plan = planning.plan(budget_bytes)
         except InfeasibleBudget:
             continue
         actual = _results(plan.apply(copy.deepcopy(model)), x_BSD, training=training)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.plan import Planning
 from strategies.errors import StrategyError
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, WIDTH, Block, Stack, built
@@ -16,16 +18,22 @@ from tests.strategies.chunk.models import MODELS, WIDTH, Block, Stack, built
 FRACTIONS = (0.8, 0.4, 0.2)
 
 
+@cache
+def recorded(name: str) -> Planning:
+    model, inputs = built(name)
+    return Planning.of(model.eval(), inputs)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> None:
     model, inputs = built(name)
     model.eval()
-    unchunked = forward_peak_bytes(model, inputs)
+    unchunked, planning = forward_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in FRACTIONS:
         budget = int(unchunked * fraction)
         try:
-            plan = ChunkPlan.make(model, inputs, budget)
+            plan = planning.plan(budget)
         except InfeasibleBudget as refusal:
             assert refusal.minimum_feasible_bytes > budget  # noqa: PT017 (each budget is a case)
             continue
@@ -41,7 +49,7 @@ def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> N
 def test_the_smallest_plan_gives_the_results_of_the_plain_model(name: str) -> None:
     model, inputs = built(name)
     model.eval()
-    plan = ChunkPlan.make(model, inputs)
+    plan = recorded(name).plan(None)
     planned = plan.apply(copy.deepcopy(model))
     with torch.no_grad():
         expected, actual = model(*inputs), planned(*inputs)

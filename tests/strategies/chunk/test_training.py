@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.plan import Planning
 from strategies.chunking.rehearsal import PlannedStep
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import MODELS, Stack, built
 
 STEP = PlannedStep(loss=loss_of)
+
+
+@cache
+def recorded(name: str) -> Planning:
+    return Planning.of(*built(name), training=True, step=STEP)
 
 
 def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -28,7 +35,7 @@ def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) -> None:
     model, inputs = built(name)
-    plan = ChunkPlan.make(model, inputs, training=True, step=STEP)
+    plan = recorded(name).plan(None)
     planned = plan.apply(copy.deepcopy(model))
     expected, actual = gradients(model, inputs), gradients(planned, inputs)
     assert plan.regions
@@ -41,12 +48,12 @@ def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) 
 @pytest.mark.parametrize("name", ["attention of a batch", "language model with loss", "pictures"])
 def test_accepted_budgets_are_kept(name: str) -> None:
     model, inputs = built(name)
-    unchunked = training_peak_bytes(model, inputs)
+    unchunked, planning = training_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in (0.8, 0.4):
         budget = int(unchunked * fraction)
         try:
-            plan = ChunkPlan.make(model, inputs, budget, training=True, step=STEP)
+            plan = planning.plan(budget)
         except InfeasibleBudget as refusal:
             assert refusal.minimum_feasible_bytes > budget  # noqa: PT017 (each budget is a case)
             continue
