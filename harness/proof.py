@@ -82,12 +82,13 @@ class Prover:
         found: list[Parity] = []
         for link in links:
             done = sum(parity.steps for parity in found)
-            found.append(self._compare(link, done, total))
+            found.append(self.compare(link, done=done, total=total))
             gc.collect()  # before the next two models are built
         is_exact = all(parity.level == "bitwise" for parity in found)
         return replace(found[0], level="bitwise" if is_exact else "tolerance", chain=tuple(found[1:]))
 
-    def _compare(self, link: Link, done: int, total: int) -> Parity:
+    def compare(self, link: Link, *, done: int = 0, total: int | None = None) -> Parity:
+        """Return how one link compares; `done` of `total` steps are reported as done before."""
         expected = self._trained(link, link.baseline)
         actual = self._trained(link, link.variant)
         if self.is_sequential:
@@ -95,7 +96,7 @@ class Prover:
             actual = (snapshot.to_host() for snapshot in actual)
         parity = compare_steps(
             expected,
-            self._reported(actual, done, total),
+            self._reported(actual, done, total or link.steps),
             count=link.steps,
             rank=self.rank,
             tolerance=_accepted(link),

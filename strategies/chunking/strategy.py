@@ -16,19 +16,21 @@ from strategies.chunking.plan import ChunkPlan, PlannedStep
 from strategies.chunking.show import code_view, memory_view
 from strategies.errors import StrategyError
 
+_REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunking(Strategy):
     """A variant that runs parts of a model in chunks; a model in training mode is planned with its backward.
 
     Fields of subclasses say how many bytes the activations may have.
+
+    Measured on the nano models in bf16 over two steps of AdamW: outputs differ by up to 1.2e-2, gradients by
+    5e-2, and parameters by twice the learning rate.
     """
 
-    tolerance: ClassVar[Tolerance | None] = Tolerance(
-        relative=1e-3,
-        floor=1e-2,
-        reason="gradients of weights are summed chunk by chunk, and kernels round by the number of rows",
-    )
+    tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
+    reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
     reads_parameters: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
-from harness.assemble import assemble
+from harness.assemble import Assembled, assemble
 from harness.data import Synthetic, source_of
 from harness.difference import Parity
 from harness.experiment import Experiment
@@ -27,11 +28,14 @@ from harness.models.moe import MoESpec
 from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
 from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
-from harness.proof import Prover
+from harness.proof import Link, Prover
 from harness.protocol import Protocol
 from harness.sharding import plan_sharding
 from strategies import ac_variants, chunk_variants, shard_variants
+from strategies.chunk import ChunkPlan
+from strategies.shard.plans import ShardPlan
 
+_CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {
     "layers_fqn": "layers",
     "vocab_size": 64,
@@ -73,6 +77,11 @@ MESHES = {
 }
 
 
+_PLAIN = ac_variants["none"]()
+_make_plan = ChunkPlan.make
+_plans: dict[str, ChunkPlan] = {}
+
+
 def experiment(
     *,
     model: str = "gpt",
@@ -81,51 +90,77 @@ def experiment(
     options: dict[str, Any] | None = None,
     shard: str = "none",
     sharding: dict[str, Any] | None = None,
+    chunk: str = "none",
+    chunk_options: dict[str, Any] | None = None,
     dropout: float = 0.0,
     parity_steps: int = 3,
+    batch_size: int = 4,
+    sequence_length: int = 16,
     **recipe: Any,
 ) -> Experiment:
-    """Return one case; `options` are the AC variant's, `sharding` the sharding variant's."""
+    """Return one case; `options` are the AC variant's, `sharding` and `chunk_options` those of the others."""
     layers = {} if variant == "none" or "module_classes" in (options or {}) else {"layers_fqn": "layers"}
     return Experiment(
         model=replace({**MODELS, **OF_SAMPLES}[model], dropout=dropout),
         mesh=mesh or Mesh(),
         ac=ac_variants[variant](**layers, **(options or {})),
-        chunk=chunk_variants["none"](),
+        chunk=chunk_variants[chunk](**(chunk_options or {})),
         shard=shard_variants[shard](**(sharding or {})),
         data=Synthetic(),
         protocol=Protocol(parity_steps=parity_steps),
-        batch_size=4,
-        sequence_length=16,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
         **recipe,
     )
 
 
-def prove(rank: int, case: Experiment) -> list[str]:
+def prove(rank: int, case: Experiment, twin: Experiment | None = None) -> list[str]:
     """Return what differs between `case` and its twin on this rank, in words; nothing when they are equal."""
-    return differences(parity(rank, case))
+    return differences(parity(rank, case, twin))
 
 
-def parity(rank: int, case: Experiment) -> Parity:
-    """Train `case` and what it is proven against side by side on this rank and compare every step."""
-    device, batch = torch.device("cpu"), _batches(rank, case)
-    with cpu_stands_in_for_cuda(case.mesh, device):
-        sharding = plan_sharding(case, batch(0).inputs, device)
+def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parity:
+    """Train `case` and what it is proven against side by side on this rank and compare every step.
+
+    Args:
+        rank: this one.
+        case: equal within the tolerance that it declares, if any.
+        twin: what it equals bit for bit; `None` for all that a trial is compared with.
+    """
+    batch = _batches(rank, case)
+    with cpu_stands_in_for_cuda(case.mesh, _CPU):
+        plan = plan_sharding(case, batch(0).inputs, _CPU)
         prover = Prover(
-            assembled=lambda each: assemble(each, device, _devices(each), batch(0), sharding=sharding),
+            assembled=lambda each: assembled(each, batch(0), plan),
             batch=batch,
             rank=rank,
             dp_rank=dp_rank(case.mesh, rank),
         )
-        return prover.prove(case)
+        if twin is None:
+            return prover.prove(case)
+        steps = case.protocol.parity_steps
+        return prover.compare(Link(variant=case, baseline=twin, steps=steps, tolerance=None, whole=False))
+
+
+def assembled(case: Experiment, sample: Batch, sharding: ShardPlan | None = None) -> Assembled:
+    """Return the model of `case` on its mesh; the process group stands."""
+    with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(replace(case, ac=_PLAIN)))):
+        return assemble(case, _CPU, _devices(case), sample, sharding=sharding)
+
+
+def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
+    """Return the plan of the case `key`: those that differ in their AC variant have one."""
+    if key not in _plans:
+        _plans[key] = _make_plan(*arguments, **options)
+    return _plans[key]
 
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     """Return the all-reduces that the plan of `case` promises, and those of a step; FSDP has none."""
-    device, batch = torch.device("cpu"), _batches(rank, case)(0)
-    plan = plan_sharding(case, batch.inputs, device)
+    batch = _batches(rank, case)(0)
+    plan = plan_sharding(case, batch.inputs, _CPU)
     assert plan is not None
-    trainee = assemble(case, device, _devices(case), batch, sharding=plan)
+    trainee = assemble(case, _CPU, _devices(case), batch, sharding=plan)
     with Collectives() as counter:
         trainee.backward(trainee.forward(batch)[1])
     found = (promised(plan.collectives), counter.counts)
@@ -136,6 +171,11 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
 def threads_of(_rank: int) -> int:
     """Return how many threads this rank has."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def batches_of(rank: int, case: Experiment) -> list[Batch]:
+    """Return this rank's share of each parity step's batch."""
+    return list(map(_batches(rank, case), range(case.protocol.parity_steps)))
 
 
 def _batches(rank: int, case: Experiment) -> Callable[[int], Batch]:
