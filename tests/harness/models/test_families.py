@@ -71,7 +71,17 @@ def test_families_are_found_by_module_name() -> None:
 
 
 def test_options_are_these() -> None:
-    language = ["gpt_nano", "gpt_small", "hf", "llama_1b", "llama_nano", "mlp", "moe_nano", "python"]
+    language = [
+        "gpt_nano",
+        "gpt_small",
+        "hf",
+        "hf_gpt2",
+        "llama_1b",
+        "llama_nano",
+        "mlp",
+        "moe_nano",
+        "python",
+    ]
     assert sorted([*language, *DRAWING, "vit_large"]) == OPTIONS
 
 
