@@ -30,8 +30,8 @@ class Cheapest(Sharding):
 
     Time is that of one rank in one step: FLOPs of linears and attention over a rate, and for each collective
     a latency and its bytes over a bandwidth, one after another; what FSDP gathers and reduces of the placed
-    parameters is counted too. Without a limit the plan is never slower than `megatron` by this model, and
-    never communicates more bytes.
+    parameters is counted too, as if each were gathered twice and reduced once. Without a limit the plan is
+    never slower than `megatron` by this model, and by its count never communicates more bytes.
 
     Fields:
         memory_limit_mib: what parameters, their gradients and the outputs of all calls may take on one rank,
