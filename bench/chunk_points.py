@@ -26,8 +26,9 @@ from torch.nn import functional
 from bench.chunking import peak_bytes, slowdown
 from bench.output import parser, publish
 from harness.models.base import Batch
+from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunking.plan import PlannedStep, Planning
+from strategies.chunking.plan import Planning
 
 _LONGEST = 1 << 17
 

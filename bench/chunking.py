@@ -29,8 +29,9 @@ from bench.trials import experiments
 from harness.measure.locator import Locator
 from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
 from harness.models.base import Batch, LanguageModelSpec
+from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunking.plan import PlannedStep, Planning
+from strategies.chunking.plan import Planning
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {

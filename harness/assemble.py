@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment import Experiment
-from harness.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
 from harness.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
-from harness.precision import PARAMETER_DTYPE, autocast
+from harness.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from harness.sharding import plan_sharding
-from strategies import Observation, Strategy
-from strategies.base import CallSite
+from strategies import Observation
+from strategies.base import CallSite, PlannedStep
 from strategies.blocks import children_of, find_blocks
 from strategies.shard.plans import ShardPlan
 from strategies.sharding import Sharding
@@ -103,7 +102,8 @@ def assemble(
         sharding = plan_sharding(experiment, sample.inputs, device)
     if mesh.tp > 1 and devices is not None:
         model = _shard(model, experiment, devices["tp"], sharding)
-    model = for_step(experiment.chunk, model, experiment.model, mesh, sample).apply(model, sample.inputs)
+    step = planned_step(experiment, model, sample, device)
+    model = experiment.chunk.for_step(step).apply(model, sample.inputs)
     if experiment.wrap_order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
     model = _distribute(model, units, experiment, devices)
@@ -124,23 +124,38 @@ def assemble(
     )
 
 
-def for_step(strategy: Strategy, model: nn.Module, spec: ModelSpec, mesh: Mesh, sample: Batch) -> Strategy:
-    """Return `strategy` for the training step of a plain `model` on `mesh`.
+def planned_step(
+    experiment: Experiment, model: nn.Module, sample: Batch, device: torch.device
+) -> PlannedStep:
+    """Return what a plan for the plain `model` of `experiment` should know.
 
     Args:
-        strategy: any.
+        experiment: has the loss, the regions of AC, the precision and the mesh.
         model: before it is sharded.
-        spec: has the loss.
-        mesh: says whether gradients of a block are copied while they are reduced.
         sample: a batch of one rank.
+        device: on which the trial runs; autocast depends on it.
     """
-    units = list(children_of(model, spec.layers_fqn).values()) if spec.layers_fqn else []
-    sizes = [_parameter_bytes(unit) for unit in units]
-    return strategy.for_step(
-        lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
-        (sample.targets,),
+    spec, mesh = experiment.model, experiment.mesh
+    units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
+    sizes = [_parameter_bytes(unit) for unit in units.values()]
+    is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
+    return PlannedStep(
+        loss=lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
+        loss_inputs=(sample.targets,),
         reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
+        enclose=partial(_enclosed, experiment),
+        device=device,
+        autocast=autocast(experiment, device),
+        computes_in=COMPUTE_DTYPE[experiment.dtype] if is_cast else None,
+        units=tuple(units),
     )
+
+
+def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return what is called in place of `model` with AC on it."""
+    if experiment.wrap_order == "call_site":
+        return experiment.ac.call_site(model)
+    return experiment.ac.apply(model, inputs)
 
 
 def _gradient_copies(model_bytes: int, unit_bytes: list[int]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.assemble import for_step
+from harness.assemble import planned_step
 from harness.data import DataSpec, Synthetic, Text
 from harness.errors import ConfigError
 from harness.experiment import Experiment, Recipe, name_of
@@ -22,9 +22,10 @@ from harness.mesh import Mesh
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts.containers import require_container
 from harness.models.python import PythonSpec
+from harness.precision import PARAMETER_DTYPE
 from harness.protocol import Protocol
 from harness.sharding import plan_sharding
-from strategies import Strategy, StrategyError
+from strategies import Strategy, StrategyError, shard_variants
 from strategies.blocks import children_of
 
 
@@ -58,7 +59,8 @@ class Preflight:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
             self._once(deadline_s, _check_sharding, model, usual)
         if name_of(experiment.chunk) != "none":
-            self._once(deadline_s, _check_chunk, model, experiment.chunk, mesh, batch)
+            usual = replace(experiment, shard=shard_variants["none"](), protocol=Protocol(), seed=0)
+            self._once(deadline_s, _check_chunk, model, usual)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -112,11 +114,20 @@ def _check_sharding(model: ModelSpec, experiment: Experiment) -> None:
     plan_sharding(experiment, _batch(model, batch).inputs, torch.device(device_type(experiment.mesh)))
 
 
-def _check_chunk(model: ModelSpec, chunk: Strategy, mesh: Mesh, batch: tuple[int, int]) -> None:
-    built, sample = _without_memory(model, batch)
-    built = for_step(chunk, built, model, mesh, sample).apply(built, sample.inputs)
-    if mesh.is_sharded and model.layers_fqn:
+def _check_chunk(model: ModelSpec, experiment: Experiment) -> None:
+    chunk, built, sample = _planned(experiment, experiment.chunk)
+    built = chunk.apply(built, sample.inputs)
+    if experiment.mesh.is_sharded and model.layers_fqn:
         chunk.check_units(built, children_of(built, model.layers_fqn))
+
+
+def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:
+    """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    built, sample = _without_memory(experiment.model, batch)
+    built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
+    device = torch.device(device_type(experiment.mesh))
+    return strategy.for_step(planned_step(experiment, built, sample, device)), built, sample
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -136,9 +147,7 @@ def show(experiment: Experiment, what: str) -> str:
         chosen = ", ".join(f"{group}={name_of(strategy)}" for group, strategy in strategies.items())
         views = sorted({view for strategy in strategies.values() for view in strategy.views})
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    built, sample = _without_memory(experiment.model, batch)
-    counted = for_step(found, built, experiment.model, experiment.mesh, sample)
+    counted, built, sample = _planned(experiment, found)
     return counted.view(what, built, sample.inputs)
 
 

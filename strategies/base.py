@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from strategies.errors import StrategyError
@@ -55,6 +57,33 @@ class Observation:
     unneeded: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
+    """What a strategy that plans should know of the step that the model is part of.
+
+    Fields:
+        loss: takes what the model returns and `loss_inputs`; its bytes are counted. `None` for the sum of the
+            results' elements.
+        loss_inputs: what `loss` takes behind the results.
+        reserved_bytes: held by others at any moment, and counted as activations.
+        enclose: puts around a model, in place, what will stand around it, such as regions of activation
+            checkpointing, for example inputs, and returns what is called instead of the model.
+        device: on which it runs; `None` for that of the example inputs.
+        autocast: makes the scope in which the model and the loss run.
+        computes_in: the dtype that FSDP will give parameters in use and inputs of units; `None` for theirs.
+        units: FQNs of these units.
+    """
+
+    loss: Callable[..., Tensor] | None = None
+    loss_inputs: tuple[Any, ...] = ()
+    reserved_bytes: int = 0
+    enclose: Callable[[nn.Module, tuple[Any, ...]], Callable[..., Any]] | None = None
+    device: torch.device | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    computes_in: torch.dtype | None = None
+    units: tuple[str, ...] = ()
+
+
 class CallSite(Protocol):
     """A model as a training loop calls it, with a strategy around the call and the model untouched."""
 
@@ -99,20 +128,8 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def for_step(
-        self,
-        loss: Callable[..., Tensor],  # noqa: ARG002 (the default asks for nothing of the step)
-        inputs: tuple[Any, ...],  # noqa: ARG002
-        *,
-        reserved_bytes: int = 0,  # noqa: ARG002
-    ) -> Strategy:
-        """Return the strategy for the training step that the model is part of.
-
-        Args:
-            loss: takes what the model returns and `inputs`.
-            inputs: what the loss takes beside it.
-            reserved_bytes: what the step holds beside the activations of model and loss, and counts as such.
-        """
+    def for_step(self, step: PlannedStep) -> Strategy:  # noqa: ARG002 (the default asks for nothing of it)
+        """Return the strategy for the training step that the model is part of."""
         return self
 
     def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)

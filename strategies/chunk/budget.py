@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from strategies.chunking.plan import ChunkPlan, PlannedStep
+from strategies.base import PlannedStep
+from strategies.chunking.plan import ChunkPlan
 from strategies.chunking.strategy import Chunking, is_trained
 from strategies.errors import StrategyError
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from strategies.blocks import Chunked, plain_named_modules
 from strategies.chunking.loops import Schedule
 from strategies.chunking.lower import Code, lower
+from strategies.chunking.rules import is_random
 from strategies.chunking.runtime import GIVEN
 from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed, submodule, value_read
@@ -27,6 +28,7 @@ from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import CONSTANTS
 from strategies.plan.record import ScopeGraph, record_scopes
+from strategies.recomputation import Recomputation
 
 PROGRAMS = 64
 """Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
@@ -35,7 +37,11 @@ _ATTRIBUTE = "_acbench_chunks"
 
 
 class Scheduler(Protocol):
-    """Decides what runs in which order in the forward of a scope."""
+    """Decides what runs in which order in the forward of a scope, and whether it runs again in backward."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether nothing is saved of forward but its inputs."""
 
     def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:
         """Return the schedule of a graph of the scope, whose inputs at `donated` may be overwritten."""
@@ -102,13 +108,23 @@ class ChunkedForward:
         device = device_of(leaves).type
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not torch.is_autocast_enabled(device):
-            return program(module, tensors)
+            return self._run(program, module, tensors)
         with torch.autocast(device, enabled=False):  # the program has its casts
-            return program(module, tensors)
+            return self._run(program, module, tensors)
 
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
         return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
+
+    def _run(self, program: Program, module: nn.Module, tensors: list[Tensor]) -> Any:
+        if not (self.scheduler.recomputes and torch.is_grad_enabled()):
+            return program(module, tensors)
+        region = Recomputation(
+            preserve_rng_state=any(map(is_random, program.graph.graph.nodes)),
+            early_stop=True,
+            use_reentrant=False,
+        )
+        return region(module, lambda *given: program(module, given), tuple(tensors), {})
 
     def _program(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from strategies.base import PlannedStep
 from strategies.blocks import Chunked, plain_class, unwrapped
 from strategies.chunking.forward import chunked_forwards
 from strategies.chunking.planner import PlannedRegion, Planner, forward_plan, training_plan
-from strategies.chunking.rehearsal import PlannedStep, Rehearsal
+from strategies.chunking.rehearsal import Rehearsal, inputs_in_use, without_memory
 from strategies.chunking.scopes import ScopeScheduler, put_all, scopes_of
 from strategies.errors import StrategyError
-from strategies.fx.program import device_of, shadowed
-from strategies.fx.shadow import Shadow
+from strategies.fx.program import device_of
 from strategies.plan.cost import machine_for
 from strategies.plan.record import record_scopes
 
-__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "PlannedStep", "Planning"]
+__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planning"]
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -56,6 +56,7 @@ class ChunkPlan:
         predicted_slowdown: time with the plan / time without, by the cost model.
         training: whether the pass has a backward.
         regions: in the order of scopes and of operators.
+        recomputed: FQNs of scopes whose whole forward runs again in backward, with its loops.
         schedulers: by FQN of the scope.
     """
 
@@ -66,6 +67,7 @@ class ChunkPlan:
     predicted_slowdown: float
     training: bool
     regions: tuple[PlannedRegion, ...]
+    recomputed: tuple[str, ...] = ()
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
 
     @classmethod
@@ -140,7 +142,12 @@ class ChunkPlan:
         names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
         numbers = {name: getattr(self, name) for name in names}
         regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
-        return {**numbers, "predicted_slowdown": self.predicted_slowdown, "regions": regions}
+        return {
+            **numbers,
+            "predicted_slowdown": self.predicted_slowdown,
+            "regions": regions,
+            "recomputed": list(self.recomputed),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,19 +183,19 @@ class Planning:
         """
         plain = unwrapped(model)
         _refuse_chunked(plain)
-        device = device_of(tree_flatten(sample)[0])
-        shadow = Shadow.of(plain).on(device)
-        inputs, _ = shadowed(shadow, (sample, {}), device)
-        with torch.set_grad_enabled(training):
-            graphs = record_scopes(shadow, scopes_of(plain), inputs, {}, where=where)
+        step = step or PlannedStep()
+        device = step.device or device_of(tree_flatten(sample)[0])
         rehearsal = Rehearsal(
-            model=plain, sample=sample, device=device, step=step or PlannedStep(), training=training
+            model=without_memory(plain, step), sample=sample, device=device, step=step, training=training
         )
+        shadow, inputs, _ = rehearsal.cast()
+        with torch.set_grad_enabled(training), step.autocast():
+            graphs = record_scopes(shadow, scopes_of(plain), inputs_in_use(inputs, step), {}, where=where)
         return cls(
             unchunked_peak_bytes=rehearsal.peak_bytes({}),
             training=training,
             where=where,
-            _planner=Planner(graphs, machine_for(device)),
+            _planner=Planner(graphs, machine_for(device), rehearsal.around() if training else {}),
             _rehearsal=rehearsal,
         )
 
@@ -220,6 +227,7 @@ class Planning:
             predicted_slowdown=chosen.slowdown,
             training=self.training,
             regions=tuple(chosen.regions()),
+            recomputed=chosen.recomputed(),
             schedulers=chosen.schedulers(planner.machine, training=self.training),
         )
 

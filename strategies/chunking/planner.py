@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from strategies.chunking.decisions import decisions_of, structure_of
@@ -10,7 +10,8 @@ from strategies.chunking.loops import Loop, Schedule
 from strategies.chunking.rehearsal import Rehearsal
 from strategies.chunking.scopes import ScopeScheduler, inputs_at, signature_of
 from strategies.chunking.search import Search, unchunked
-from strategies.chunking.training_plan import TrainingPlanner
+from strategies.chunking.training import Saved
+from strategies.chunking.training_plan import Sort, TrainingPlanner
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Storages
 from strategies.plan.record import ScopeGraph
@@ -47,6 +48,7 @@ class Planned:
         graphs: inner ones first, the model's last.
         schedules: of these.
         goals: the peaks that were asked of them.
+        recomputes: whether their forward runs again in backward.
         peak_bytes: of the whole pass.
         slowdown: time of the pass / time without loops.
         peak_share: estimated peak / that without loops, for passes with a backward.
@@ -55,9 +57,15 @@ class Planned:
     graphs: list[ScopeGraph]
     schedules: list[Schedule]
     goals: list[int]
+    recomputes: list[bool]
     peak_bytes: int
     slowdown: float
     peak_share: float = 1.0
+
+    def recomputed(self) -> tuple[str, ...]:
+        """Return the FQNs of the scopes whose forward runs again in backward."""
+        parts = zip(self.graphs, self.recomputes, strict=True)
+        return tuple(dict.fromkeys(graph.fqn for graph, recomputes in parts if recomputes))
 
     def regions(self) -> list[PlannedRegion]:
         """Return the loops, in the order of scopes and operators."""
@@ -71,7 +79,8 @@ class Planned:
     def schedulers(self, machine: Machine, *, training: bool) -> dict[str, ScopeScheduler]:
         """Return who decides for each scope from now on."""
         found: dict[str, ScopeScheduler] = {}
-        for graph, schedule, goal in zip(self.graphs, self.schedules, self.goals, strict=True):
+        parts = zip(self.graphs, self.schedules, self.goals, self.recomputes, strict=True)
+        for graph, schedule, goal, recomputes in parts:
             # identical blocks share one schedule, whose nodes are those of the first one's graph
             decided = decisions_of(next(iter(schedule.storages.of)).graph, schedule)
             earlier = found[graph.fqn].decisions if graph.fqn in found else {}
@@ -79,6 +88,7 @@ class Planned:
                 decisions={structure_of(graph.graph): decided, **earlier},
                 goal_bytes=goal,
                 share=self.peak_share if training else None,
+                recomputes=recomputes,
                 machine=machine,
             )
         return found
@@ -87,18 +97,28 @@ class Planned:
 class Planner:
     """Plans the scopes of one model; identical scopes once, and nothing twice.
 
+    Args:
+        graphs: of the scopes, inner ones first, the model's last.
+        machine: whose time is saved.
+        around: what AC does with what autograd saves of scopes, by FQN.
+
     `smallest` is the forward plan of the smallest peak once it is certain, and `rehearsed` has the training
     plans whose peak is certain, by position on the path.
     """
 
-    def __init__(self, graphs: list[ScopeGraph], machine: Machine) -> None:
+    def __init__(
+        self, graphs: list[ScopeGraph], machine: Machine, around: Mapping[str, Saved] | None = None
+    ) -> None:
         self.machine = machine
         self.graphs = graphs
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
-        self._plain: dict[Hashable, Schedule] = {}
+        self._plain: dict[Sort, Schedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
-        self._signatures = [signature_of(graph.graph) for graph in graphs]
+        left = [(around or {}).get(graph.fqn, Saved.KEPT) for graph in graphs]
+        self._signatures: list[Sort] = [
+            (signature_of(graph.graph), each) for graph, each in zip(graphs, left, strict=True)
+        ]
         self._planned: dict[int, Planned] = {}
         self._training: TrainingPlanner | None = None
         self.smallest: Planned | None = None
@@ -134,6 +154,7 @@ class Planner:
             graphs=self.graphs,
             schedules=schedules,
             goals=[*goals, goal],
+            recomputes=[False] * len(schedules),
             peak_bytes=root.profile().peak_bytes,
             slowdown=sum(schedule.seconds(self.machine) for schedule in schedules) / self._seconds,
         )
@@ -141,10 +162,10 @@ class Planner:
     def training(self) -> TrainingPlanner:
         """Return the planner of forward and backward."""
         if self._training is None:
-            self._training = TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine, 0)
+            self._training = TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine)
         return self._training
 
-    def _fit(self, signature: Hashable, donated: frozenset[int], goal: int) -> Schedule:
+    def _fit(self, signature: Sort, donated: frozenset[int], goal: int) -> Schedule:
         key = signature, donated, goal
         if key not in self._fitted:
             plain = self._plain[signature]
@@ -178,11 +199,12 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
 
     def rehearsed(index: int) -> Planned:
         if index not in known:
-            schedules = training.schedules(path[index])
+            options = training.chosen_options(path[index])
             planned = Planned(
                 graphs=planner.graphs,
-                schedules=schedules,
-                goals=[path[index].peak_bytes] * len(schedules),
+                schedules=[option.planned.schedule for option in options],
+                goals=[path[index].peak_bytes] * len(options),
+                recomputes=[option.recomputes for option in options],
                 peak_bytes=0,
                 slowdown=path[index].seconds / path[0].seconds,
                 peak_share=path[index].peak_bytes / path[0].peak_bytes,

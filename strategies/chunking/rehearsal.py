@@ -8,28 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
+from strategies.base import PlannedStep
 from strategies.chunking.scopes import ScopeScheduler, put_all
+from strategies.chunking.training import Saved
 from strategies.fx.program import shadowed
-from strategies.fx.shadow import Shadow
+from strategies.fx.shadow import Shadow, compute_in
+from strategies.offloading import Offloading
 from strategies.plan.meter import LiveBytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedStep:
-    """What a training pass holds beside the model.
-
-    Fields:
-        loss: takes the model's results and `loss_inputs`, its bytes are counted; `None` for the sum of the
-            results' elements. It is not chunked; a loss inside the model is.
-        loss_inputs: what `loss` takes behind the results.
-        reserved_bytes: held by others at any moment, and counted as activations.
-    """
-
-    loss: Callable[..., Tensor] | None = None
-    loss_inputs: tuple[Any, ...] = ()
-    reserved_bytes: int = 0
+from strategies.recomputation import Recomputation
+from strategies.region import Around, Region, regions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +26,7 @@ class Rehearsal:
     """One pass of a model.
 
     Fields:
-        model: plain, with or without memory.
+        model: plain, without memory.
         sample: positional inputs.
         device: that the tensors say they are on.
         step: what else the pass holds.
@@ -50,48 +39,79 @@ class Rehearsal:
     step: PlannedStep
     training: bool
 
+    def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
+        """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
+        shadow = Shadow.of(self.model).on(self.device)
+        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
+        return shadow, inputs, targets
+
+    def around(self) -> dict[str, Saved]:
+        """Return what AC does with what autograd saves of modules, by FQN, where it keeps nothing of it."""
+        shadow, inputs, _ = self.cast()
+        if self.step.enclose is None:
+            return {}
+        self.step.enclose(shadow.model, inputs)
+        found = {fqn: _saved_by(region) for fqn, region in regions(shadow.model).items()}
+        return {fqn: saved for fqn, saved in found.items() if saved is not Saved.KEPT}
+
     def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
-        shadow = Shadow.of(self.model).on(self.device)
+        shadow, inputs, targets = self.cast()
         assert shadow.mode is not None
-        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
         put_all(shadow.model, schedulers)
-        meter = LiveBytes(standing)
+        call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
+        meter = LiveBytes(standing, self.device)
         with torch.set_grad_enabled(self.training), shadow.mode, meter:
             if self.training:
-                gradients = _train_once(shadow.model, inputs, self.step.loss, targets)
-                return meter.peak_bytes(gradients) + self.step.reserved_bytes
-            shadow.model(*inputs)
+                self._train_once(call, inputs, targets)
+                found = [each.grad for each in shadow.model.parameters() if each.grad is not None]
+                return meter.peak_bytes(found) + self.step.reserved_bytes
+            with self.step.autocast():
+                call(*inputs)
             return meter.peak_bytes()
 
-
-def _train_once(
-    model: nn.Module,
-    inputs: tuple[Any, ...],
-    loss: Callable[..., Tensor] | None,
-    loss_inputs: tuple[Any, ...],
-) -> list[Tensor]:
-    """Run forward and backward of `model`, and return the gradients of its parameters.
-
-    Args:
-        model: with tensors of any kind.
-        inputs: positional.
-        loss: of what the model returns, and of `loss_inputs`; `None` for the sum of the results' elements.
-        loss_inputs: what `loss` takes behind the results.
-    """
-    outputs = model(*inputs)
-    if loss is not None:
-        total = loss(outputs, *loss_inputs)
-        del outputs
-        total.backward()  # type: ignore[no-untyped-call]
-    else:
+    def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
+        """Run forward and backward of what is called for the model."""
+        loss = self.step.loss
+        with self.step.autocast():
+            outputs = call(*inputs)
+            total = None if loss is None else loss(outputs, *targets)
+        if total is not None:
+            del outputs
+            total.backward()  # type: ignore[no-untyped-call]
+            return
         results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         del outputs
         gradients = [result.detach().new_ones(()).expand(result.shape) for result in results]
         torch.autograd.backward(results, gradients)
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for parameter in model.parameters():
-        parameter.grad = None
+
+
+def _saved_by(region: Region) -> Saved:
+    inner = region.inner if isinstance(region, Around) else region
+    if isinstance(inner, Recomputation) and inner.save_list is None:
+        return Saved.RECOMPUTED
+    return Saved.ELSEWHERE if isinstance(inner, Offloading) and inner.kind == "all" else Saved.KEPT
+
+
+def without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
+    """Return a plain `model` as a step will have it, on the meta device."""
+    shadow = Shadow.of(model).model
+    if step.computes_in is not None:
+        units = [shadow.get_submodule(fqn) for fqn in step.units]
+        compute_in(step.computes_in, shadow, [shadow, *units])
+    return shadow
+
+
+def inputs_in_use(inputs: tuple[Any, ...], step: PlannedStep) -> tuple[Any, ...]:
+    """Return inputs of a model as its forward sees them."""
+    dtype = step.computes_in
+    if dtype is None:
+        return inputs
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    found: tuple[Any, ...] = tree_map_only(Tensor, cast, inputs)
     return found

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.blocks import Chunked, Enclosed
 from strategies.chunking.axes import Axis
-from strategies.fx.shadow import Told
+from strategies.plan.meter import LiveBytes
 
 
 def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: bool) -> Tensor:
@@ -78,7 +79,7 @@ GIVEN = "_acbench_given"
 
 def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
     """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
-    is_enclosed = isinstance(module, Enclosed | FSDPModule) and not isinstance(module, Told)
+    is_enclosed = isinstance(module, Enclosed | FSDPModule)
     is_seen = is_enclosed or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
@@ -144,9 +145,15 @@ class ChunkLoop(nn.Module):
     def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
         """Return start and length of each chunk; of those that would do the same without data, only two."""
         starts: Sequence[int] = range(0, self.size, self.length)
-        if any(isinstance(take, FakeTensor) for take in takes):
+        if any(isinstance(take, FakeTensor) for take in takes) and not _is_watched():
             starts = [*starts[:2], *starts[2:][-1:]]
         return [(start, min(self.length, self.size - start)) for start in starts]
+
+
+def _is_watched() -> bool:
+    """Whether something sees every operator: a selective region keeps results of each chunk."""
+    blind = FakeTensorMode | LiveBytes
+    return not all(isinstance(mode, blind) for mode in _get_current_dispatch_mode_stack())
 
 
 class _Recomputed(torch.autograd.Function):

@@ -69,12 +69,14 @@ class ScopeScheduler:
         goal_bytes: the peak to keep in forwards of another structure.
         share: the part of its memory that a scope of another structure may have in training; `None` for plans
             without backward.
+        recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
         machine: whose time is saved.
     """
 
     decisions: Mapping[Structure, Decisions]
     goal_bytes: int
     share: float | None
+    recomputes: bool
     machine: Machine
 
     def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:

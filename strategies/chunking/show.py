@@ -52,6 +52,8 @@ def _summary(plan: ChunkPlan) -> str:
         f"budget: {'the smallest' if plan.budget_bytes is None else f'{plan.budget_bytes} bytes'}",
         f"time: {plan.predicted_slowdown:.2f} x, by the cost model",
     ]
+    if plan.recomputed:
+        lines.append(f"computed again in backward: {', '.join(plan.recomputed)}")
     for region in plan.regions:
         along = "a sum" if region.dimension is None else f"dimension {region.dimension} of {region.of}"
         scope = region.scope or "(model)"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from strategies.base import Observation, Strategy, Tolerance
+from strategies.base import Observation, PlannedStep, Strategy, Tolerance
 from strategies.blocks import unwrapped
 from strategies.chunking.forward import chunked_forwards
-from strategies.chunking.plan import ChunkPlan, PlannedStep
+from strategies.chunking.plan import ChunkPlan
 from strategies.chunking.show import code_view, memory_view
 from strategies.errors import StrategyError
 
@@ -43,11 +43,8 @@ class Chunking(Strategy):
         """
         return _applied(self, model, sample, PlannedStep())
 
-    def for_step(
-        self, loss: Callable[..., Tensor], inputs: tuple[Any, ...], *, reserved_bytes: int = 0
-    ) -> Strategy:
-        """Return the strategy with plans that count the bytes of the loss, and what is reserved."""
-        step = PlannedStep(loss=loss, loss_inputs=inputs, reserved_bytes=reserved_bytes)
+    def for_step(self, step: PlannedStep) -> Strategy:
+        """Return the strategy with plans for `step`: of its bytes, and with what stands around the model."""
         return _ForStep(chunking=self, step=step)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:

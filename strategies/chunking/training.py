@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import NamedTuple
 
 from torch import Tensor, fx
@@ -22,6 +23,14 @@ from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key
 
 BACKWARD_SHARE = 2.0
 """Time of the gradients of an operator / time of the operator."""
+
+
+class Saved(Enum):
+    """Where what autograd saves of a scope is between forward and backward."""
+
+    KEPT = auto()
+    RECOMPUTED = auto()  # nowhere: its forward runs again
+    ELSEWHERE = auto()  # in host memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +155,13 @@ class Pass:
             total += known[item]
         return total
 
-    def as_call(self, machine: Machine) -> Call:
-        """Return the pass as the scope around it sees it."""
+    def as_call(self, machine: Machine, after: Saved = Saved.KEPT) -> Call:
+        """Return the pass as the scope around it sees it.
+
+        Args:
+            machine: whose time is told.
+            after: where forward leaves what autograd saves of it.
+        """
         profile, count = self.profile(), len(self.schedule.items)
         results = sum(
             size
@@ -155,9 +169,16 @@ class Pass:
             for key, size in step.makes.items()
             if key in self.schedule.kept()
         )
-        saved = max(profile.before_bytes[count] - results, 0)
+        if after is not Saved.KEPT:
+            again = self.schedule.seconds(machine) if after is Saved.RECOMPUTED else 0.0
+            return Call(
+                saved_bytes=0,
+                forward_bytes=self.schedule.profile().peak_bytes - results,
+                backward_bytes=profile.peak_bytes - results,
+                seconds=self.seconds(machine) + again,
+            )
         return Call(
-            saved_bytes=saved,
+            saved_bytes=max(profile.before_bytes[count] - results, 0),
             forward_bytes=max(profile.live_bytes[:count], default=0) - results,
             backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results,
             seconds=self.seconds(machine),

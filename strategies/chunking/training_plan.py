@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch import fx
 
 from strategies.chunking.loops import Schedule
-from strategies.chunking.training import Call, Pass, saved_storages
-from strategies.chunking.training_search import Option, TrainingSearch
+from strategies.chunking.training import Call, Pass, Saved, saved_storages
+from strategies.chunking.training_search import Option, TrainingSearch, scope_options
 from strategies.plan.cost import Machine
 from strategies.plan.record import ScopeGraph
+
+Sort: TypeAlias = tuple[Hashable, Saved]
+"""What scopes with the same options have in common: a signature, and what AC does with what they save."""
 
 _JUMPS = (1, 2, 4)  # options that a step may go down at once
 _SHARES = 4  # a step takes identical scopes all together, or this part of them
@@ -40,42 +44,39 @@ class TrainingPlanner:
         plain: their schedules without loops.
         signatures: equal for scopes that one schedule suits.
         machine: whose time is saved.
-        tail_bytes: what the loss holds beside its inputs.
     """
 
     def __init__(
         self,
         graphs: list[ScopeGraph],
-        plain: Mapping[Hashable, Schedule],
-        signatures: list[Hashable],
+        plain: Mapping[Sort, Schedule],
+        signatures: list[Sort],
         machine: Machine,
-        tail_bytes: int,
     ) -> None:
         self._machine = machine
         self._signatures = signatures[:-1]
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
         counts = Counter(self._signatures)
-        self.options: dict[Hashable, list[Option]] = {}
+        of_sort: dict[Sort, list[Option]] = {}
         for graph, signature in zip(graphs, self._signatures, strict=False):
-            if signature not in self.options:
+            if signature not in of_sort:
                 first = Pass(schedule=plain[signature], saves=saved_storages(graph.graph), calls={})
-                self.options[signature] = TrainingSearch(first, machine, counts[signature]).path()
+                of_sort[signature] = scope_options(first, machine, counts[signature], signature[1])
         self._seen = {
-            (signature, index): option.planned.as_call(machine)
-            for signature, options in self.options.items()
+            (signature, index): option.as_call(machine, signature[1])
+            for signature, options in of_sort.items()
             for index, option in enumerate(options)
         }
         smallest: dict[int | None, int] = {
-            index: len(self.options[signature]) - 1 for index, signature in enumerate(self._signatures)
+            index: len(of_sort[signature]) - 1 for index, signature in enumerate(self._signatures)
         }
         first = Pass(
             schedule=plain[signatures[-1]],
             saves=saved_storages(self._root),
             calls=self._calls_at(smallest),
-            tail_bytes=tail_bytes,
         )
-        self.options[None] = TrainingSearch(first, machine, 1).path()
+        self._of_sort, self._of_model = of_sort, TrainingSearch(first, machine, 1).path()
         self.first = self._chosen(dict.fromkeys((*range(len(self._signatures)), None), 0))
 
     def path(self) -> list[Chosen]:
@@ -95,13 +96,13 @@ class TrainingPlanner:
                 yield each
                 current = replace(current, peak_bytes=each.peak_bytes)
 
-    def schedules(self, chosen: Chosen) -> list[Schedule]:
-        """Return the schedules of all graphs."""
+    def chosen_options(self, chosen: Chosen) -> list[Option]:
+        """Return the options of all graphs."""
         calls: Iterable[int | None] = (*range(len(self._signatures)), None)
-        return [self._options(call)[chosen.at[call]].planned.schedule for call in calls]
+        return [self._options(call)[chosen.at[call]] for call in calls]
 
     def _options(self, call: int | None) -> list[Option]:
-        return self.options[None if call is None else self._signatures[call]]
+        return self._of_model if call is None else self._of_sort[self._signatures[call]]
 
     def _better(self, current: Chosen) -> Chosen | None:
         moves = [
@@ -139,5 +140,5 @@ class TrainingPlanner:
         }
 
     def _chosen(self, at: Mapping[int | None, int]) -> Chosen:
-        root = replace(self.options[None][at[None]].planned, calls=self._calls_at(at))
+        root = replace(self._of_model[at[None]].planned, calls=self._calls_at(at))
         return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))

@@ -15,7 +15,7 @@ from strategies.chunking.grow import Region
 from strategies.chunking.loops import Loop, lengths
 from strategies.chunking.narrow import narrowed
 from strategies.chunking.search import Regions, cuts, dissolved, reach_of, used_in
-from strategies.chunking.training import Pass, with_backward
+from strategies.chunking.training import Call, Pass, Saved, with_backward
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Profile
 
@@ -36,11 +36,18 @@ class Option:
     Fields:
         weight_bytes: what the search makes small: the peak, and what each other such scope saves.
         seconds: of forward and backward.
+        recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
     """
 
     planned: Pass
     weight_bytes: int
     seconds: float
+    recomputes: bool = False
+
+    def as_call(self, machine: Machine, around: Saved = Saved.KEPT) -> Call:
+        """Return the pass as the scope around it sees it, where AC does this with what it saves."""
+        kept = Saved.RECOMPUTED if self.recomputes else Saved.KEPT
+        return self.planned.as_call(machine, kept if around is Saved.KEPT else around)
 
 
 class TrainingSearch:
@@ -179,6 +186,25 @@ class TrainingSearch:
         lowest = min(peaks.values())
         found = (next(each for each in sizes if peaks[each] <= lowest * slack) for slack in _SLACKS)
         return list(dict.fromkeys(found))
+
+
+def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) -> list[Option]:
+    """Return options of a scope of less and less memory, the first with nothing chunked.
+
+    Args:
+        first: nothing chunked.
+        machine: whose time is saved.
+        repeats: scopes like this one in the model.
+        around: what AC does with what it saves.
+    """
+    if around is not Saved.KEPT or repeats == 1:
+        return TrainingSearch(first, machine, 1).path()
+    saving, alone = TrainingSearch(first, machine, repeats).path(), TrainingSearch(first, machine, 1).path()
+    again = [
+        replace(option, recomputes=True, seconds=option.as_call(machine, Saved.RECOMPUTED).seconds)
+        for option in alone
+    ]
+    return _front([*saving, *again])
 
 
 def _front(options: list[Option]) -> list[Option]:

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map_only
 
-from strategies.blocks import Enclosed, plain_class, unwrapped
+from strategies.blocks import Disguised, plain_class, unwrapped
 from strategies.errors import StrategyError
 from strategies.fx.state import BOOKKEEPING, LISTENER, held_by
 
@@ -48,7 +48,7 @@ class Listener(Protocol):
         """Take note that somebody reads `module.name`."""
 
 
-class Told(Enclosed):
+class Told(Disguised):
     """Mark of the dynamic classes whose calls and reads are told."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,29 +5,44 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from strategies.host import allocating_on_host
 from strategies.plan.liveness import numbers_bytes
 
 
 class LiveBytes(TorchDispatchMode):
     """Follows every storage that an operator makes, from birth to death.
 
+    Host memory of offloading is left out.
+
     Args:
         standing: tensors whose storages are not counted.
+        device: whose storages are counted.
     """
 
-    def __init__(self, standing: Iterable[Tensor]) -> None:
+    def __init__(self, standing: Iterable[Tensor], device: torch.device) -> None:
         super().__init__()
+        self._device = device
+        self._rng_state = torch.get_rng_state
         self._standing = {_key(tensor): tensor for tensor in standing}
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._on_host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._numbers: dict[int, int] = {}
         self._changes: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Self:
+        torch.get_rng_state = self._follow_rng_state
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exc: object) -> None:
+        torch.get_rng_state = self._rng_state
+        super().__exit__(*exc)
 
     def __torch_dispatch__(
         self,
@@ -40,7 +55,7 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._enter(tensor.untyped_storage())
+                self._enter(tensor)
         promoted = numbers_bytes(func, args)
         if promoted:
             # autograd may keep the number until backward
@@ -57,9 +72,20 @@ class LiveBytes(TorchDispatchMode):
                 peak = max(peak, live)
         return peak
 
-    def _enter(self, storage: torch.UntypedStorage) -> None:
+    def _follow_rng_state(self) -> Tensor:
+        """Return the random state of the host, which checkpoints keep and no operator makes."""
+        state = self._rng_state()
+        self._enter(state)
+        return state
+
+    def _enter(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 (its identity)
-        if key in self._live or key in self._standing:
+        is_elsewhere = tensor.device.type != self._device.type or key in self._on_host
+        if is_elsewhere or key in self._live or key in self._standing:
+            return
+        if allocating_on_host():
+            self._on_host[key] = weakref.ref(storage, lambda _: self._on_host.pop(key))
             return
         number, size = len(self._changes), storage.nbytes()
         self._numbers[key] = number

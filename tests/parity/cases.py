@@ -77,7 +77,6 @@ MESHES = {
 }
 
 
-_PLAIN = ac_variants["none"]()
 _make_plan = ChunkPlan.make
 _plans: dict[str, ChunkPlan] = {}
 
@@ -131,7 +130,7 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
     with cpu_stands_in_for_cuda(case.mesh, _CPU):
         plan = plan_sharding(case, batch(0).inputs, _CPU)
         prover = Prover(
-            assembled=lambda each: assembled(each, batch(0), plan),
+            assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
             batch=batch,
             rank=rank,
             dp_rank=dp_rank(case.mesh, rank),
@@ -142,14 +141,27 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         return prover.compare(Link(variant=case, baseline=twin, steps=steps, tolerance=None, whole=False))
 
 
-def assembled(case: Experiment, sample: Batch, sharding: ShardPlan | None = None) -> Assembled:
-    """Return the model of `case` on its mesh; the process group stands."""
-    with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(replace(case, ac=_PLAIN)))):
+def assembled(
+    case: Experiment,
+    sample: Batch,
+    sharding: ShardPlan | None = None,
+    *,
+    planned_for: Experiment | None = None,
+) -> Assembled:
+    """Return the model of `case` on its mesh; the process group stands.
+
+    Args:
+        case: what to assemble.
+        sample: a batch of one rank.
+        sharding: what its sharding variant shall do.
+        planned_for: the case whose chunks it has, if any; they depend on AC.
+    """
+    with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(planned_for or case))):
         return assemble(case, _CPU, _devices(case), sample, sharding=sharding)
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
-    """Return the plan of the case `key`: those that differ in their AC variant have one."""
+    """Return the plan of the case `key`, made once."""
     if key not in _plans:
         _plans[key] = _make_plan(*arguments, **options)
     return _plans[key]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from strategies import ac_variants
+from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
@@ -16,7 +17,7 @@ from tests.strategies.chunk.models import built
 def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:
     model, inputs = built("fused attention")
     unchunked = training_peak_bytes(model, inputs)
-    planned = Budget(fraction=0.6).for_step(loss_of, ()).apply(model, inputs)
+    planned = Budget(fraction=0.6).for_step(PlannedStep(loss=loss_of)).apply(model, inputs)
     training_peak_bytes(planned, inputs)
     assert training_peak_bytes(planned, inputs) <= 0.6 * unchunked
 

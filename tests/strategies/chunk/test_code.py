@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunking.plan import PlannedStep, Planning
+from strategies.chunking.plan import Planning
 
 B, S, D, WIDE = 2, 22, 16, 64
 

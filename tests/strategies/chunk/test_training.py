@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunking.plan import Planning
-from strategies.chunking.rehearsal import PlannedStep
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import MODELS, Stack, built
 
