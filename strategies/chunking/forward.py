@@ -27,7 +27,7 @@ from strategies.fx.program import device_of, shadowed, submodule, value_read
 from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import CONSTANTS
-from strategies.plan.record import ScopeGraph, record_scopes
+from strategies.plan.record import ScopeGraph, autocast_dtypes, record_scopes
 from strategies.recomputation import Recomputation
 
 PROGRAMS = 64
@@ -207,8 +207,5 @@ def _context(module: nn.Module) -> Hashable:
     return (
         torch.is_grad_enabled(),
         tuple(each.training for each in module.modules()),
-        tuple(
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
-        ),
+        tuple(autocast_dtypes().items()),
     )

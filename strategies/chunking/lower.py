@@ -19,6 +19,7 @@ from strategies.chunking.runtime import (
     Buffer,
     ChunkLoop,
     call_giving,
+    call_under,
     contiguous_strides,
     take_chunk,
     write_chunk,
@@ -92,9 +93,10 @@ class _Lowering:
         if node.op != "call_module":
             return self._graph.node_copy(node, self._known.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
-        return self._graph.call_function(
-            call_giving, (self._callees[str(node.target)], tuple(sorted(donated)), *args), kwargs
-        )
+        given = self._callees[str(node.target)], tuple(sorted(donated))
+        if node.meta["autocast"]:
+            return self._graph.call_function(call_under, (*given, node.meta["autocast"], *args), kwargs)
+        return self._graph.call_function(call_giving, (*given, *args), kwargs)
 
     def _loop(self, loop: Loop, name: str) -> ChunkLoop:
         module = chunk_loop(loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -84,6 +85,16 @@ def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs:
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
     return module(*args, **kwargs)
+
+
+def call_under(
+    module: nn.Module, given: tuple[int, ...], dtypes: dict[str, torch.dtype], *args: Any, **kwargs: Any
+) -> Any:
+    """Return `call_giving(module, given, ...)` under autocast, which is off in a program."""
+    with ExitStack() as stack:
+        for kind, dtype in dtypes.items():
+            stack.enter_context(torch.autocast(kind, dtype))
+        return call_giving(module, given, *args, **kwargs)
 
 
 class ChunkLoop(nn.Module):

@@ -55,9 +55,10 @@ class ScopeGraph:
     Fields:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
-            scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope; the
-            rest are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says
-            that some operator writes in place to memory that the result lies on.
+            scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
+            autocast as `meta["autocast"]` says; the rest are ATen operators. Each node has its fake result in
+            `meta["val"]`; `meta["written"]` says that some operator writes in place to memory that the result
+            lies on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -238,6 +239,7 @@ class _Recorder(TorchDispatchMode):
             result = body(*args, **kwargs)
             self.finish(result)
         node = outer.graph.call_module(below, *given)
+        node.meta["autocast"] = autocast_dtypes()
         self._own_results(result, node)
         return result
 
@@ -354,6 +356,12 @@ class _Recorder(TorchDispatchMode):
         node = frame.graph.get_attr(target)
         self._own(tensor, frame, node)
         return node
+
+
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """Return the dtype that autocast gives operators, by type of the devices for which it is on."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
 
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:

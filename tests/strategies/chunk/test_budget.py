@@ -17,14 +17,14 @@ from tests.strategies.chunk.models import built
 def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:
     model, inputs = built("fused attention")
     unchunked = training_peak_bytes(model, inputs)
-    planned = Budget(fraction=0.6).for_step(PlannedStep(loss=loss_of)).apply(model, inputs)
+    planned = Budget(fraction=0.3).for_step(PlannedStep(loss=loss_of)).apply(model, inputs)
     training_peak_bytes(planned, inputs)
-    assert training_peak_bytes(planned, inputs) <= 0.6 * unchunked
+    assert training_peak_bytes(planned, inputs) <= 0.3 * unchunked
 
 
 def test_the_plan_and_the_chunks_are_observed() -> None:
     model, inputs = built("fused attention")
-    strategy = Budget(fraction=0.6)
+    strategy = Budget(fraction=0.3)
     planned = strategy.apply(model, inputs)
     planned(*inputs)
     seen = strategy.observe(planned)
@@ -37,8 +37,8 @@ def test_the_plan_and_the_chunks_are_observed() -> None:
 @pytest.mark.parametrize("view", Budget.views)
 def test_views_begin_with_the_bytes(view: str) -> None:
     model, inputs = built("fused attention")
-    plan = ChunkPlan.make(model, inputs, fraction=0.6, training=True)
-    text = Budget(fraction=0.6).view(view, model, inputs)
+    plan = ChunkPlan.make(model, inputs, fraction=0.3, training=True)
+    text = Budget(fraction=0.3).view(view, model, inputs)
     assert text.splitlines()[0] == (
         f"activations: {plan.unchunked_peak_bytes} bytes as it is, {plan.predicted_peak_bytes} bytes planned"
     )
@@ -55,7 +55,7 @@ def test_activation_checkpointing_comes_around(name: str) -> None:
     model, inputs = built("fused attention")
     expected = step(model)
     model, inputs = built("fused attention")
-    Budget(fraction=0.6).apply(model, inputs)
+    Budget(fraction=0.3).apply(model, inputs)
     actual = step(ac_variants[name](layers_fqn="layers").apply(model, inputs))  # type: ignore[call-arg]
     for one, other in zip(expected, actual, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)

@@ -61,10 +61,10 @@ LISTINGS = [
     Listing(model="gpt", sort="forward", fraction=0.5),
     Listing(model="gpt", sort="forward", fraction=0.4),
     Listing(model="gpt", sort="training", fraction=0.5),
+    Listing(model="gpt", sort="training", fraction=0.3),
     Listing(model="evoformer", sort="forward", fraction=0.5),
-    Listing(model="evoformer", sort="training", fraction=0.5),
     Listing(model="hf_gpt2", sort="forward", fraction=0.5),
-    Listing(model="hf_gpt2", sort="training", fraction=0.5),
+    Listing(model="hf_gpt2", sort="training", fraction=0.3),
 ]
 
 

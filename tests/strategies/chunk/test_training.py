@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
@@ -115,3 +117,37 @@ def test_what_is_detached_stays_detached() -> None:
     expected, actual = gradients(model, inputs), gradients(planned, inputs)
     for key, gradient in expected.items():
         torch.testing.assert_close(actual[key], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_blocks_run_again_in_backward_where_that_is_enough(dropout: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Stack(4, dropout=dropout), (torch.randn(2, 32, 32),)
+    plan = ChunkPlan.make(model, inputs, fraction=0.8, training=True, step=STEP)
+    assert plan.recomputed
+    assert plan.to_dict()["recomputed"] == list(plan.recomputed)
+    assert not plan.regions
+    planned = plan.apply(copy.deepcopy(model))
+    assert gradients(planned, inputs).keys() == gradients(model, inputs).keys()
+    assert training_peak_bytes(planned, inputs) == plan.predicted_peak_bytes
+    for key, gradient in gradients(model, inputs).items():
+        assert torch.equal(gradients(planned, inputs)[key], gradient), key
+
+
+def test_autocast_reaches_the_blocks() -> None:
+    class Dtypes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}:
+                seen.add(result.dtype)
+            return result
+
+    seen: set[torch.dtype] = set()
+    model, inputs = built("fused attention")
+    step = PlannedStep(loss=loss_of, autocast=lambda: torch.autocast("cpu", torch.bfloat16))
+    planned = ChunkPlan.make(model, inputs, training=True, step=step).apply(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        planned(*inputs)  # makes the programs
+        with Dtypes():
+            planned(*inputs)
+    assert seen == {torch.bfloat16}
