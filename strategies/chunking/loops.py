@@ -297,7 +297,7 @@ class Schedule:
     def is_moved(self, node: fx.Node) -> bool:
         """Whether a value of `node`, or one that it takes, lies on what a loop has made; after `steps`."""
         moved = self._keys
-        return node in moved or any(source in moved for source in slots(node))
+        return bool(moved) and (node in moved or not moved.keys().isdisjoint(node.all_input_nodes))
 
     def _node_step(self, node: fx.Node) -> Step:
         if not self.is_moved(node):

@@ -73,8 +73,10 @@ def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
     for index, step in enumerate(steps):
         if step.makes:
             sizes |= step.makes
-            last |= dict.fromkeys(step.makes, index)
-        last |= dict.fromkeys(step.holds, index)
+            for key in step.makes:
+                last[key] = index
+        for key in step.holds:
+            last[key] = index
     last |= dict.fromkeys(kept, len(steps))
     dying: list[list[Key]] = [[] for _ in range(len(steps) + 1)]
     for key, index in last.items():
