@@ -14,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
 check: lint test
 

@@ -32,6 +32,7 @@ from harness.ranks import RankStart, Rendezvous
 
 PRELOAD = (
     "harness.ranks",
+    "torch._dynamo",  # what every optimizer imports when it is made: else half a second of each rank
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )

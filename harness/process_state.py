@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache  # no public way
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # no public way
 from torch.nn.modules.module import _has_any_global_hook  # no public way
 
 _OF_A_TRIAL = (Tensor, nn.Module, DeviceMesh)
@@ -96,6 +95,9 @@ def _kinds(objects: Iterable[object]) -> set[type]:
 
 def _forget_meshes() -> None:
     """Forget what torch has worked out for device meshes: it holds them, and they their process groups."""
+    # it brings Dynamo, half a second that only a rank may cost, and the driver imports this module too
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415 (no public way)
+
     _clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
     for function in _memoised("torch.distributed"):

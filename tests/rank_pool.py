@@ -29,7 +29,15 @@ import torch.distributed as dist
 from harness.culprit import is_communication
 from harness.forkserver import ForkServer
 
-PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "tests.rank_pool")
+PRELOAD = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",  # optimizers import it
+    "scipy.optimize",
+    "tests.parity.cases",
+    "tests.rank_pool",
+)
+"""What calls import; it is imported once for all ranks, and no collection of garbage looks at it."""
 _GRACE_S = 1.0
 _START_S = 60.0
 

@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from harness.forkserver import ForkServer
 from strategies import ac_variants
+from tests.harness import command
+from tests.harness.command import Finished
 from tests.harness.composing import ROOT
 
 ACBENCH = str(Path(sys.executable).with_name("acbench"))
@@ -38,15 +41,24 @@ PATIENCE_S = 60.0
 """Longest time for what takes a few seconds on a machine with nothing else to do."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    code: int
-    stdout: str
-    stderr: str
+Run = Callable[..., Finished]
 
 
-def acbench(folder: Path, *arguments: str, program: tuple[str, ...] = (ACBENCH,)) -> Finished:
-    """Run the program in `folder` to its end."""
+@pytest.fixture(scope="module")
+def imported() -> Iterator[ForkServer]:
+    server = ForkServer(command.PRELOAD)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def acbench(imported: ForkServer, tmp_path: Path) -> Run:
+    """Run the program in `tmp_path` to its end; what starts as people start it is `_started`."""
+    return lambda *arguments: command.acbench(imported, tmp_path, arguments, _environment())
+
+
+def _started(folder: Path, *arguments: str, program: tuple[str, ...] = (ACBENCH,)) -> Finished:
+    """Start the program in `folder`, as people do, and wait for its end."""
     done = subprocess.run(
         [*program, *arguments],
         cwd=folder,
@@ -126,9 +138,9 @@ def _files(folder: Path) -> list[str]:
     ],
 )
 def test_a_refused_command_says_why_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], message: str
+    acbench: Run, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = acbench(tmp_path, *arguments)
+    done = acbench(*arguments)
     assert (done.code, done.stdout, done.stderr) == (2, "", message)
     assert _files(tmp_path) == []
 
@@ -159,14 +171,14 @@ def forward(self, tokens_bs):
 """  # noqa: E501 (as it is printed)
 
 
-def test_what_a_strategy_decides_is_shown_and_nothing_runs(tmp_path: Path) -> None:
-    done = acbench(tmp_path, *SMALL, "ac=nested", "ac.levels=[2]", "show=regions")
+def test_what_a_strategy_decides_is_shown_and_nothing_runs(acbench: Run, tmp_path: Path) -> None:
+    done = acbench(*SMALL, "ac=nested", "ac.levels=[2]", "show=regions")
     assert (done.code, done.stdout, done.stderr) == (0, REGIONS, "")
     assert _files(tmp_path) == []
 
 
-def test_a_sweep_shows_every_point(tmp_path: Path) -> None:
-    done = acbench(tmp_path, "-m", *SMALL, "ac=nested", "ac.levels=[1],[2]", "show=regions")
+def test_a_sweep_shows_every_point(acbench: Run, tmp_path: Path) -> None:
+    done = acbench("-m", *SMALL, "ac=nested", "ac.levels=[1],[2]", "show=regions")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.count("# forward of the model") == 2
     assert done.stdout.endswith(REGIONS)
@@ -188,13 +200,13 @@ class Swept:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("sweep")
-    command = ["-m", *SMALL, "ac=none,full,full", "seed=0,-1", "name=nice"]
+    words = ["-m", *SMALL, "ac=none,full,full", "seed=0,-1", "name=nice"]
     started = time.monotonic()
-    first = acbench(folder, *command)
+    first = _started(folder, *words)
     duration_s = time.monotonic() - started
     mtimes_ns = {path: path.stat().st_mtime_ns for path in folder.glob("outputs/nice/*/record.json")}
     started = time.monotonic()
-    again = acbench(folder, *command, "strict=true", program=(sys.executable, "-m", "harness"))
+    again = _started(folder, *words, "strict=true", program=(sys.executable, "-m", "harness"))
     return Swept(
         folder=folder,
         first=first,
@@ -248,18 +260,18 @@ def test_strict_makes_a_refusal_a_failure(swept: Swept) -> None:
     assert (swept.first.code, swept.again.code) == (0, 1)
 
 
-def test_one_trial_in_another_folder_that_fails(tmp_path: Path) -> None:
+def test_one_trial_in_another_folder_that_fails(acbench: Run, tmp_path: Path) -> None:
     user = "model=python", "model.factory=tests.harness.user_models:raises", "model.layers_fqn=layers"
     small = [override for override in SMALL if not override.startswith("model")]
-    done = acbench(tmp_path, *user, *small, "outputs_dir=else where", "name='önë'", "data=text")
+    done = acbench(*user, *small, "outputs_dir=else where", "name='önë'", "data=text")
     (path,) = (tmp_path / "else where" / "önë").glob("*/record.json")
     record = json.loads(path.read_text("utf-8"))
     assert (done.code, record["status"], record["error"]["kind"]) == (1, "failed", "ValueError")
     assert "ValueError on rank 0 during instrument: the width is odd" in done.stdout
 
 
-def test_an_option_goes_to_the_choices_that_have_it(tmp_path: Path) -> None:
-    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full,selective_layer", "ac.early_stop=false,true")
+def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path) -> None:
+    done = acbench(*SMALL, "-m", "ac=none,full,selective_layer", "ac.early_stop=false,true")
     assert done.code == 0, done.stderr
     records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
     found = sorted(
@@ -275,8 +287,8 @@ def test_an_option_goes_to_the_choices_that_have_it(tmp_path: Path) -> None:
     ]
 
 
-def test_none_has_no_option_that_nobody_has(tmp_path: Path) -> None:
-    done = acbench(tmp_path, *SMALL, "-m", "ac=none,full", "ac.earlystop=false")
+def test_none_has_no_option_that_nobody_has(acbench: Run) -> None:
+    done = acbench(*SMALL, "-m", "ac=none,full", "ac.earlystop=false")
     assert (done.code, done.stderr) == (
         2,
         "acbench: ac.earlystop: ac=none has no such option; there are no options\n",
@@ -306,10 +318,10 @@ def test_words_as_hydra_takes_them(words: str, expected: str) -> None:
 
 
 def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
-    command = [ACBENCH, "-m", *SMALL, "ac=none,full", "seed=0,1"]
+    words = [ACBENCH, "-m", *SMALL, "ac=none,full", "seed=0,1"]
     processes = [
         subprocess.Popen(
-            command,
+            words,
             cwd=tmp_path,
             env=_environment(),
             stdout=subprocess.PIPE,
@@ -330,9 +342,9 @@ def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
     assert [record["status"] for record in records] == ["ok"] * 4
 
 
-def test_refuses_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+def test_refuses_outputs_that_cannot_be_written(acbench: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = acbench(tmp_path, *SMALL, "outputs_dir=file")
+    done = acbench(*SMALL, "outputs_dir=file")
     assert (done.code, done.stdout, done.stderr) == (
         2,
         "",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from harness.experiment import Experiment
 from harness.mesh import Mesh
 from strategies import ac_variants
 from tests.parity import cases
@@ -12,6 +15,8 @@ from tests.rank_pool import RankPool
 _DROPOUTS = (0.0, 0.1)
 _TWO_RANKS = ("ddp2", "shard2", "tp2")
 _FOUR_RANKS = ("shard2_tp2", "hsdp2x2")
+_STEPS = 2
+"""The second begins with what the first leaves: an update, buckets, orders, random numbers."""
 _FEED_FORWARD = ("feed_forward_norm", "feed_forward.up", "feed_forward.down")
 _INSIDE_BLOCKS = {
     "layers.0.attention_norm": [0, 0],
@@ -22,11 +27,15 @@ _INSIDE_BLOCKS = {
 }
 
 
+def _case(**fields: Any) -> Experiment:
+    return cases.experiment(**{"parity_steps": _STEPS, **fields})
+
+
 @pytest.mark.parametrize("variant", ac_variants)
 @pytest.mark.parametrize("model", cases.MODELS)
 @pytest.mark.parametrize("dropout", _DROPOUTS)
 def test_is_bitwise_neutral_on_one_rank(variant: str, model: str, dropout: float) -> None:
-    assert cases.prove(0, cases.experiment(variant=variant, model=model, dropout=dropout)) == []
+    assert cases.prove(0, _case(variant=variant, model=model, dropout=dropout)) == []
 
 
 @pytest.mark.parametrize("variant", ac_variants)
@@ -36,7 +45,7 @@ def test_is_bitwise_neutral_on_one_rank(variant: str, model: str, dropout: float
 def test_is_bitwise_neutral_on_two_ranks(
     pool2: RankPool, variant: str, model: str, mesh: str, dropout: float
 ) -> None:
-    case = cases.experiment(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
+    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -47,9 +56,7 @@ def test_is_bitwise_neutral_on_two_ranks(
 def test_models_of_images_and_proteins_are_bitwise_neutral(
     pool2: RankPool, variant: str, model: str, mesh: str
 ) -> None:
-    case = cases.experiment(
-        variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=2
-    )
+    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -60,13 +67,13 @@ def test_models_of_images_and_proteins_are_bitwise_neutral(
 def test_is_bitwise_neutral_on_four_ranks(
     pool4: RankPool, variant: str, model: str, mesh: str, dropout: float
 ) -> None:
-    case = cases.experiment(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
+    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
     assert pool4.run(cases.prove, case) == [[], [], [], []]
 
 
 @pytest.mark.parametrize("variant", ac_variants)
 def test_is_bitwise_neutral_on_replicas_of_a_tensor_parallel_model(pool4: RankPool, variant: str) -> None:
-    case = cases.experiment(variant=variant, mesh=Mesh(dp_replicate=2, tp=2), dropout=0.1)
+    case = _case(variant=variant, mesh=Mesh(dp_replicate=2, tp=2), dropout=0.1)
     assert pool4.run(cases.prove, case) == [[], [], [], []]
 
 
@@ -76,7 +83,7 @@ def test_is_bitwise_neutral_on_replicas_of_a_tensor_parallel_model(pool4: RankPo
 def test_is_bitwise_neutral_in_reduced_precision(
     pool2: RankPool, variant: str, dtype: str, mesh: str
 ) -> None:
-    case = cases.experiment(variant=variant, mesh=cases.MESHES[mesh], dropout=0.1, dtype=dtype)
+    case = _case(variant=variant, mesh=cases.MESHES[mesh], dropout=0.1, dtype=dtype)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -105,7 +112,7 @@ def test_is_bitwise_neutral_in_reduced_precision(
 def test_every_option_is_bitwise_neutral(
     pool2: RankPool, variant: str, options: dict[str, object], mesh: str
 ) -> None:
-    case = cases.experiment(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
+    case = _case(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -116,17 +123,13 @@ def test_a_region_from_one_block_into_the_next_is_bitwise_neutral(pool2: RankPoo
         + ["layers.1.attention_norm"],
         0,
     )
-    case = cases.experiment(
-        variant="nested", options={"labels": labels}, mesh=cases.MESHES[mesh], dropout=0.1
-    )
+    case = _case(variant="nested", options={"labels": labels}, mesh=cases.MESHES[mesh], dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
 @pytest.mark.parametrize("mesh", ["single", "shard2", "tp2"])
 def test_a_dropped_generator_state_is_seen_on_every_rank(pool2: RankPool, mesh: str) -> None:
-    case = cases.experiment(
-        options={"preserve_rng_state": False}, mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=1
-    )
+    case = _case(options={"preserve_rng_state": False}, mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=1)
     ranks = pool2.run(cases.prove, case) if case.mesh.world_size > 1 else [cases.prove(0, case)]
     for rank, found in enumerate(ranks):
         assert found[0].startswith("parity: gradient of "), found

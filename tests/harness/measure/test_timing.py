@@ -89,9 +89,12 @@ def test_nothing_to_time_is_refused() -> None:
 
 @pytest.fixture
 def heap() -> Iterator[None]:
-    yield
+    """Start with nothing frozen; end with what the suite has frozen."""
     gc.unfreeze()
+    yield
     gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.usefixtures("heap")
