@@ -303,7 +303,7 @@ class Schedule:
         if not self.is_moved(node):
             step = self.storages.step(node)
             more = self.calls.get(node, 0)
-            return replace(step, private_bytes=step.private_bytes + more) if more else step
+            return step._replace(private_bytes=step.private_bytes + more) if more else step
         made = self.storages.made[node]
         keys: set[Key] = set(made)
         on = set(self.storages.of[node]) - keys

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from strategies.chunking.loops import Body, Loop, Schedule
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of, is_view
-from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, simulate
+from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, gradient_of, key_of, simulate
 
 BACKWARD_SHARE = 2.0
 """Time of the gradients of an operator / time of the operator."""
@@ -130,8 +130,8 @@ class Pass:
             if not isinstance(item, Loop) and item in self.calls:
                 call, step = self.calls[item], forward[index]
                 more = call.forward_bytes - call.saved_bytes
-                forward[index] = replace(
-                    step, makes={**step.makes, ("saved", item): call.saved_bytes}, private_bytes=more
+                forward[index] = step._replace(
+                    makes={**step.makes, ("saved", item): call.saved_bytes}, private_bytes=more
                 )
         sizes = {key: size for step in forward for key, size in step.makes.items()}
         born: set[Key] = set()
@@ -193,7 +193,7 @@ class Pass:
             if not has_gradient(node):
                 continue
             for key in self.schedule.of(node):
-                gradient = ("gradient", key)
+                gradient = gradient_of(key)
                 if gradient not in born:
                     born.add(gradient)
                     made[gradient] = sizes[key] if key in sizes else bytes_of(node.meta["val"])
@@ -218,21 +218,21 @@ class Pass:
         """Return the backward of a node whose values lie on the storages of the graph."""
         storages = self.schedule.storages
         wanted = {
-            ("gradient", key): storages.size(key, bytes_of(node.meta["val"]))
+            gradient_of(key): storages.size(key, bytes_of(node.meta["val"]))
             for node in item.all_input_nodes
             if has_gradient(node)
             for key in storages.of[node]
         }
         of_inputs = {key for node in item.all_input_nodes for key in storages.of[node]}
         return _Backward(
-            given=frozenset(("gradient", key) for key in storages.of[item]),
+            given=frozenset(gradient_of(key) for key in storages.of[item]),
             wanted=tuple(wanted.items()),
             saved=self.saves[item] & (of_inputs | set(storages.made[item])),
         )
 
     def _node_backward(self, item: fx.Node, forward: Step, born: set[Key], sizes: Mapping[Key, int]) -> Step:
         inputs = item.all_input_nodes
-        held = born & {("gradient", key) for key in self.schedule.of(item)}
+        held = born & {gradient_of(key) for key in self.schedule.of(item)}
         makes = self._gradients(inputs, born, sizes)
         if item in self.calls:
             call = self.calls[item]
@@ -247,7 +247,7 @@ class Pass:
     def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> Step:
         assert loop.backward is not None
         inputs = [take.node for take in loop.takes]
-        held = born & {("gradient", key) for give in loop.gives for key in self.schedule.of(give.node)}
+        held = born & {gradient_of(key) for give in loop.gives for key in self.schedule.of(give.node)}
         makes = self._gradients(inputs, born, sizes)
         held |= {key for node in inputs for key in self.schedule.of(node)}
         private = loop.backward.peak_bytes(loop.length)
@@ -276,9 +276,7 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
         backward = []
         for node in reversed(loop.region.members):
             is_growing = bool(loop.region.axes[node])
-            held: set[Key] = {
-                key for key in born if key in {("gradient", each) for each in storages.of[node]}
-            }
+            held: set[Key] = {key for key in born if key in {gradient_of(each) for each in storages.of[node]}}
             kept: set[Key] = {
                 key for source in slots(node) if source in members for key in storages.of[source]
             }
@@ -293,9 +291,9 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
                 if not has_gradient(source) or is_growing is not grows:
                     continue
                 for key in storages.of[source]:
-                    if ("gradient", key) not in born:
-                        born.add(("gradient", key))
-                        makes["gradient", key] = storages.made.get(source, {}).get(
+                    if gradient_of(key) not in born:
+                        born.add(gradient_of(key))
+                        makes[gradient_of(key)] = storages.made.get(source, {}).get(
                             key, bytes_of(source.meta["val"])
                         )
             backward.append(Step(makes=makes, holds=frozenset(held)))

@@ -22,7 +22,7 @@ from strategies.plan.liveness import Profile
 _STEPS = 24
 _TARGETS = 2  # operators that regions are sought around
 _CUTS = (
-    4  # beginnings and ends of windows; a step looks at three places, and each candidate at all of backward
+    3  # beginnings and ends of windows; a step looks at three places, and each candidate at all of backward
 )
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step

@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
@@ -21,8 +21,7 @@ Key: TypeAlias = Hashable
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What one step does to storages.
 
     Fields:
@@ -140,6 +139,11 @@ def key_of(tensor: Tensor) -> Key:
     """Return the key of the storage of a fake tensor, unique while the tensor lives."""
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
     return key
+
+
+def gradient_of(key: Key) -> Key:
+    """Return the key of the gradient of a storage."""
+    return ~key if isinstance(key, int) else ("gradient", key)  # hashed often
 
 
 def steps_of(nodes: Sequence[fx.Node], storages: Storages) -> list[Step]:
