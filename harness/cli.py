@@ -26,6 +26,7 @@ from harness.fields import encode
 from harness.launch import Result, Run, exit_code, run_sweep
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
+from harness.planning_log import planning_shown
 from harness.preflight import Preflight, show
 from harness.record import Record
 from harness.report.table import print_table
@@ -81,7 +82,7 @@ def main() -> None:
     command = _Command()
     token = _command.set(command)
     try:
-        with _hydra_raises(), sigterm_exits():
+        with _hydra_raises(), sigterm_exits(), planning_shown():
             with mock.patch.object(sys, "argv", [sys.argv[0], *_words(sys.argv[1:])]):
                 _hydra_main()
             if command.single is not None:

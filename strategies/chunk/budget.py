@@ -20,13 +20,15 @@ _MIB = 1 << 20
 class Budget(Chunking):
     """Keep the activation peak of a pass within a budget of bytes, at the least time.
 
-    Saved: in training, what the loops take; nothing of what they compute.
-    Recomputed: the operators of the loops, once in backward.
+    Saved: in training, what the loops take; nothing of what they compute. Of blocks that run again as a
+        whole, their inputs.
+    Recomputed: the operators of the loops, once in backward, and those of such blocks.
     The loss outside of the model is counted, and not chunked.
 
     Fields:
         budget_mib: MiB of activations, above 0.
-        fraction: of the peak without chunks, above 0 and at most 1; exactly one of the two is given.
+        fraction: of the peak with the same activation checkpointing and no chunks, above 0 and at most 1;
+            exactly one of the two is given.
 
     Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the idea of chunks under a budget.
     """

@@ -16,8 +16,9 @@ from strategies.chunking.strategy import Chunking, is_trained
 class Minimum(Chunking):
     """Make the activation peak of a pass as small as the search can, whatever the time.
 
-    Saved: in training, what the loops take; nothing of what they compute.
-    Recomputed: the operators of the loops, once in backward.
+    Saved: in training, what the loops take; nothing of what they compute. Of blocks that run again as a
+        whole, their inputs.
+    Recomputed: the operators of the loops, once in backward, and those of such blocks.
     """
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from strategies.chunking.training_plan import Sort, TrainingPlanner
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Storages
 from strategies.plan.record import ScopeGraph
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +214,7 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
             )
             peak = rehearsal.peak_bytes(planned.schedulers(planner.machine, training=True))
             known[index] = replace(planned, peak_bytes=peak)
+            _LOG.info("chunks: %s bytes by the rehearsal of plan %d of %d", f"{peak:,}", index, len(path))
         return known[index]
 
     last = len(path) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from strategies.plan.liveness import Profile, Storages, bytes_of
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
+_LOG = logging.getLogger(__name__)
 _REACH = 90  # operators on each side of a peak that a loop can reach
 _STEPS = 40  # loops made or changed
 
@@ -71,6 +73,7 @@ class Search:
                 break
             best = replace(best, items=candidate.items)
             profile = self._profile(best.items)
+            _LOG.info("chunks of forward: %s bytes of one scope so far", f"{profile.peak_bytes:,}")
         return self._relaxed(best, max(goal_bytes, profile.peak_bytes))
 
     def _profile(self, items: list[fx.Node | Loop]) -> Profile:

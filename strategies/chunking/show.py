@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +23,20 @@ from strategies.fx.shadow import Shadow
 from strategies.plan.liveness import Profile, Storages
 from strategies.plan.record import ScopeGraph, record_scopes
 
+_MODULES = re.compile(r"\bstrategies_chunking_(runtime|axes)_")
+_ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
+such as its inputs and what other scopes keep for backward, is not among them."""
+
 
 def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
     """Return a summary, the regions, and the code of each sort of scope with its loops."""
     parts = [_summary(plan)]
     for names, graph, schedule in _sorts(plan, model, sample):
         code = lower(graph.graph, schedule)
-        parts.append(f"# {names}\n{code_text(code.module)}")
+        parts.append(f"# {names}\n{_plain(code_text(code.module))}")
         parts += [
-            f"# loop_{index}: {loop.size} in chunks of {loop.length}\n{code_text(loop.body)}"
+            f"# loop_{index}: {loop.size} in chunks of {loop.length}; behind its lines stand the shapes of "
+            f"all chunks together\n{_plain(code_text(loop.body))}"
             for index, loop in enumerate(code.loops)
             if isinstance(loop, ChunkLoop)
         ]
@@ -39,11 +45,16 @@ def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str
 
 def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
     """Return the bytes alive in forward at each operator, before and after chunking."""
-    parts = [_summary(plan)]
+    parts = [_summary(plan), _ABOUT]
     for names, graph, schedule in _sorts(plan, model, sample):
         plain = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
         parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
     return "\n\n".join(parts)
+
+
+def _plain(code: str) -> str:
+    """Return code with short names of the modules that functions come from."""
+    return _MODULES.sub(r"\1.", code)
 
 
 def _summary(plan: ChunkPlan) -> str:

@@ -5,6 +5,7 @@ Each step takes the loop that saves most bytes for its time; a plan chooses from
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from strategies.chunking.training import Call, Pass, Saved, with_backward
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Profile
 
+_LOG = logging.getLogger(__name__)
 _STEPS = 24
 _TARGETS = 2  # operators that regions are sought around
 _CUTS = (
@@ -74,6 +76,7 @@ class TrainingSearch:
             if better is None:
                 break
             options.append(better)
+            _LOG.info("chunks of forward and backward: %s bytes of one scope", f"{better.weight_bytes:,}")
         return _front([*options, *(each for option in options for each in self._longer(option))])
 
     def _option(self, planned: Pass, profile: Profile | None = None) -> Option:
