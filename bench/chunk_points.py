@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.chunking import peak_bytes, slowdown
+from bench.chunking import peak_above_gradients_bytes, peak_bytes, relative_difference, slowdown
 from bench.output import parser, publish
 from harness.models.base import Batch
 from strategies.base import PlannedStep
@@ -121,10 +121,11 @@ def _short_attention() -> nn.Module:
     return Stack(2, 256, 4)
 
 
-def _values(length: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randn(1, length, 256),)
+def _values(length: int, width: int = 256) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(1, length, width),)
 
 
+_GPT_MIB = 16.6 / 111  # what AutoChunk's code needs of what the plain model needs
 FORWARD = (
     Point(
         name="attention 2,048", make=lambda: Stack(1, 256, 4), sample=_values(2_048), fraction=0.1,
@@ -132,6 +133,18 @@ FORWARD = (
     ),
     Point(
         name="attention 4,096", make=lambda: Stack(1, 256, 4), sample=_values(4_096), fraction=0.05,
+        allowed_slowdown=1.05,
+    ),
+    Point(
+        name="gpt 768 x 1,024", make=lambda: Stack(2, 768, 12, is_causal=True),
+        sample=_values(1_024, 768), fraction=_GPT_MIB, allowed_slowdown=1.1,
+    ),
+    Point(
+        name="gpt 768 x 1,024", make=lambda: Stack(2, 768, 12, is_causal=True),
+        sample=_values(1_024, 768), fraction=12 / 111, allowed_slowdown=float("inf"),
+    ),
+    Point(
+        name="vit 384 x 2,305", make=lambda: Stack(4, 384, 6), sample=_values(2_305, 384), fraction=0.09,
         allowed_slowdown=1.05,
     ),
     Point(
@@ -143,6 +156,10 @@ TRAINING = (
     Point(
         name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.1,
         allowed_slowdown=1.22,
+    ),
+    Point(
+        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.07,
+        allowed_slowdown=1.3,
     ),
     Point(
         name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.02,
@@ -161,7 +178,12 @@ TRAINING = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What came out; bytes and seconds as in `bench.chunking`."""
+    """What came out; bytes and seconds as in `bench.chunking`.
+
+    Fields:
+        above_gradients: the peak of activations and gradients together, less all gradients, planned / as it
+            is; in training.
+    """
 
     name: str
     fraction: float
@@ -172,6 +194,8 @@ class Row:
     slowdown: float | None
     allowed_slowdown: float
     planning_s: float
+    above_gradients: float | None = None
+    relative_difference: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +217,9 @@ def main() -> int:
     rows = [_row(point, training=chosen.training) for point in points]
     longest = None if chosen.training else _longest(1_024)
     table = Table(
-        "model", "budget", "as it is", "predicted", "measured", "smallest", "time", "may take", "planned in"
-    )
+        "model", "budget", "as it is", "predicted", "measured", "above gradients", "smallest", "time",
+        "may take", "difference", "planned in",
+    )  # fmt: skip
     for cells in _cells(rows):
         table.add_row(*cells)
     if longest is not None:
@@ -245,6 +270,13 @@ def _row(point: Point, *, training: bool) -> Row:
             lambda: _run(planned, sample, training=training), lambda: _run(model, sample, training=training)
         ),
         planning_s=seconds,
+        above_gradients=None
+        if step is None
+        else peak_above_gradients_bytes(planned, batch, step)
+        / peak_above_gradients_bytes(model, batch, step),
+        relative_difference=relative_difference(
+            _run(planned, sample, training=training), _run(model, sample, training=training)
+        ),
     )
 
 
@@ -252,13 +284,15 @@ def _sum(outputs: Tensor, _: Any) -> Tensor:
     return outputs.sum()
 
 
-def _run(model: nn.Module, sample: tuple[Tensor, ...], *, training: bool) -> None:
+def _run(model: nn.Module, sample: tuple[Tensor, ...], *, training: bool) -> list[Tensor]:
+    """Return what the model gives, or the gradients of its parameters."""
     if not training:
         with torch.no_grad():
-            model(*sample)
-        return
+            return [model(*sample)]
     model(*sample).sum().backward()
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
+    return found
 
 
 def _longest(tokens: int) -> Longest:
@@ -286,9 +320,11 @@ def _cells(rows: list[Row]) -> Iterator[list[str]]:
             f"{row.unchunked_bytes:,}",
             "refused" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
             "" if measured is None else f"{measured:,} ({measured / row.unchunked_bytes:.1%})",
+            "" if row.above_gradients is None else f"{row.above_gradients:.1%}",
             f"{row.minimum_bytes / row.unchunked_bytes:.1%}",
             "" if row.slowdown is None else f"{row.slowdown:.2f} x",
             f"{row.allowed_slowdown:.2f} x",
+            "" if row.relative_difference is None else f"{row.relative_difference:.1e}",
             f"{row.planning_s:.1f} s",
         ]
 

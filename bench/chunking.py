@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from bench.output import parser, publish
 from bench.trials import experiments
+from harness.measure.ledger import Kind, Ledger
 from harness.measure.locator import Locator
 from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
 from harness.models.base import Batch, LanguageModelSpec
@@ -69,7 +70,8 @@ class Row:
         estimated_slowdown: the same by the cost model.
         chunks: bodies that run in a forward.
         planning_s: of the plan; the first budget of a model includes its recording.
-        max_difference: |result - result of the plain model|, gradients too in training.
+        relative_difference: |result - result of the plain model| / its largest element, or a thousandth of
+            the largest of all results, where that is more; of gradients in training.
     """
 
     model: str
@@ -83,7 +85,7 @@ class Row:
     estimated_slowdown: float | None = None
     chunks: int = 0
     planning_s: float
-    max_difference: float | None = None
+    relative_difference: float | None = None
 
     @property
     def is_as_claimed(self) -> bool:
@@ -196,9 +198,7 @@ def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start
         estimated_slowdown=plan.predicted_slowdown,
         chunks=sum(region.chunks for region in plan.regions),
         planning_s=seconds,
-        max_difference=max(
-            (one - other).abs().max().item() for one, other in zip(results, case.expected, strict=True)
-        ),
+        relative_difference=relative_difference(results, case.expected),
     )
 
 
@@ -212,6 +212,21 @@ def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
 
 def peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
     """Return the measured peak of activations of a forward, or of a training step where there is a `step`."""
+    return _lives(model, batch, step).peak(is_activation).nbytes
+
+
+def peak_above_gradients_bytes(model: nn.Module, batch: Batch, step: PlannedStep) -> int:
+    """Return the peak of activations and parameter gradients together, less all of these gradients.
+
+    What is held while few gradients are there yet is free by this count, which others use.
+    """
+    ledger = _lives(model, batch, step)
+    gradients = [life for life in ledger.lives if life.kind is Kind.GRADIENT]
+    both = ledger.peak(lambda life: is_activation(life) or life.kind is Kind.GRADIENT)
+    return both.nbytes - sum(life.nbytes for life in gradients)
+
+
+def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
     locator = Locator(model, {})
     live = LiveStorages(locator, device="cpu", is_host=lambda: False)
     gc.collect()
@@ -227,7 +242,16 @@ def peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
             loss.backward()  # type: ignore[no-untyped-call]
             mark_backward(live, model)
     model.zero_grad()
-    return live.ledger.peak(is_activation).nbytes
+    return live.ledger
+
+
+def relative_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference of two tensors, as `Row` has it."""
+    floor = 1e-3 * max(each.abs().max().item() for each in expected)
+    return max(
+        (one - other).abs().max().item() / max(other.abs().max().item(), floor)
+        for one, other in zip(results, expected, strict=True)
+    )
 
 
 def slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
@@ -254,7 +278,7 @@ def _table(rows: list[Row]) -> Table:
             "" if refused else f"{row.measured_bytes:,}",
             f"{row.minimum_bytes:,}",
             "" if row.slowdown is None else f"{row.slowdown:.2f} x",
-            "" if row.max_difference is None else f"{row.max_difference:.1e}",
+            "" if row.relative_difference is None else f"{row.relative_difference:.1e}",
             f"{row.planning_s:.1f} s",
         )
     return table
