@@ -21,7 +21,7 @@ from strategies.blocks import Chunked, plain_named_modules
 from strategies.chunking.loops import Schedule
 from strategies.chunking.lower import Code, lower
 from strategies.chunking.rules import is_random
-from strategies.chunking.runtime import GIVEN
+from strategies.chunking.runtime import GIVEN, running_again
 from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed, submodule, value_read
 from strategies.fx.record import Position
@@ -124,7 +124,7 @@ class ChunkedForward:
             early_stop=True,
             use_reentrant=False,
         )
-        return region(module, lambda *given: program(module, given), tuple(tensors), {})
+        return region(module, _Again(program, module), tuple(tensors), {})
 
     def _program(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]
@@ -140,6 +140,22 @@ class ChunkedForward:
             code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)),
             reads={place: value_read(module, *place) for place in graph.reads},
         )
+
+
+class _Again:
+    """A program that runs in forward, and then for what autograd has saved of it."""
+
+    def __init__(self, program: Program, module: nn.Module) -> None:
+        self._program = program
+        self._module = module
+        self._has_run = False
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if self._has_run:
+            with running_again():
+                return self._program(self._module, tensors)
+        self._has_run = True
+        return self._program(self._module, tensors)
 
 
 def _of_a_function(tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from strategies.chunking.runtime import (
     take_chunk,
     write_chunk,
 )
+from strategies.chunking.training import saved_storages, unread_loops
 
 _aten = torch.ops.aten
 
@@ -73,10 +74,11 @@ class _Lowering:
             if node.op == "placeholder":
                 self._known[node] = self._graph.placeholder(node.name)
         loops: list[ChunkLoop] = []
+        unread = unread_loops(schedule, saved_storages(self._source))
         donated = schedule.donations()
         for item in schedule.items:
             if isinstance(item, Loop):
-                loops.append(self._loop(item, f"loop_{len(loops)}"))
+                loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
             else:
                 self._known[item] = self._copied(item, donated.get(item, frozenset()))
         self._graph.output(tuple(self._known[node] for node in schedule.outputs))
@@ -98,8 +100,8 @@ class _Lowering:
             return self._graph.call_function(call_under, (*given, node.meta["autocast"], *args), kwargs)
         return self._graph.call_function(call_giving, (*given, *args), kwargs)
 
-    def _loop(self, loop: Loop, name: str) -> ChunkLoop:
-        module = chunk_loop(loop)
+    def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:
+        module = chunk_loop(loop, is_unread=is_unread)
         self._held[name] = module
         call = self._graph.call_module(name, tuple(self._known[take.node] for take in loop.takes))
         if len(loop.gives) == 1:
@@ -110,8 +112,8 @@ class _Lowering:
         return module
 
 
-def chunk_loop(loop: Loop) -> ChunkLoop:
-    """Return the module of a loop."""
+def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
+    """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
     positions = {take.node: index for index, take in enumerate(loop.takes) if take.axis is not None}
     return ChunkLoop(
         body=_body(loop, is_writing=True),
@@ -124,6 +126,7 @@ def chunk_loop(loop: Loop) -> ChunkLoop:
         ],
         size=loop.size,
         length=loop.length,
+        is_unread=is_unread,
     )
 
 

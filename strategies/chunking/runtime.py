@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -74,6 +75,19 @@ class Buffer:
         return empty if self.axis is not None else empty.zero_()
 
 
+_is_again: ContextVar[bool] = ContextVar("is_again", default=False)
+
+
+@contextmanager
+def running_again() -> Iterator[None]:
+    """Leave out loops whose results are unread: what runs inside runs for what autograd has saved."""
+    token = _is_again.set(True)
+    try:
+        yield
+    finally:
+        _is_again.reset(token)
+
+
 GIVEN = "_acbench_given"
 """The attribute of a chunked module that says which inputs of its next call may be overwritten."""
 
@@ -111,6 +125,7 @@ class ChunkLoop(nn.Module):
         copies: which chunks are copied.
         gives: where the results are put together.
         size, length: of the axis and of a chunk.
+        is_unread: autograd saves nothing that depends on the results.
     """
 
     def __init__(
@@ -123,6 +138,7 @@ class ChunkLoop(nn.Module):
         gives: Sequence[Buffer],
         size: int,
         length: int,
+        is_unread: bool,
     ) -> None:
         super().__init__()
         self.body = body
@@ -132,6 +148,7 @@ class ChunkLoop(nn.Module):
         self.gives = tuple(gives)
         self.size = size
         self.length = length
+        self.is_unread = is_unread
 
     @property
     def chunks(self) -> int:
@@ -149,6 +166,8 @@ class ChunkLoop(nn.Module):
     def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
         buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.gives)
+        if self.is_unread and _is_again.get():
+            return buffers
         for start, length in self.spans(takes):
             self.body(start, length, *takes, *buffers)
         return buffers

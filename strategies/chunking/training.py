@@ -69,6 +69,23 @@ def _saved(node: fx.Node) -> Iterable[Key]:
             yield from (key_of(each) for each in tree_leaves(saved) if isinstance(each, Tensor))
 
 
+def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) -> list[Loop]:
+    """Return the loops of whose results autograd saves nothing, nor of what follows from them."""
+    loops = [item for item in schedule.items if isinstance(item, Loop)]
+    inside = {node for loop in loops for node in loop.region.members}
+
+    def is_unread(loop: Loop) -> bool:
+        reached = [give.node for give in loop.gives]
+        for node in reached:  # grows
+            users = [user for user in node.users if user not in loop.region.members]
+            if any(user in inside or saves.get(user) for user in users):
+                return False
+            reached += [user for user in users if user not in reached]
+        return True
+
+    return [loop for loop in loops if is_unread(loop)]
+
+
 def has_gradient(node: fx.Node) -> bool:
     """Whether backward computes a gradient for the value of a node, those of parameters left out.
 
@@ -170,7 +187,10 @@ class Pass:
             if key in self.schedule.kept()
         )
         if after is not Saved.KEPT:
-            again = self.schedule.seconds(machine) if after is Saved.RECOMPUTED else 0.0
+            again = 0.0
+            if after is Saved.RECOMPUTED:
+                skipped = sum(loop.seconds(machine) for loop in unread_loops(self.schedule, self.saves))
+                again = self.schedule.seconds(machine) - skipped
             return Call(
                 saved_bytes=0,
                 forward_bytes=self.schedule.profile().peak_bytes - results,

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
+from strategies.chunking.forward import ChunkedForward, chunked_forwards
 from strategies.chunking.plan import Planning
+from strategies.chunking.runtime import ChunkLoop
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import MODELS, Stack, built
 
@@ -151,3 +153,24 @@ def test_autocast_reaches_the_blocks() -> None:
         with Dtypes():
             planned(*inputs)
     assert seen == {torch.bfloat16}
+
+
+def test_a_loop_that_nobody_reads_does_not_run_again() -> None:
+    model, inputs = Stack(4), (torch.randn(2, 32, 32),)
+    plan = ChunkPlan.make(model, inputs, training=True, step=STEP)
+    planned = plan.apply(copy.deepcopy(model))
+    gradients(planned, inputs)  # makes the programs
+    ran: list[ChunkLoop] = []
+    forwards = chunked_forwards(planned)
+    loops = [loop for fqn in plan.recomputed for loop in loops_of(forwards[fqn])]
+    for loop in loops:
+        loop.body.register_forward_hook(lambda *_, loop=loop: ran.append(loop))  # type: ignore[misc]
+    gradients(planned, inputs)
+    assert {loop.is_unread for loop in loops} == {False, True}
+    for loop in loops:
+        assert ran.count(loop) == loop.chunks * (1 if loop.is_unread else 2)
+
+
+def loops_of(forward: ChunkedForward) -> tuple[ChunkLoop, ...]:
+    assert forward.latest is not None
+    return forward.latest.code.loops
