@@ -7,7 +7,7 @@ hooks and names stay. Such a region, and FSDP2, may come around it afterwards.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from strategies.blocks import Chunked, plain_named_modules
+from strategies.blocks import Chunked, plain_class, plain_named_modules
 from strategies.chunking.loops import Schedule
 from strategies.chunking.lower import Code, lower
 from strategies.chunking.rules import is_random
@@ -26,7 +26,7 @@ from strategies.errors import StrategyError
 from strategies.fx.program import device_of, shadowed, submodule, value_read
 from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
-from strategies.fx.state import CONSTANTS
+from strategies.fx.state import CONSTANTS, Same
 from strategies.plan.record import ScopeGraph, autocast_dtypes, record_scopes
 from strategies.recomputation import Recomputation
 
@@ -59,6 +59,13 @@ class Program:
         """Whether what forward read of modules is still what it was."""
         return all(value_read(module, *place) == value for place, value in self.reads.items())
 
+    def taken_over(self, module: nn.Module) -> Program | None:
+        """Return the program for another module that was planned the same, if it reads the same."""
+        reads = {place: value_read(module, *place) for place in self.reads}
+        if not all(_is_alike(value, reads[place]) for place, value in self.reads.items()):
+            return None
+        return replace(self, reads=reads)
+
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return what forward returns for the tensors among its inputs."""
         read = partial(_read, module, self.graph.constants)
@@ -75,13 +82,15 @@ class ChunkedForward:
     Fields:
         scheduler: decides for graphs of the module.
         scopes: FQNs below the module of the inner modules that have a forward of this sort too.
-        programs: by kind of input.
+        alike: programs of this scope and of others like it, by kind of input; each is recorded once.
+        programs: of this scope, by kind of input.
         plan: of the whole model, on the model itself, as JSON values.
         latest: the program that ran last.
     """
 
     scheduler: Scheduler
     scopes: frozenset[str]
+    alike: dict[Hashable, Program] = field(default_factory=dict)
     programs: dict[Hashable, Program] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     latest: Program | None = None
@@ -97,13 +106,13 @@ class ChunkedForward:
         kind = (structure, tuple(map(_kind, leaves)), given, _context(module))
         program = self.programs.get(kind)
         if program is None or not program.fits(module):
+            program = self.alike[kind].taken_over(module) if kind in self.alike else None
+        if program is None:
             # what follows is no part of the step that somebody may measure or recompute
             with _disable_current_modes(), saved_tensors_hooks(_same, _same):
                 program = self._program(module, args, kwargs, given)
-        self.programs.pop(kind, None)
-        self.programs[kind] = program  # the latest comes last
-        if len(self.programs) > PROGRAMS:
-            del self.programs[next(iter(self.programs))]
+            _keep(self.alike, kind, program)
+        _keep(self.programs, kind, program)
         self.latest = program
         device = device_of(leaves).type
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -140,6 +149,25 @@ class ChunkedForward:
             code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)),
             reads={place: value_read(module, *place) for place in graph.reads},
         )
+
+
+def _is_alike(value: object, other: object) -> bool:
+    """Whether two reads are equal, submodules by their class: what is read of them is compared for itself."""
+    if value == other:
+        return True
+    if not (isinstance(value, Same) and isinstance(other, Same)):
+        return False
+    modules = value.value, other.value
+    return all(isinstance(each, nn.Module) for each in modules) and (
+        plain_class(modules[0]) is plain_class(modules[1])
+    )
+
+
+def _keep(programs: dict[Hashable, Program], kind: Hashable, program: Program) -> None:
+    programs.pop(kind, None)
+    programs[kind] = program  # the latest comes last
+    if len(programs) > PROGRAMS:
+        del programs[next(iter(programs))]
 
 
 class _Again:

@@ -86,10 +86,11 @@ class Planned:
         for graph, schedule, goal, recomputes in parts:
             # identical blocks share one schedule, whose nodes are those of the first one's graph
             decided = decisions_of(next(iter(schedule.storages.of)).graph, schedule)
-            earlier = found[graph.fqn].decisions if graph.fqn in found else {}
+            earlier = found.get(graph.fqn)
             found[graph.fqn] = ScopeScheduler(
-                decisions={structure_of(graph.graph): decided, **earlier},
+                decisions={structure_of(graph.graph): decided, **(earlier.decisions if earlier else {})},
                 goal_bytes=goal,
+                sort=(signature_of(graph.graph), decided, goal, recomputes, earlier and earlier.sort),
                 share=self.peak_share if training else None,
                 recomputes=recomputes,
                 machine=machine,

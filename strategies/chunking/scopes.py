@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from strategies.blocks import plain_class
 from strategies.chunking.decisions import Decisions, Structure, structure_of, take_again
-from strategies.chunking.forward import ChunkedForward, put
+from strategies.chunking.forward import ChunkedForward, Program, put
 from strategies.chunking.loops import Schedule
 from strategies.chunking.search import Search, unchunked
 from strategies.chunking.training import Pass, saved_storages
@@ -69,6 +70,7 @@ class ScopeScheduler:
         goal_bytes: the peak to keep in forwards of another structure.
         share: the part of its memory that a scope of another structure may have in training; `None` for plans
             without backward.
+        sort: what scopes whose programs are the same have in common.
         recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
         machine: whose time is saved.
     """
@@ -76,6 +78,7 @@ class ScopeScheduler:
     decisions: Mapping[Structure, Decisions]
     goal_bytes: int
     share: float | None
+    sort: Hashable
     recomputes: bool
     machine: Machine
 
@@ -99,6 +102,12 @@ class ScopeScheduler:
 def put_all(model: nn.Module, schedulers: Mapping[str, ScopeScheduler]) -> None:
     """Let the scopes of a plain `model` run as their schedulers say."""
     inner = frozenset(fqn for fqn in schedulers if fqn)
+    alike: dict[Hashable, dict[Hashable, Program]] = {}
     for fqn, scheduler in schedulers.items():
-        forward = ChunkedForward(scheduler=scheduler, scopes=frozenset() if fqn else inner)
-        put(model.get_submodule(fqn), forward)
+        module = model.get_submodule(fqn)
+        forward = ChunkedForward(
+            scheduler=scheduler,
+            scopes=frozenset() if fqn else inner,
+            alike=alike.setdefault((plain_class(module), scheduler.sort), {}),
+        )
+        put(module, forward)
