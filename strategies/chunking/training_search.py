@@ -23,9 +23,8 @@ from strategies.plan.liveness import Profile
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
 _TARGETS = 2  # operators that regions are sought around
-_CUTS = (
-    3  # beginnings and ends of windows; a step looks at three places, and each candidate at all of backward
-)
+_CUTS = 4  # beginnings and ends of windows; a step looks at three places
+_LARGE = 150  # operators: each candidate is looked at with all of backward, and one cut less must do
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
 _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
@@ -66,6 +65,7 @@ class TrainingSearch:
         self._machine = machine
         self._repeats = repeats
         storages = first.schedule.storages
+        self._cuts = _CUTS - (len(first.schedule.items) > _LARGE)
         self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
 
     def path(self) -> list[Option]:
@@ -157,8 +157,8 @@ class TrainingSearch:
         first, last = reach_of(items, low, high, _REACH)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
         seen: set[Any] = set()
-        for start in cuts(items, profile.before_bytes, range(first, at + 1), _CUTS):
-            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2), _CUTS):
+        for start in cuts(items, profile.before_bytes, range(first, at + 1), self._cuts):
+            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2), self._cuts):
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions.around(items[at], window):
                     order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
