@@ -171,6 +171,13 @@ class Experiment(Recipe):
                 f"collectives between them, got {self.mesh.tp}; use mesh=shard2 or chunk=none",
             )
 
+        if name_of(self.chunk) != "none" and self.mesh.is_sharded and self.mesh.fsdp == "fsdp1":
+            raise ConfigError(
+                "mesh.fsdp",
+                f"must be fsdp2 for chunk={name_of(self.chunk)}: FSDP1 hides the shapes of parameters from a "
+                "forward that is planned for other inputs; leave it out or use chunk=none",
+            )
+
     def _require_wrap_order(self) -> None:
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
             raise ConfigError(

@@ -27,7 +27,7 @@ from strategies.fx.program import device_of, shadowed, submodule, value_read
 from strategies.fx.record import Position
 from strategies.fx.shadow import Shadow
 from strategies.fx.state import CONSTANTS, Same
-from strategies.plan.record import ScopeGraph, autocast_dtypes, record_scopes
+from strategies.plan.record import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
 from strategies.recomputation import Recomputation
 
 PROGRAMS = 64
@@ -126,10 +126,11 @@ class ChunkedForward:
         return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
 
     def _run(self, program: Program, module: nn.Module, tensors: list[Tensor]) -> Any:
-        if not (self.scheduler.recomputes and torch.is_grad_enabled()):
+        graph = program.graph.graph
+        if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
             return program(module, tensors)
         region = Recomputation(
-            preserve_rng_state=any(map(is_random, program.graph.graph.nodes)),
+            preserve_rng_state=any(map(is_random, graph.nodes)),
             early_stop=True,
             use_reentrant=False,
         )

@@ -96,8 +96,9 @@ class _Lowering:
             return self._graph.node_copy(node, self._known.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
         given = self._callees[str(node.target)], tuple(sorted(donated))
-        if node.meta["autocast"]:
-            return self._graph.call_function(call_under, (*given, node.meta["autocast"], *args), kwargs)
+        if node.meta["autocast"] or node.meta["detached"]:
+            under = node.meta["autocast"], not node.meta["detached"]
+            return self._graph.call_function(call_under, (*given, *under, *args), kwargs)
         return self._graph.call_function(call_giving, (*given, *args), kwargs)
 
     def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:

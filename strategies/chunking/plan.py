@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from strategies.base import PlannedStep
 from strategies.blocks import Chunked, plain_class, unwrapped
 from strategies.chunking.forward import chunked_forwards
 from strategies.chunking.planner import PlannedRegion, Planner, forward_plan, training_plan
-from strategies.chunking.rehearsal import Rehearsal, inputs_in_use, without_memory
-from strategies.chunking.scopes import ScopeScheduler, put_all, scopes_of
+from strategies.chunking.rehearsal import Rehearsal
+from strategies.chunking.scopes import ScopeScheduler, put_all
 from strategies.errors import StrategyError
-from strategies.fx.program import device_of
 from strategies.plan.cost import machine_for
-from strategies.plan.record import record_scopes
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planning"]
 
@@ -183,19 +179,13 @@ class Planning:
         """
         plain = unwrapped(model)
         _refuse_chunked(plain)
-        step = step or PlannedStep()
-        device = step.device or device_of(tree_flatten(sample)[0])
-        rehearsal = Rehearsal(
-            model=without_memory(plain, step), sample=sample, device=device, step=step, training=training
-        )
-        shadow, inputs, _ = rehearsal.cast()
-        with torch.set_grad_enabled(training), step.autocast():
-            graphs = record_scopes(shadow, scopes_of(plain), inputs_in_use(inputs, step), {}, where=where)
+        rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training)
+        graphs = rehearsal.recorded(where)
         return cls(
             unchunked_peak_bytes=rehearsal.peak_bytes({}),
             training=training,
             where=where,
-            _planner=Planner(graphs, machine_for(device), rehearsal.around() if training else {}),
+            _planner=Planner(graphs, machine_for(rehearsal.device), rehearsal.around() if training else {}),
             _rehearsal=rehearsal,
         )
 

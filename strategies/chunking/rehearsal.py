@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import PlannedStep
-from strategies.chunking.scopes import ScopeScheduler, put_all
+from strategies.chunking.scopes import ScopeScheduler, put_all, scopes_of
 from strategies.chunking.training import Saved
-from strategies.fx.program import shadowed
+from strategies.errors import StrategyError
+from strategies.fx.program import device_of, shadowed
 from strategies.fx.shadow import Shadow, compute_in
 from strategies.offloading import Offloading
 from strategies.plan.meter import LiveBytes
+from strategies.plan.record import ScopeGraph, record_scopes
 from strategies.recomputation import Recomputation
 from strategies.region import Around, Region, regions
 
@@ -39,6 +41,29 @@ class Rehearsal:
     step: PlannedStep
     training: bool
 
+    @classmethod
+    def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
+        """Return the rehearsal of a plain `model`, with or without memory, on the device of the step."""
+        return cls(
+            model=_without_memory(model, step),
+            sample=sample,
+            device=step.device or device_of(tree_flatten(sample)[0]),
+            step=step,
+            training=training,
+        )
+
+    def recorded(self, where: str) -> list[ScopeGraph]:
+        """Return the graphs of the scopes, as the step will run them; the model's comes last.
+
+        Raises:
+            StrategyError: forward cannot be recorded; it names `where`.
+        """
+        shadow, inputs, _ = self.cast()
+        with torch.set_grad_enabled(self.training), self.step.autocast():
+            return record_scopes(
+                shadow, scopes_of(self.model), _inputs_in_use(inputs, self.step), {}, where=where
+            )
+
     def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
         shadow = Shadow.of(self.model).on(self.device)
@@ -51,7 +76,16 @@ class Rehearsal:
         if self.step.enclose is None:
             return {}
         self.step.enclose(shadow.model, inputs)
-        found = {fqn: _saved_by(region) for fqn, region in regions(shadow.model).items()}
+        around = regions(shadow.model)
+        scopes = scopes_of(self.model)
+        for fqn in around:
+            if fqn and fqn not in scopes:
+                raise StrategyError(
+                    "ac",
+                    f"{fqn!r} is no block that is called with a forward of its own under chunks, which would "
+                    "not run its region; name whole blocks, or use chunk=none",
+                )
+        found = {fqn: _saved_by(region) for fqn, region in around.items()}
         return {fqn: saved for fqn, saved in found.items() if saved is not Saved.KEPT}
 
     def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
@@ -95,7 +129,7 @@ def _saved_by(region: Region) -> Saved:
     return Saved.ELSEWHERE if isinstance(inner, Offloading) and inner.kind == "all" else Saved.KEPT
 
 
-def without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
+def _without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
     """Return a plain `model` as a step will have it, on the meta device."""
     shadow = Shadow.of(model).model
     if step.computes_in is not None:
@@ -104,7 +138,7 @@ def without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
     return shadow
 
 
-def inputs_in_use(inputs: tuple[Any, ...], step: PlannedStep) -> tuple[Any, ...]:
+def _inputs_in_use(inputs: tuple[Any, ...], step: PlannedStep) -> tuple[Any, ...]:
     """Return inputs of a model as its forward sees them."""
     dtype = step.computes_in
     if dtype is None:

@@ -102,12 +102,18 @@ def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs:
 
 
 def call_under(
-    module: nn.Module, given: tuple[int, ...], dtypes: dict[str, torch.dtype], *args: Any, **kwargs: Any
+    module: nn.Module,
+    given: tuple[int, ...],
+    dtypes: dict[str, torch.dtype],
+    has_gradients: bool,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Return `call_giving(module, given, ...)` under autocast, which is off in a program."""
+    """Return `call_giving(module, given, ...)` under autocast, or without gradients."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             stack.enter_context(torch.autocast(kind, dtype))
+        stack.enter_context(torch.set_grad_enabled(has_gradients and torch.is_grad_enabled()))
         return call_giving(module, given, *args, **kwargs)
 
 

@@ -6,32 +6,29 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten
 
+from strategies.base import PlannedStep
 from strategies.blocks import unwrapped
 from strategies.chunking.loops import Loop, Schedule
 from strategies.chunking.lower import lower
 from strategies.chunking.plan import ChunkPlan
+from strategies.chunking.rehearsal import Rehearsal
 from strategies.chunking.runtime import ChunkLoop
-from strategies.chunking.scopes import scopes_of
 from strategies.chunking.search import unchunked
 from strategies.fx.listing import code_text
-from strategies.fx.program import device_of, shadowed
-from strategies.fx.shadow import Shadow
 from strategies.plan.liveness import Profile, Storages
-from strategies.plan.record import ScopeGraph, record_scopes
+from strategies.plan.record import ScopeGraph
 
 _MODULES = re.compile(r"\bstrategies_chunking_(runtime|axes)_")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
 such as its inputs and what other scopes keep for backward, is not among them."""
 
 
-def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
+def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     """Return a summary, the regions, and the code of each sort of scope with its loops."""
     parts = [_summary(plan)]
-    for names, graph, schedule in _sorts(plan, model, sample):
+    for names, graph, schedule in _sorts(plan, model, sample, step):
         code = lower(graph.graph, schedule)
         parts.append(f"# {names}\n{_plain(code_text(code.module))}")
         parts += [
@@ -43,10 +40,10 @@ def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str
     return "\n\n".join(parts)
 
 
-def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]) -> str:
+def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     """Return the bytes alive in forward at each operator, before and after chunking."""
     parts = [_summary(plan), _ABOUT]
-    for names, graph, schedule in _sorts(plan, model, sample):
+    for names, graph, schedule in _sorts(plan, model, sample, step):
         plain = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
         parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
     return "\n\n".join(parts)
@@ -76,14 +73,10 @@ def _summary(plan: ChunkPlan) -> str:
 
 
 def _sorts(
-    plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...]
+    plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep
 ) -> Iterator[tuple[str, ScopeGraph, Schedule]]:
     """Yield each sort of scope once, with the names of all scopes of the sort."""
-    plain = unwrapped(model)
-    device = device_of(tree_flatten(sample)[0])
-    shadow = Shadow.of(plain).on(device)
-    with torch.set_grad_enabled(plan.training):
-        graphs = record_scopes(shadow, scopes_of(plain), *shadowed(shadow, (sample, {}), device))
+    graphs = Rehearsal.of(unwrapped(model), sample, step, training=plan.training).recorded("chunk")
     sorts: dict[str, tuple[list[str], ScopeGraph, Schedule]] = {}
     for graph in graphs:
         scheduler = plan.schedulers.get(graph.fqn)

@@ -108,7 +108,7 @@ def _applied(chunking: Chunking, model: nn.Module, sample: tuple[Any, ...], step
 
 def _view(chunking: Chunking, name: str, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     plan = chunking.plan(model, sample, step)
-    return (code_view if name == "chunks" else memory_view)(plan, model, sample)
+    return (code_view if name == "chunks" else memory_view)(plan, model, sample, step)
 
 
 def is_trained(model: nn.Module) -> bool:

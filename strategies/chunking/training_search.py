@@ -13,12 +13,13 @@ from typing import Any
 from torch import fx
 
 from strategies.chunking.grow import Region
-from strategies.chunking.loops import Loop, Schedule, lengths
+from strategies.chunking.loops import Loop, lengths
 from strategies.chunking.narrow import narrowed
 from strategies.chunking.search import Regions, cuts, dissolved, reach_of, used_in
 from strategies.chunking.training import Call, Pass, Saved, with_backward
 from strategies.plan.cost import Machine
 from strategies.plan.liveness import Profile
+from strategies.plan.record import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
@@ -200,7 +201,8 @@ def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) ->
         repeats: scopes like this one in the model.
         around: what AC does with what it saves.
     """
-    if around is not Saved.KEPT or repeats == 1 or not _may_run_again(first.schedule):
+    graph = next(iter(first.schedule.storages.of)).graph
+    if around is not Saved.KEPT or repeats == 1 or not may_run_again(graph):
         return TrainingSearch(first, machine, 1).path()
     saving, alone = TrainingSearch(first, machine, repeats).path(), TrainingSearch(first, machine, 1).path()
     again = [
@@ -208,12 +210,6 @@ def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) ->
         for option in alone
     ]
     return _front([*saving, *again])
-
-
-def _may_run_again(schedule: Schedule) -> bool:
-    """Whether forward finds in backward what it has found before: nobody writes to its inputs and buffers."""
-    given = (node for node in schedule.storages.of if node.op in {"placeholder", "get_attr"})
-    return not any(node.meta["written"] for node in given)
 
 
 def _front(options: list[Option]) -> list[Option]:

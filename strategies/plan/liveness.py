@@ -12,12 +12,20 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 Key: TypeAlias = Hashable
 """Names a storage."""
 
+_REDUCED_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    }
+)
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 
 
@@ -112,7 +120,11 @@ class Storages:
         storages, born = cls(), set[Key]()
         for node in graph.nodes:
             tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-            sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+            sizes = {
+                key_of(tensor): tensor.untyped_storage().nbytes()
+                + hidden_bytes(node.target, tensor, node.args)
+                for tensor in tensors
+            }
             storages.of[node] = tuple(sizes)
             is_outside = node.op in {"placeholder", "get_attr"}
             storages.made[node] = (
@@ -139,6 +151,18 @@ def key_of(tensor: Tensor) -> Key:
     """Return the key of the storage of a fake tensor, unique while the tensor lives."""
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
     return key
+
+
+def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
+    """Return what the storage of a result has beyond that of its fake.
+
+    Some losses are reduced in the memory of their elements, which then holds one number.
+    """
+    if operator not in _REDUCED_IN_PLACE or result.dim():
+        return 0
+    operands = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args[:2]]
+    shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
+    return int(shape.numel() - 1) * result.element_size()
 
 
 def gradient_of(key: Key) -> Key:

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from strategies.host import allocating_on_host
-from strategies.plan.liveness import numbers_bytes
+from strategies.plan.liveness import hidden_bytes, numbers_bytes
 
 
 class LiveBytes(TorchDispatchMode):
@@ -55,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._enter(tensor)
+                self._enter(tensor, hidden_bytes(func, tensor, args) if isinstance(tensor, FakeTensor) else 0)
         promoted = numbers_bytes(func, args)
         if promoted:
             # autograd may keep the number until backward
@@ -78,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         self._enter(state)
         return state
 
-    def _enter(self, tensor: Tensor) -> None:
+    def _enter(self, tensor: Tensor, more_bytes: int = 0) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 (its identity)
         is_elsewhere = tensor.device.type != self._device.type or key in self._on_host
@@ -87,7 +88,7 @@ class LiveBytes(TorchDispatchMode):
         if allocating_on_host():
             self._on_host[key] = weakref.ref(storage, lambda _: self._on_host.pop(key))
             return
-        number, size = len(self._changes), storage.nbytes()
+        number, size = len(self._changes), storage.nbytes() + more_bytes
         self._numbers[key] = number
         self._changes.append((number, size))
         self._live[key] = weakref.ref(storage, functools.partial(self._bury, key, number, size))

@@ -56,9 +56,9 @@ class ScopeGraph:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
-            autocast as `meta["autocast"]` says; the rest are ATen operators. Each node has its fake result in
-            `meta["val"]`; `meta["written"]` says that some operator writes in place to memory that the result
-            lies on.
+            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does; the rest
+            are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that
+            some operator writes in place to memory that the result lies on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -97,7 +97,13 @@ def record_scopes(
     assert shadow.mode is not None
     shadow.listen(recorder)
     try:
-        with restored_generators(), shadow.mode, recorder, recorder.frame("", args, kwargs):
+        with (
+            restored_generators(),
+            _without_autocast_cache(),
+            shadow.mode,
+            recorder,
+            recorder.frame("", args, kwargs),
+        ):
             recorder.begin()
             recorder.finish_model(shadow.model.forward(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -240,6 +246,7 @@ class _Recorder(TorchDispatchMode):
             self.finish(result)
         node = outer.graph.call_module(below, *given)
         node.meta["autocast"] = autocast_dtypes()
+        node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
         self._own_results(result, node)
         return result
 
@@ -358,6 +365,23 @@ class _Recorder(TorchDispatchMode):
         return node
 
 
+def may_run_again(graph: fx.Graph) -> bool:
+    """Whether a forward finds later what it found before: nobody writes to its inputs and buffers."""
+    given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
+    return not any(node.meta["written"] for node in given)
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Let each use of a weight have its own cast: one that a scope made is none of another's."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def autocast_dtypes() -> dict[str, torch.dtype]:
     """Return the dtype that autocast gives operators, by type of the devices for which it is on."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
@@ -375,6 +399,8 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """Return the storages that `func` writes to."""
     given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)  # noqa: SLF001 (no public name)
     writes = [each.name for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]  # noqa: SLF001
+    if given.get("training") is True:  # norms of batches do not say that they write
+        writes += ["running_mean", "running_var"]
     return {
         key_of(leaf) for name in writes for leaf in tree_leaves(given.get(name)) if isinstance(leaf, Tensor)
     }

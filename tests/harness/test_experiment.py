@@ -77,6 +77,13 @@ def test_refuses_chunks_of_split_tensors() -> None:
     )
 
 
+def test_refuses_chunks_under_fsdp1() -> None:
+    assert refusal_of("mesh=shard2 mesh.fsdp=fsdp1 chunk=minimum") == (
+        "mesh.fsdp: must be fsdp2 for chunk=minimum: FSDP1 hides the shapes of parameters from a forward "
+        "that is planned for other inputs; leave it out or use chunk=none"
+    )
+
+
 def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
     resolved = experiment_of("ac=selective_op mesh=shard2").to_dict()
     assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])

@@ -212,3 +212,57 @@ def test_a_number_that_forward_reads_may_change() -> None:
             each.get_submodule("layers.1").scale = scale  # type: ignore[assignment]
         expected = _results(model, x_BSD, training=True)
         torch.testing.assert_close(_results(planned, x_BSD, training=True), expected, rtol=1e-11, atol=1e-13)
+
+
+class _NormOfTheBatch(_Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("variance", torch.ones(D))
+        self.variance: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = functional.batch_norm(x.reshape(-1, D), self.average, self.variance, training=self.training)
+        return super().forward(normal.view(x.shape))
+
+
+@pytest.mark.parametrize("planned_for_training", [True, False])
+def test_statistics_of_batches_are_taken_once(*, planned_for_training: bool) -> None:
+    torch.manual_seed(0)
+    model = _Layers(_NormOfTheBatch).double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    planned = copy.deepcopy(model)
+    for layer in planned.layers:
+        layer.train(planned_for_training)
+    plan = ChunkPlan.make(planned, (x_BSD,), fraction=0.6, training=True, step=PlannedStep(loss=_loss))
+    plan.apply(planned).train()
+    expected, actual = _results(model, x_BSD, training=True), _results(planned, x_BSD, training=True)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    for one, other in zip(model.buffers(), planned.buffers(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+class _Teaching(nn.Module):
+    """The last block is called without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Gated() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, teacher = self.layers
+        with torch.no_grad():
+            target: Tensor = teacher(x)
+        outputs: Tensor = second(first(x)) - target
+        return outputs
+
+
+@pytest.mark.parametrize("fraction", [0.7, 0.5])
+def test_a_block_called_without_gradients_gets_none(fraction: float) -> None:
+    torch.manual_seed(0)
+    model = _Teaching().double()
+    x_BSD = torch.randn(B, S, D, dtype=torch.float64)
+    plan = ChunkPlan.make(model, (x_BSD,), fraction=fraction, training=True, step=PlannedStep(loss=_loss))
+    planned = plan.apply(copy.deepcopy(model))
+    expected, actual = _results(model, x_BSD, training=True), _results(planned, x_BSD, training=True)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert all(each.grad is None for each in planned.get_submodule("layers.2").parameters())

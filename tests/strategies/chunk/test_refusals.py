@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies import Observation, StrategyError, chunk_variants
+from strategies import Observation, StrategyError, ac_variants, chunk_variants
+from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.models import WIDTH, Stack, built
@@ -194,4 +195,16 @@ def test_a_budget_larger_than_needed_chunks_nothing_and_says_so(strategy: Budget
     assert type(planned) is Stack
     assert strategy.observe(planned) == Observation(
         chunks=0, unneeded="activations fit the budget as they are: nothing runs in chunks"
+    )
+
+
+def test_regions_inside_of_a_block() -> None:
+    model, inputs = built(MODEL)
+    ac = ac_variants["full"](module_classes=("Attention",))  # type: ignore[call-arg]
+    step = PlannedStep(enclose=ac.apply)
+    with pytest.raises(StrategyError) as caught:
+        Budget(fraction=0.5).for_step(step).apply(model, inputs)
+    assert str(caught.value) == (
+        "ac: 'layers.0.attention' is no block that is called with a forward of its own under chunks, which "
+        "would not run its region; name whole blocks, or use chunk=none"
     )

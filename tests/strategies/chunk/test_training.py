@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.base import PlannedStep
@@ -20,6 +22,7 @@ from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import MODELS, Stack, built
 
 STEP = PlannedStep(loss=loss_of)
+SCALARS_BYTES = 64
 
 
 @cache
@@ -174,3 +177,20 @@ def test_a_loop_that_nobody_reads_does_not_run_again() -> None:
 def loops_of(forward: ChunkedForward) -> tuple[ChunkLoop, ...]:
     assert forward.latest is not None
     return forward.latest.code.loops
+
+
+@pytest.mark.parametrize(
+    "loss", [functional.mse_loss, functional.smooth_l1_loss, functional.l1_loss, functional.huber_loss]
+)
+def test_losses_that_hold_their_elements_are_predicted(loss: Callable[..., Tensor]) -> None:
+    class Judged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return loss(self.linear(x), x)
+
+    model, inputs = Judged(), (torch.randn(64, 32),)
+    predicted_bytes = Planning.of(model, inputs, training=True, step=STEP).unchunked_peak_bytes
+    assert 0 <= predicted_bytes - training_peak_bytes(model, inputs) <= SCALARS_BYTES
