@@ -4,7 +4,7 @@ Each model runs forward without autograd, or a training step, as it is and under
 are those of live storages that the pass makes; the plan's prediction is compared to the byte. Times, of some
 of the budgets, are medians of rounds in which the plain model and the planned one take turns.
 
-    python -m bench.chunking [--training] [--models "unet" ...] [--timed 0.5 ...]
+    python -m bench.chunking [--training] [--models "unet x 4" ...] [--timed 0.5 ...]
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ MODELS = {
         *_EVOFORMER, "model.n_layers=1", "model.global_columns=true", "model.msa_width=64",
         "model.msa_head_width=8",
     ),
-    "unet": ("model=unet", "batch_size=4"),
+    "unet x 4": ("model=unet", "batch_size=4"),
+    "unet x 8": ("model=unet", "batch_size=8"),
 }  # fmt: skip
 FRACTIONS = tuple(percent / 100 for percent in range(95, 0, -5))
 TIMED = (0.5, 0.25, 0.1)
