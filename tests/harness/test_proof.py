@@ -45,6 +45,14 @@ CHAINS = [
 ]
 
 
+@pytest.mark.parametrize("ac", ["none", "full"])
+def test_what_is_equal_within_rounding_is_proven_with_sgd(ac: str) -> None:
+    (link,) = chain(experiment_of(f"mesh=shard2 ac={ac} chunk=minimum"))
+    assert (link.compared.optimizer, link.compared.relative) == ("sgd", 1e-3)
+    assert link.baseline.optimizer == "sgd"
+    assert link.variant.chunk == experiment_of("chunk=minimum").chunk
+
+
 @pytest.mark.parametrize(("line", "expected"), CHAINS)
 def test_a_chain_reaches_from_the_variant_to_the_plain_model(
     line: str, expected: list[tuple[str, str, str, str, float | None, int]]
