@@ -67,8 +67,9 @@ class Planned:
 
     def recomputed(self) -> tuple[str, ...]:
         """Return the FQNs of the scopes whose forward runs again in backward."""
-        parts = zip(self.graphs, self.recomputes, strict=True)
-        return tuple(dict.fromkeys(graph.fqn for graph, recomputes in parts if recomputes))
+        # of a scope that is called twice the last call decides, as in `schedulers`
+        latest = dict(zip((graph.fqn for graph in self.graphs), self.recomputes, strict=True))
+        return tuple(fqn for fqn, recomputes in latest.items() if recomputes)
 
     def regions(self) -> list[PlannedRegion]:
         """Return the loops, in the order of scopes and operators."""
