@@ -12,7 +12,7 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunking.axes import whole
-from strategies.chunking.grow import Seed, grow
+from strategies.chunking.grow import Growth, Seed
 from strategies.chunking.loops import Loop, Schedule, make_loop
 from strategies.chunking.narrow import narrowed
 from strategies.chunking.rules import shape_of, sums
@@ -139,7 +139,7 @@ def _loop(
     else:
         ways = sums(seed_node)
         seed = Seed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
-    region = grow(window, seed, may_copy=decision.may_copy)
+    region = Growth(window, decision.may_copy).region(seed)
     if region is not None and decision.is_narrow:
         region = narrowed(region)
     if region is None or region.members != members:

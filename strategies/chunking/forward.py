@@ -61,9 +61,11 @@ class Program:
 
     def taken_over(self, module: nn.Module) -> Program | None:
         """Return the program for another module that was planned the same, if it reads the same."""
-        reads = {place: value_read(module, *place) for place in self.reads}
-        if not all(_is_alike(value, reads[place]) for place, value in self.reads.items()):
-            return None
+        reads: dict[tuple[str, str], object] = {}
+        for place, value in self.reads.items():
+            reads[place] = value_read(module, *place)
+            if not _is_alike(value, reads[place]):  # what was read next may not be there
+                return None
         return replace(self, reads=reads)
 
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
@@ -83,6 +85,7 @@ class ChunkedForward:
         scheduler: decides for graphs of the module.
         scopes: FQNs below the module of the inner modules that have a forward of this sort too.
         alike: programs of this scope and of others like it, by kind of input; each is recorded once.
+        recorded: programs of scopes of the same class, whatever decides for them.
         programs: of this scope, by kind of input.
         plan: of the whole model, on the model itself, as JSON values.
         latest: the program that ran last.
@@ -91,6 +94,7 @@ class ChunkedForward:
     scheduler: Scheduler
     scopes: frozenset[str]
     alike: dict[Hashable, Program] = field(default_factory=dict)
+    recorded: dict[Hashable, Program] = field(default_factory=dict)
     programs: dict[Hashable, Program] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     latest: Program | None = None
@@ -110,8 +114,13 @@ class ChunkedForward:
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
             with _disable_current_modes(), saved_tensors_hooks(_same, _same):
-                program = self._program(module, args, kwargs, given)
+                known = self.recorded[kind].taken_over(module) if kind in self.recorded else None
+                if known is None or known.graph.constants:  # they are of another shadow
+                    program = self._program(module, args, kwargs, given)
+                else:
+                    program = replace(known, code=self._code(known.graph, given))
             _keep(self.alike, kind, program)
+            _keep(self.recorded, kind, program)
         _keep(self.programs, kind, program)
         self.latest = program
         device = device_of(leaves).type
@@ -147,15 +156,20 @@ class ChunkedForward:
         graph = record_scopes(shadow, self.scopes, *inputs)[-1]
         return Program(
             graph=graph,
-            code=lower(graph.graph, self.scheduler.schedule(graph.graph, given)),
+            code=self._code(graph, given),
             reads={place: value_read(module, *place) for place in graph.reads},
         )
+
+    def _code(self, graph: ScopeGraph, given: frozenset[int]) -> Code:
+        return lower(graph.graph, self.scheduler.schedule(graph.graph, given))
 
 
 def _is_alike(value: object, other: object) -> bool:
     """Whether two reads are equal, submodules by their class: what is read of them is compared for itself."""
     if value == other:
         return True
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_is_alike, value, other))
     if not (isinstance(value, Same) and isinstance(other, Same)):
         return False
     modules = value.value, other.value

@@ -87,36 +87,35 @@ class _State:
         self.axes, self.needs, self.firm, self.before = other.axes, other.needs, other.firm, other.before
 
 
-def grow(window: Sequence[fx.Node], seed: Seed, *, may_copy: Callable[[fx.Node], bool]) -> Region | None:
-    """Return the largest region of `window` around `seed`, or `None` where there is none.
+class Growth:
+    """Grows regions of one window.
 
     Args:
         window: nodes in order, results of several tensors together with the `getitem` of each.
-        seed: inside the window.
         may_copy: whether a node may run twice, in front of the loop and in it.
     """
-    return _Growth(window, may_copy).region(seed)
 
-
-class _Growth:
     def __init__(self, window: Sequence[fx.Node], may_copy: Callable[[fx.Node], bool]) -> None:
         self._window = window
         self._may_copy = may_copy
         self._inside = {node: index for index, node in enumerate(window)}
         self._ancestors: dict[fx.Node, int] = {}
-        self._free: set[fx.Node] = set()
         self._outside: set[fx.Node] = set()
+        self._never = {node for node in window if is_random(node) or node.meta.get("written", False)}
+        self._free = {node for node in window if is_view(node) or may_copy(node)}
         for index, node in enumerate(window):
             mask = 1 << index
             for source in node.all_input_nodes:
                 mask |= self._ancestors.get(source, 0)
             self._ancestors[node] = mask
-            if is_view(node) or may_copy(node):
-                self._free.add(node)
-            if is_random(node) or node.meta.get("written", False):
-                self._outside.add(node)
 
     def region(self, seed: Seed) -> Region | None:
+        """Return the largest region around `seed`, or `None` where there is none.
+
+        Args:
+            seed: inside the window.
+        """
+        self._outside = set(self._never)
         for _ in range(_ATTEMPTS):
             state = _State()
             if not self._start(seed, state):

@@ -16,7 +16,17 @@ from strategies.chunking.grow import Region
 from strategies.chunking.products import PRODUCTS
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of
-from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, key_of, promoted_bytes, simulate
+from strategies.plan.liveness import (
+    IDLE,
+    Key,
+    Profile,
+    Step,
+    Storages,
+    bytes_of,
+    key_of,
+    promoted_bytes,
+    simulate,
+)
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten
@@ -71,7 +81,8 @@ class Body:
 
     Fields:
         size: of the chunk axis.
-        totals: bytes alive at each moment: what grows with the chunk, as if it were whole, and what does not.
+        totals: bytes alive at moments of which one is the highest: what grows with the chunk, as if it were
+            whole, and what does not.
     """
 
     size: int
@@ -197,7 +208,7 @@ class Loop:
         growing, fixed = (
             simulate(steps, ()).live_bytes for steps in self.body_steps(storages, is_writing=True)
         )
-        return Body(size=self.size, totals=tuple(set(zip(growing, fixed, strict=True))))
+        return Body(size=self.size, totals=highest(zip(growing, fixed, strict=True)))
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all runs."""
@@ -210,6 +221,15 @@ class Loop:
         copied = sum(bytes_of(give.node.meta["val"]) for give in self.gives)
         copied += sum(bytes_of(take.node.meta["val"]) for take in self.takes if take.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
+
+
+def highest(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the totals that no other one exceeds in both parts."""
+    found: list[tuple[int, int]] = []
+    for growing, fixed in sorted(set(totals), reverse=True):
+        if not found or fixed > found[-1][1]:
+            found.append((growing, fixed))
+    return tuple(found)
 
 
 def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
@@ -269,20 +289,28 @@ class Schedule:
         outputs: of the graph.
         calls: bytes that a call of an inner scope holds beyond its outputs.
 
-    Values that a loop makes lie on storages of their own; `_keys` has those of every value that lies on one.
+    Values that a loop makes lie on storages of their own; `_keys` has those of every value that lies on one,
+    and `_moved` the operators that take or make such a value.
     """
 
     items: list[fx.Node | Loop]
     storages: Storages
     outputs: tuple[fx.Node, ...]
     calls: Mapping[fx.Node, int] = field(default_factory=dict)
-    _keys: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
+    _keys: dict[fx.Node, frozenset[Key]] = field(default_factory=dict, init=False)
+    _moved: set[fx.Node] = field(default_factory=set, init=False)
 
     def steps(self) -> list[Step]:
         """Return what each item does to storages."""
-        self._keys = {}
+        self._keys, self._moved = {}, set()
+        alone, moved, calls = self.storages.steps, self._moved, self.calls
         return [
-            self._loop_step(item) if isinstance(item, Loop) else self._node_step(item) for item in self.items
+            self._loop_step(item)
+            if isinstance(item, Loop)
+            else self._node_step(item)
+            if item in moved or item in calls
+            else alone[item]
+            for item in self.items
         ]
 
     def kept(self) -> set[Key]:
@@ -296,14 +324,13 @@ class Schedule:
 
     def is_moved(self, node: fx.Node) -> bool:
         """Whether a value of `node`, or one that it takes, lies on what a loop has made; after `steps`."""
-        moved = self._keys
-        return bool(moved) and (node in moved or not moved.keys().isdisjoint(node.all_input_nodes))
+        return node in self._moved
 
     def _node_step(self, node: fx.Node) -> Step:
+        step = self.storages.steps[node]
+        private_bytes = step.private_bytes + self.calls.get(node, 0)
         if not self.is_moved(node):
-            step = self.storages.step(node)
-            more = self.calls.get(node, 0)
-            return step._replace(private_bytes=step.private_bytes + more) if more else step
+            return step._replace(private_bytes=private_bytes)
         made = self.storages.made[node]
         keys: set[Key] = set(made)
         on = set(self.storages.of[node]) - keys
@@ -317,8 +344,9 @@ class Schedule:
                 keys |= self._keys.get(source, shared)
         if is_moved:
             self._keys[node] = frozenset(keys)
-        private = promoted_bytes(node) + self.calls.get(node, 0)
-        return Step(makes=made, holds=frozenset(held | keys), private_bytes=private)
+        if step is IDLE:
+            return IDLE
+        return Step(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
 
     def _loop_step(self, loop: Loop) -> Step:
         held = {key for take in loop.takes for key in self.of(take.node)}
@@ -326,10 +354,12 @@ class Schedule:
         for give in loop.gives:
             if give.into is not None:
                 self._keys[give.node] = self.of(give.into)
+                self._moved |= self.storages.readers(give.node)
                 continue
             key = ("loop", give.node)
             makes[key] = bytes_of(give.node.meta["val"])
             self._keys[give.node] = frozenset([key])
+            self._moved |= self.storages.readers(give.node)
         held |= {key for give in loop.gives for key in self._keys[give.node]}
         return Step(makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length))
 
@@ -346,7 +376,7 @@ class Schedule:
 
     def donations(self) -> dict[fx.Node, frozenset[int]]:
         """Return for each call of an inner scope the positions of inputs that nobody needs after it."""
-        dying = self.profile().dying
+        last = self.profile().last
         found: dict[fx.Node, frozenset[int]] = {}
         for index, item in enumerate(self.items):
             if isinstance(item, Loop) or item.op != "call_module":
@@ -356,7 +386,7 @@ class Schedule:
                 position
                 for position, source in enumerate(inputs)
                 if source.op not in {"placeholder", "get_attr"}
-                and self.of(source) <= set(dying[index])
+                and all(last.get(key) == index for key in self.of(source))
                 and sum(bool(self.of(source) & self.of(other)) for other in inputs) == 1
             )
         return found

@@ -17,6 +17,7 @@ from strategies.plan.cost import Machine
 from strategies.plan.liveness import Storages
 from strategies.plan.record import ScopeGraph
 
+_DOUBT = 1.05  # estimated peaks are no more than this above those of rehearsals
 _LOG = logging.getLogger(__name__)
 
 
@@ -199,7 +200,7 @@ def forward_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> 
 def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
     """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
     training = planner.training()
-    path = training.path()
+    path = training.path
     known = planner.rehearsed
 
     def rehearsed(index: int) -> Planned:
@@ -227,7 +228,8 @@ def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) ->
         if budget is None or smallest.peak_bytes > budget:
             return smallest, smallest.peak_bytes
     guess = next((index for index, each in enumerate(path) if each.peak_bytes <= budget), last)
-    _search(lambda index: rehearsed(index).peak_bytes <= budget, guess, last)
+    first = next((index for index, each in enumerate(path) if each.peak_bytes <= budget * _DOUBT), last)
+    _search(lambda index: index >= first and rehearsed(index).peak_bytes <= budget, guess, last)
     fitting = [each for each in known.values() if each.peak_bytes <= budget]
     smallest = min(known.values(), key=lambda each: each.peak_bytes)
     return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import PlannedStep
+from strategies.chunking.forward import Program
 from strategies.chunking.scopes import ScopeScheduler, put_all, scopes_of
 from strategies.chunking.training import Saved
 from strategies.errors import StrategyError
@@ -40,6 +41,7 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
+    _recorded: dict[type[nn.Module], dict[Hashable, Program]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
@@ -94,7 +96,7 @@ class Rehearsal:
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        put_all(shadow.model, schedulers)
+        put_all(shadow.model, schedulers, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         meter = LiveBytes(standing, self.device)
         with torch.set_grad_enabled(self.training), shadow.mode, meter:

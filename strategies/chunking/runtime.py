@@ -20,6 +20,8 @@ from strategies.blocks import Chunked, Enclosed
 from strategies.chunking.axes import Axis
 from strategies.plan.meter import LiveBytes
 
+_FEW = 3  # chunks, of which the last may be the one that is shorter
+
 
 def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: bool) -> Tensor:
     """Return positions `start` to `start + length` of an axis of `tensor`.
@@ -179,10 +181,10 @@ class ChunkLoop(nn.Module):
         return buffers
 
     def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
-        """Return start and length of each chunk; of those that would do the same without data, only two."""
+        """Return start and length of each chunk; of more than three that do the same without data, of two."""
         starts: Sequence[int] = range(0, self.size, self.length)
         if any(isinstance(take, FakeTensor) for take in takes) and not _is_watched():
-            starts = [*starts[:2], *starts[2:][-1:]]
+            starts = starts if self.chunks <= _FEW else starts[:2]
         return [(start, min(self.length, self.size - start)) for start in starts]
 
 

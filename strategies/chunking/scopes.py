@@ -93,14 +93,26 @@ class ScopeScheduler:
         if self.share is None:
             return Search(plain, self.machine, inputs).fit(self.goal_bytes)
         first = Pass(schedule=plain, saves=saved_storages(graph), calls={})
-        options = TrainingSearch(first, self.machine, 1).path()
+        options = TrainingSearch(first, self.machine).path()
         allowed = options[0].weight_bytes * self.share
         fitting = (option for option in options if option.weight_bytes <= allowed)
         return next(fitting, options[-1]).planned.schedule
 
 
-def put_all(model: nn.Module, schedulers: Mapping[str, ScopeScheduler]) -> None:
-    """Let the scopes of a plain `model` run as their schedulers say."""
+def put_all(
+    model: nn.Module,
+    schedulers: Mapping[str, ScopeScheduler],
+    recorded: dict[type[nn.Module], dict[Hashable, Program]] | None = None,
+) -> None:
+    """Let the scopes of a plain `model` run as their schedulers say.
+
+    Args:
+        model: plain.
+        schedulers: by FQN.
+        recorded: programs of scopes of the same classes under other schedulers; what they have recorded is
+            not recorded again.
+    """
+    recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
     alike: dict[Hashable, dict[Hashable, Program]] = {}
     for fqn, scheduler in schedulers.items():
@@ -109,5 +121,6 @@ def put_all(model: nn.Module, schedulers: Mapping[str, ScopeScheduler]) -> None:
             scheduler=scheduler,
             scopes=frozenset() if fqn else inner,
             alike=alike.setdefault((plain_class(module), scheduler.sort), {}),
+            recorded=recorded.setdefault(plain_class(module), {}),
         )
         put(module, forward)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from strategies.chunking.grow import Region, grow, seeds_of
+from strategies.chunking.grow import Growth, Region, seeds_of
 from strategies.chunking.loops import Give, Loop, Schedule, flat, lengths, make_loop
 from strategies.chunking.rules import is_pointwise
 from strategies.plan.cost import Machine, cost_of, is_view
@@ -77,7 +77,7 @@ class Search:
         return self._relaxed(best, max(goal_bytes, profile.peak_bytes))
 
     def _profile(self, items: list[fx.Node | Loop]) -> Profile:
-        return replace(self._first, items=items, _keys={}).profile()
+        return replace(self._first, items=items).profile()
 
     def _seconds(self, items: list[fx.Node | Loop]) -> float:
         return replace(self._first, items=items).seconds(self._machine)
@@ -181,7 +181,7 @@ class Search:
     def _in_place(self, items: list[fx.Node | Loop], at: int, loop: Loop) -> Loop:
         """Return the loop with results in the memory of inputs that die with it."""
         plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
-        schedule = replace(self._first, items=[*items[:at], plain, *items[at + 1 :]], _keys={})
+        schedule = replace(self._first, items=[*items[:at], plain, *items[at + 1 :]])
         ending = schedule.last_used(at)
         used: set[fx.Node] = set()
         gives: list[Give] = []
@@ -290,10 +290,11 @@ def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
     near = sorted(dict.fromkeys(near), key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
     known: set[tuple[fx.Node, Any, Any]] = set()
     for may_copy in (_is_cheap, _never):
+        growth = Growth(window, may_copy)
         for seed in (seed for each in near for seed in seeds_of(each)):
             if (seed.node, seed.axis, may_copy) in known:
                 continue
-            region = grow(window, seed, may_copy=may_copy)
+            region = growth.region(seed)
             if region is None or len(region.members) < 2:  # noqa: PLR2004 (one operator gains nothing)
                 continue
             known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)

@@ -16,10 +16,20 @@ from typing import NamedTuple
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from strategies.chunking.loops import Body, Loop, Schedule
+from strategies.chunking.loops import Body, Loop, Schedule, highest
 from strategies.chunking.rules import slots
 from strategies.plan.cost import Machine, cost_of, is_view
-from strategies.plan.liveness import Key, Profile, Step, Storages, bytes_of, gradient_of, key_of, simulate
+from strategies.plan.liveness import (
+    IDLE,
+    Key,
+    Profile,
+    Step,
+    Storages,
+    bytes_of,
+    gradient_of,
+    key_of,
+    simulate,
+)
 
 BACKWARD_SHARE = 2.0
 """Time of the gradients of an operator / time of the operator."""
@@ -150,12 +160,14 @@ class Pass:
                 forward[index] = step._replace(
                     makes={**step.makes, ("saved", item): call.saved_bytes}, private_bytes=more
                 )
-        sizes = {key: size for step in forward for key, size in step.makes.items()}
+        sizes: dict[Key, int] = {}
+        for step in forward:
+            sizes |= step.makes
         born: set[Key] = set()
         gradients = self._gradients(schedule.outputs, born, sizes)
         steps = [*forward, Step(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
         steps += [
-            self._backward(item, step, born, sizes)
+            IDLE if step is IDLE and not self.saves[item] else self._backward(item, step, born, sizes)  # type: ignore[index]
             for item, step in zip(reversed(schedule.items), reversed(forward), strict=True)
         ]
         return simulate(steps, ())
@@ -318,4 +330,4 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
                         )
             backward.append(Step(makes=makes, holds=frozenset(held)))
         totals.append(list(simulate([*steps, *backward], ()).live_bytes))
-    return replace(loop, backward=Body(size=loop.size, totals=tuple(set(zip(*totals, strict=True)))))
+    return replace(loop, backward=Body(size=loop.size, totals=highest(zip(*totals, strict=True))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from strategies.plan.record import ScopeGraph
 Sort: TypeAlias = tuple[Hashable, Saved]
 """What scopes with the same options have in common: a signature, and what AC does with what they save."""
 
-_JUMPS = (1, 2, 4)  # options that a step may go down at once
+_STRIDES = ((1, 2, 4), (1, 2, 4, 8, 16))  # options that a step may go down at once, in each of the descents
 _SHARES = 4  # a step takes identical scopes all together, or this part of them
 
 
@@ -44,6 +44,8 @@ class TrainingPlanner:
         plain: their schedules without loops.
         signatures: equal for scopes that one schedule suits.
         machine: whose time is saved.
+
+    `path` has choices of less and less memory and more and more time, the first with nothing chunked.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TrainingPlanner:
         self._signatures = signatures[:-1]
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
+        self._known: dict[tuple[int, ...], Chosen] = {}
         counts = Counter(self._signatures)
         of_sort: dict[Sort, list[Option]] = {}
         for graph, signature in zip(graphs, self._signatures, strict=False):
@@ -76,15 +79,18 @@ class TrainingPlanner:
             saves=saved_storages(self._root),
             calls=self._calls_at(smallest),
         )
-        self._of_sort, self._of_model = of_sort, TrainingSearch(first, machine, 1).path()
-        self.first = self._chosen(dict.fromkeys((*range(len(self._signatures)), None), 0))
+        self._of_sort, self._of_model = of_sort, TrainingSearch(first, machine).path()
+        self.path = [self._chosen(dict.fromkeys((*range(len(self._signatures)), None), 0))]
+        found = [each for jumps in _STRIDES for each in self._descent(jumps)]
+        for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
+            if each.peak_bytes < self.path[-1].peak_bytes:
+                self.path.append(each)
 
-    def path(self) -> list[Chosen]:
-        """Return choices of less and less memory, the first with nothing chunked."""
-        found = [self.first]
-        while (better := self._better(found[-1])) is not None:
-            found += [*self._between(found[-1], better), better]
-        return found
+    def _descent(self, jumps: Sequence[int]) -> Iterator[Chosen]:
+        current = self.path[0]
+        while (better := self._better(current, jumps)) is not None:
+            yield from (*self._between(current, better), better)
+            current = better
 
     def _between(self, current: Chosen, lower: Chosen) -> Iterator[Chosen]:
         """Yield choices in which only some of the calls go down, each of less memory than the one before."""
@@ -104,11 +110,11 @@ class TrainingPlanner:
     def _options(self, call: int | None) -> list[Option]:
         return self._of_model if call is None else self._of_sort[self._signatures[call]]
 
-    def _better(self, current: Chosen) -> Chosen | None:
+    def _better(self, current: Chosen, jumps: Sequence[int]) -> Chosen | None:
         moves = [
             {**current.at, **self._lower(current, calls, jump)}
             for calls in self._groups(current)
-            for jump in _JUMPS
+            for jump in jumps
         ]
         found = [self._chosen(at) for at in moves if at != current.at]
         lower = [each for each in found if each.peak_bytes < current.peak_bytes]
@@ -140,5 +146,11 @@ class TrainingPlanner:
         }
 
     def _chosen(self, at: Mapping[int | None, int]) -> Chosen:
+        key = tuple(at.values())  # always in one order
+        if key not in self._known:
+            self._known[key] = self._simulated(at)
+        return self._known[key]
+
+    def _simulated(self, at: Mapping[int | None, int]) -> Chosen:
         root = replace(self._of_model[at[None]].planned, calls=self._calls_at(at))
         return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))

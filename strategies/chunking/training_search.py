@@ -6,7 +6,7 @@ Each step takes the loop that saves most bytes for its time; a plan chooses from
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,14 @@ from strategies.plan.record import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
+_PATIENCE = 3  # steps
 _TARGETS = 2  # operators that regions are sought around
+_MORE = 9  # of them where the first ones give nothing
 _CUTS = 4  # beginnings and ends of windows; a step looks at three places
-_LARGE = 150  # operators: each candidate is looked at with all of backward, and one cut less must do
+_LARGE = 150  # operators: each candidate is looked at with all of backward, and fewer of them must do
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
+_ADD, _REBUILD = slice(1), slice(1, None)  # of what `dissolved` yields
 _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
 
 
@@ -59,24 +62,34 @@ class TrainingSearch:
         first: nothing chunked.
         machine: whose time is saved.
         repeats: scopes like this one in the model.
+        regions: of the same graph; what another search has grown is not grown again.
     """
 
-    def __init__(self, first: Pass, machine: Machine, repeats: int) -> None:
+    def __init__(
+        self, first: Pass, machine: Machine, repeats: int = 1, regions: Regions | None = None
+    ) -> None:
         self._first = first
         self._machine = machine
         self._repeats = repeats
-        storages = first.schedule.storages
-        self._cuts = _CUTS - (len(first.schedule.items) > _LARGE)
-        self._regions = Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
+        self._is_large = len(first.schedule.items) > _LARGE
+        self._cuts = _CUTS - self._is_large
+        self._regions = regions or regions_of(first)
 
-    def path(self) -> list[Option]:
-        """Return options of less and less memory, the first with nothing chunked."""
+    def path(self, others: Sequence[Option] = ()) -> list[Option]:
+        """Return options of less and less memory, the first with nothing chunked.
+
+        Args:
+            others: where some of these have been as small and as fast for a while, the search ends.
+        """
         options = [self._option(self._first)]
         for _ in range(_STEPS):
             better = self._better(options[-1])
             if better is None:
                 break
             options.append(better)
+            last = options[-_PATIENCE:]
+            if len(last) == _PATIENCE and all(any(_beats(other, each) for other in others) for each in last):
+                break
             _LOG.info("chunks of forward and backward: %s bytes of one scope", f"{better.weight_bytes:,}")
         return _front([*options, *(each for option in options for each in self._longer(option))])
 
@@ -91,43 +104,55 @@ class TrainingSearch:
 
     def _better(self, current: Option) -> Option | None:
         least = current.weight_bytes * (1 - _LEAST_GAIN)
-        found = [option for option in self._candidates(current) if option.weight_bytes <= least]
 
         def gain(option: Option) -> float:
             return (current.weight_bytes - option.weight_bytes) / max(option.seconds - current.seconds, 1e-7)
 
-        return max(found, key=gain, default=None)
+        for targets in self._targets(current.planned, current.planned.profile()):
+            for ways in ((_ADD,), (_REBUILD,)) if self._is_large else ((_ADD, _REBUILD),):
+                candidates = (each for way in ways for each in self._candidates(current, targets, way))
+                found = [each for each in candidates if each.weight_bytes <= least]
+                if found:
+                    return max(found, key=gain)
+        return None
 
-    def _candidates(self, current: Option) -> Iterator[Option]:
+    def _candidates(self, current: Option, targets: Iterable[int], way: slice) -> Iterator[Option]:
+        """Yield options with one more loop around a target, or with shorter chunks.
+
+        Args:
+            current: what to change.
+            targets: positions.
+            way: whether the loops beside the target stay or are taken apart.
+        """
         items = current.planned.schedule.items
-        profile = current.planned.profile()
-        for at in self._targets(current.planned, profile):
-            if isinstance(items[at], Loop):
+        for at in targets:
+            if way is _ADD and isinstance(items[at], Loop):
                 yield from self._shorter(current.planned, at)
-            for plain, low, high in dissolved(items, at):
+            for plain, low, high in list(dissolved(items, at))[way]:
                 yield from self._new(replace(current.planned, schedule=self._with(plain)), low, high)
 
-    def _targets(self, planned: Pass, profile: Profile) -> list[int]:
-        """Return the items at the peak, and those that made most of what is saved."""
+    def _targets(self, planned: Pass, profile: Profile) -> Iterator[list[int]]:
+        """Yield the item at the peak and those that made most of what is saved; then ones that made less."""
         count = len(planned.schedule.items)
         peak = profile.peak_step
         at = peak if peak < count else max(2 * count - peak, 0)
         steps = planned.schedule.steps()
-        dying_in_backward = {key for keys in profile.dying[count:] for key in keys}
-        made = [sum(size for key, size in step.makes.items() if key in dying_in_backward) for step in steps]
-        largest = sorted(range(count), key=lambda index: -made[index])[:_TARGETS]
-        chosen = [
+        made = [sum(size for key, size in step.makes.items() if profile.last[key] >= count) for step in steps]
+        largest = sorted((index for index in range(count) if made[index]), key=lambda index: -made[index])
+        order = [
             index
-            for index in (min(at, count - 1), *largest)
+            for index in dict.fromkeys((min(at, count - 1), *largest))
             if not self._is_fixed(planned.schedule.items[index])
         ]
-        return list(dict.fromkeys(chosen))
+        yield order[: _TARGETS + 1]
+        for start in range(_TARGETS + 1, min(len(order), _MORE), _TARGETS):
+            yield order[start : start + _TARGETS]
 
     def _is_fixed(self, item: fx.Node | Loop) -> bool:
         return isinstance(item, fx.Node) and item.op != "call_function"
 
     def _with(self, items: list[fx.Node | Loop]) -> Any:
-        return replace(self._first.schedule, items=items, _keys={})
+        return replace(self._first.schedule, items=items)
 
     def _shorter(self, planned: Pass, at: int) -> Iterator[Option]:
         items = planned.schedule.items
@@ -186,10 +211,28 @@ class TrainingSearch:
     def _lengths(self, loop: Loop, profile: Profile, at: int) -> list[int]:
         """Return the longest chunks with which the peak is near the lowest: longer ones save time."""
         sizes = [length for length in lengths(loop.size) if length < loop.size]
-        peaks = {length: _moved(profile, loop, at, length).peak_bytes for length in sizes}
+        live, back = profile.live_bytes, len(profile.live_bytes) - 1 - at
+        assert loop.backward is not None
+        forward_bytes = live[at] - loop.memory.peak_bytes(loop.length)
+        backward_bytes = live[back] - loop.backward.peak_bytes(loop.length)
+        others = max((*live[:at], *live[at + 1 : back], *live[back + 1 :]))
+        peaks = {
+            length: max(
+                others,
+                forward_bytes + loop.memory.peak_bytes(length),
+                backward_bytes + loop.backward.peak_bytes(length),
+            )
+            for length in sizes
+        }
         lowest = min(peaks.values())
         found = (next(each for each in sizes if peaks[each] <= lowest * slack) for slack in _SLACKS)
         return list(dict.fromkeys(found))
+
+
+def regions_of(first: Pass) -> Regions:
+    """Return the regions of a graph, whose loops have a backward."""
+    storages = first.schedule.storages
+    return Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
 
 
 def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) -> list[Option]:
@@ -203,13 +246,17 @@ def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) ->
     """
     graph = next(iter(first.schedule.storages.of)).graph
     if around is not Saved.KEPT or repeats == 1 or not may_run_again(graph):
-        return TrainingSearch(first, machine, 1).path()
-    saving, alone = TrainingSearch(first, machine, repeats).path(), TrainingSearch(first, machine, 1).path()
+        return TrainingSearch(first, machine).path()
+    regions = regions_of(first)
     again = [
         replace(option, recomputes=True, seconds=option.as_call(machine, Saved.RECOMPUTED).seconds)
-        for option in alone
+        for option in TrainingSearch(first, machine, 1, regions).path()
     ]
-    return _front([*saving, *again])
+    return _front([*TrainingSearch(first, machine, repeats, regions).path(again), *again])
+
+
+def _beats(option: Option, other: Option) -> bool:
+    return option.weight_bytes <= other.weight_bytes and option.seconds <= other.seconds
 
 
 def _front(options: list[Option]) -> list[Option]:

@@ -10,6 +10,8 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import sub
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -43,6 +45,10 @@ class Step(NamedTuple):
     private_bytes: int = 0
 
 
+IDLE = Step(makes={}, holds=frozenset())
+"""That of a view: who uses it holds what it looks at for longer than it does."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """The bytes alive during each step.
@@ -50,12 +56,12 @@ class Profile:
     Fields:
         live_bytes: by step.
         before_bytes: alive when the step begins, by step.
-        dying: storages that die with the step, by step.
+        last: the step with which each storage dies; one more than the last for what is kept.
     """
 
     live_bytes: Sequence[int]
     before_bytes: Sequence[int]
-    dying: Sequence[Sequence[Key]]
+    last: Mapping[Key, int]
 
     @property
     def peak_bytes(self) -> int:
@@ -77,27 +83,25 @@ def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
     """
     last: dict[Key, int] = {}
     sizes: dict[Key, int] = {}
+    made = [0] * len(steps)
     for index, step in enumerate(steps):
+        if step is IDLE:
+            continue
         if step.makes:
             sizes |= step.makes
-            for key in step.makes:
-                last[key] = index
-        for key in step.holds:
-            last[key] = index
+            last |= dict.fromkeys(step.makes, index)
+            made[index] = sum(step.makes.values())
+        last |= dict.fromkeys(step.holds, index)
     last |= dict.fromkeys(kept, len(steps))
-    dying: list[list[Key]] = [[] for _ in range(len(steps) + 1)]
-    for key, index in last.items():
-        if key in sizes:
-            dying[index].append(key)
-    live, profile, before = 0, [], []
-    for index, step in enumerate(steps):
-        before.append(live)
-        for size in step.makes.values():
-            live += size
-        profile.append(live + step.private_bytes)
-        for key in dying[index]:
-            live -= sizes[key]
-    return Profile(live_bytes=profile, before_bytes=before, dying=dying)
+    lost = [0] * (len(steps) + 1)
+    for key in sizes:
+        lost[last[key]] += sizes[key]
+    alive = list(accumulate(map(sub, made, (0, *lost))))
+    return Profile(
+        live_bytes=[live + step.private_bytes for live, step in zip(alive, steps, strict=True)],
+        before_bytes=list(map(sub, alive, made)),
+        last={key: last[key] for key in sizes},
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,12 +111,14 @@ class Storages:
     Fields:
         of: keys of what a node's value lies on.
         made: bytes of what a node makes.
+        steps: what one node does.
     """
 
     of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
-    _steps: dict[fx.Node, Step] = field(default_factory=dict)
+    steps: dict[fx.Node, Step] = field(default_factory=dict)
     _sizes: dict[Key, int] = field(default_factory=dict)
+    _readers: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
@@ -131,14 +137,30 @@ class Storages:
                 {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
             )
             born |= sizes.keys()
+        storages.steps.update((node, storages._step(node)) for node in graph.nodes)
         return storages
 
-    def step(self, node: fx.Node) -> Step:
-        """Return what one node does."""
-        if node not in self._steps:
-            held = frozenset(key for source in (*node.all_input_nodes, node) for key in self.of[source])
-            self._steps[node] = Step(makes=self.made[node], holds=held, private_bytes=promoted_bytes(node))
-        return self._steps[node]
+    def _step(self, node: fx.Node) -> Step:
+        of_inputs = {key for source in node.all_input_nodes for key in self.of[source]}
+        private_bytes = promoted_bytes(node)
+        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.of[node])
+        if is_view and node.users and not private_bytes:
+            return IDLE
+        return Step(
+            makes=self.made[node],
+            holds=frozenset(of_inputs.union(self.of[node])),
+            private_bytes=private_bytes,
+        )
+
+    def readers(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Return the nodes that take the value of `node`, or a view of it."""
+        if node not in self._readers:
+            found: set[fx.Node] = set(node.users)
+            for user in node.users:
+                if set(self.of[node]) & set(self.of[user]):
+                    found |= self.readers(user)
+            self._readers[node] = frozenset(found)
+        return self._readers[node]
 
     def size(self, key: Key, otherwise: int) -> int:
         """Return the bytes of a storage that a node makes, or else of what lies on one from outside."""
@@ -168,11 +190,6 @@ def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
 def gradient_of(key: Key) -> Key:
     """Return the key of the gradient of a storage."""
     return ~key if isinstance(key, int) else ("gradient", key)  # hashed often
-
-
-def steps_of(nodes: Sequence[fx.Node], storages: Storages) -> list[Step]:
-    """Return the steps of nodes that run one by one; a `getitem` takes no time and no memory."""
-    return [storages.step(node) for node in nodes]
 
 
 def promoted_bytes(node: fx.Node) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.chunking.grow import Region, grow, seeds_of
+from strategies.chunking.grow import Growth, Region, seeds_of
 from strategies.chunking.narrow import narrowed
 from strategies.fx.shadow import Shadow
 from strategies.plan.record import record_scopes
@@ -26,7 +26,7 @@ def region_of(forward: Callable[[Tensor], Tensor], around: str) -> Region:
     graph = record_scopes(shadow, frozenset(), (x,), {})[-1].graph
     window = [node for node in graph.nodes if node.op == "call_function"]
     seed = next(node for node in window if node.name.startswith(around))
-    region = grow(window, seeds_of(seed)[0], may_copy=lambda _: False)
+    region = Growth(window, lambda _: False).region(seeds_of(seed)[0])
     assert region is not None
     return region
 

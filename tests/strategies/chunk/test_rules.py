@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from strategies.chunking import rules
-from strategies.chunking.grow import grow, seeds_of
+from strategies.chunking.grow import Growth, seeds_of
 from strategies.chunking.loops import make_loop
 from strategies.chunking.lower import chunk_loop
 from strategies.fx.program import shadowed
@@ -184,7 +184,7 @@ def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
     outside = {node for node in window if isinstance(node.meta["val"], Tensor)}
     tried = 0
     for seed in (seed for node in window for seed in seeds_of(node)):
-        region = grow(window, seed, may_copy=lambda _: True)
+        region = Growth(window, lambda _: True).region(seed)
         loop = make_loop(region, outside, 1, Storages.of_graph(graph)) if region else None
         if loop is None:
             continue
@@ -217,4 +217,4 @@ def test_what_cannot_be_chunked_has_no_region(
     graph, _ = graph_of("here")
     del CASES["here"]
     first = next(node for node in graph.nodes if node.op == "call_function" and not rules.links(node))
-    assert all(grow([first], seed, may_copy=lambda _: True) is None for seed in seeds_of(first))
+    assert all(Growth([first], lambda _: True).region(seed) is None for seed in seeds_of(first))
