@@ -27,6 +27,7 @@ from strategies.plan.liveness import (
     promoted_bytes,
     simulate,
 )
+from strategies.plan.overwrite import Overwrite
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten
@@ -103,6 +104,7 @@ class Loop:
         length: of one chunk.
         takes, gives: in the order of the region's operators.
         memory: of the body.
+        overwrites: members that write to the memory of an input.
         backward: of the body that is run again for its gradients.
     """
 
@@ -112,6 +114,7 @@ class Loop:
     takes: tuple[Take, ...]
     gives: tuple[Give, ...]
     memory: Body
+    overwrites: Mapping[fx.Node, Overwrite] = field(default_factory=dict)
     backward: Body | None = None
 
     @property
@@ -141,13 +144,29 @@ class Loop:
         takes = (self.local(node, slot) for slot in range(len(inputs))[-2:])
         return any(take is not None and take.axis is None for take in takes)
 
+    def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
+        """Return those of `known` that overwrite nothing but what the body has made."""
+        members = set(self.region.members)
+        found = ((node, known[node]) for node in self.region.members if node in known)
+        return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
+
+    def _is_local(self, node: fx.Node, overwrite: Overwrite) -> bool:
+        return self.local(node, 0) is None and all(
+            self.local(view, slot) is None
+            for view in overwrite.over
+            for slot, source in enumerate(slots(view))
+            if source in overwrite.over
+        )
+
     def body_steps(self, storages: Storages, *, is_writing: bool) -> tuple[list[Step], list[Step]]:
         """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
 
         Args:
             storages: of the graph.
-            is_writing: whether sums of matrix products are added up in place, rather than returned.
+            is_writing: whether sums of matrix products are added up in place, rather than returned. Where
+                backward runs them again nothing is overwritten, and no body has `overwrites`.
         """
+        on = self._lying_on(storages)
         uses = list(self._uses())
         last = {take: index for index, _, take in uses}
         first: dict[Take, int] = {}
@@ -155,7 +174,9 @@ class Loop:
             first.setdefault(take, index)
         copied = {take: bytes_of(take.node.meta["val"]) for take in first if take.is_copied}
         given = {give.node for give in self.gives}
-        in_place = {give.node for give in self.gives if is_writing and give.adds_in_place}
+        in_place = {give.node for give in self.gives if is_writing and give.adds_in_place} | {
+            *self.overwrites
+        }
         growing, fixed = [], []
 
         def step(
@@ -168,16 +189,28 @@ class Loop:
             for take, size in copied.items():
                 if first[take] == index:
                     step(set(), {take: size}, {})
-            on: set[Key] = {*storages.of[node], *self._aliased(node, copied, storages)}
-            held = on | {take for take in copied if first[take] <= index <= last[take]}
+            own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
+            held = own | {take for take in copied if first[take] <= index <= last[take]}
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
-                    held.update(storages.of[source], self._aliased(source, copied, storages))
+                    held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:
-                step(on, {}, {})
+                step(own, {}, {})
         return growing, fixed
+
+    def _lying_on(self, storages: Storages) -> dict[fx.Node, set[Key]]:
+        """Return the storages of the members' values where some overwrite others."""
+        same: dict[Key, Key] = {}
+        found: dict[fx.Node, set[Key]] = {}
+        for node in self.region.members:
+            overwrite = self.overwrites.get(node)
+            if overwrite is not None:
+                (key,) = found[slots(node)[0]]
+                same |= dict.fromkeys(storages.made[node], key)
+            found[node] = {same.get(key, key) for key in storages.of[node]}
+        return found
 
     def _made(self, node: fx.Node, storages: Storages) -> tuple[dict[Key, int], dict[Key, int]]:
         """Return the storages that a member makes: those that grow with the chunk, and those that do not."""
@@ -258,7 +291,8 @@ def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Stor
     empty = Body(size=size, totals=())
     loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives), memory=empty)
     takes = dict.fromkeys(take for _, _, take in loop._uses())  # noqa: SLF001 (its own maker)
-    return replace(loop, takes=tuple(takes), memory=loop.body(storages))
+    loop = replace(loop, takes=tuple(takes), overwrites=loop.overwriting(storages.overwrites))
+    return replace(loop, memory=loop.body(storages))
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:
@@ -288,27 +322,33 @@ class Schedule:
         storages: of the graph's values.
         outputs: of the graph.
         calls: bytes that a call of an inner scope holds beyond its outputs.
+        is_overwriting: whether single operators may write to the memory of an input.
 
-    Values that a loop makes lie on storages of their own; `_keys` has those of every value that lies on one,
-    and `_moved` the operators that take or make such a value.
+    Values that a loop makes lie on storages of their own, and results may lie on that of an input: `_keys`
+    has those of every such value, and `_moved` the operators that take or make one. `_copied` are operators
+    that run in front of a loop and in it, and therefore overwrite nothing.
     """
 
     items: list[fx.Node | Loop]
     storages: Storages
     outputs: tuple[fx.Node, ...]
     calls: Mapping[fx.Node, int] = field(default_factory=dict)
+    is_overwriting: bool = True
     _keys: dict[fx.Node, frozenset[Key]] = field(default_factory=dict, init=False)
     _moved: set[fx.Node] = field(default_factory=set, init=False)
+    _copied: set[fx.Node] = field(default_factory=set, init=False)
 
     def steps(self) -> list[Step]:
         """Return what each item does to storages."""
         self._keys, self._moved = {}, set()
+        self._copied = {node for item in self.items if isinstance(item, Loop) for node in item.region.copies}
         alone, moved, calls = self.storages.steps, self._moved, self.calls
+        over = self.storages.overwrites if self.is_overwriting else {}
         return [
             self._loop_step(item)
             if isinstance(item, Loop)
             else self._node_step(item)
-            if item in moved or item in calls
+            if item in moved or item in calls or item in over
             else alone[item]
             for item in self.items
         ]
@@ -326,9 +366,20 @@ class Schedule:
         """Whether a value of `node`, or one that it takes, lies on what a loop has made; after `steps`."""
         return node in self._moved
 
+    def overwrite(self, node: fx.Node) -> Overwrite | None:
+        """Return how a single operator overwrites an input, `None` where it does not; after `steps`."""
+        may_overwrite = self.is_overwriting and node not in self._copied
+        return self.storages.overwrites.get(node) if may_overwrite else None
+
     def _node_step(self, node: fx.Node) -> Step:
         step = self.storages.steps[node]
         private_bytes = step.private_bytes + self.calls.get(node, 0)
+        overwrite = self.overwrite(node)
+        if overwrite is not None:
+            self._keys[node] = self.of(slots(node)[0])
+            self._moved |= self.storages.readers(node)
+            of_inputs = frozenset(key for source in node.all_input_nodes for key in self.of(source))
+            return Step(makes={}, holds=of_inputs, private_bytes=private_bytes)
         if not self.is_moved(node):
             return step._replace(private_bytes=private_bytes)
         made = self.storages.made[node]

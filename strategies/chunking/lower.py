@@ -25,6 +25,7 @@ from strategies.chunking.runtime import (
     write_chunk,
 )
 from strategies.chunking.training import saved_storages, unread_loops
+from strategies.plan.overwrite import Overwrite
 
 _aten = torch.ops.aten
 
@@ -80,7 +81,8 @@ class _Lowering:
             if isinstance(item, Loop):
                 loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
             else:
-                self._known[item] = self._copied(item, donated.get(item, frozenset()))
+                given = donated.get(item, frozenset())
+                self._known[item] = self._copied(item, given, schedule.overwrite(item))
         self._graph.output(tuple(self._known[node] for node in schedule.outputs))
         for node, new in self._known.items():
             new.meta.setdefault("val", node.meta.get("val"))
@@ -91,7 +93,10 @@ class _Lowering:
             loops=tuple(loops),
         )
 
-    def _copied(self, node: fx.Node, donated: frozenset[int]) -> fx.Node:
+    def _copied(self, node: fx.Node, donated: frozenset[int], overwrite: Overwrite | None) -> fx.Node:
+        if overwrite is not None:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+            return self._graph.create_node("call_function", overwrite.target, args, kwargs, name=node.name)
         if node.op != "call_module":
             return self._graph.node_copy(node, self._known.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
@@ -184,8 +189,9 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
         if node in buffers and gives[node].adds_in_place:
             graph.call_function(ADDING[node.target], (buffers[node], *args))
             continue
-        target = PRODUCTS[node.target] if not is_writing and loop.adds_gradients(node) else node.target
-        made[node] = graph.call_function(target, _local(node, args, loop, sized), kwargs)  # type: ignore[arg-type]
+        args = _local(node, args, loop, sized)  # type: ignore[arg-type]
+        target, args = _called(node, args, loop, is_writing=is_writing)
+        made[node] = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
         made[node].meta["val"] = node.meta["val"]
         if node in buffers:
             axis = gives[node].axis
@@ -206,6 +212,16 @@ def _names(loop: Loop) -> list[str]:
         found.append(f"{name}_take_{count[name]}" if count[name] else name)
         count[name] += 1
     return found
+
+
+def _called(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, *, is_writing: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the operator that a body calls for a member, and its arguments."""
+    if node in loop.overwrites:
+        return loop.overwrites[node].target, args
+    is_adding = not is_writing and loop.adds_gradients(node)
+    return PRODUCTS[node.target] if is_adding else node.target, args
 
 
 def _local(

@@ -62,19 +62,33 @@ class Search:
         self._regions = Regions(schedule.storages)
 
     def fit(self, goal_bytes: int) -> Schedule:
-        """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found."""
-        best = self._first
-        profile = self._profile(best.items)
+        """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found.
+
+        Loops are sought as if no single operator overwrote its input, where that does not do on its own:
+        results that a loop could write to the memory of an input would seem to cost nothing.
+        """
+        self._first = replace(self._first, is_overwriting=True)
+        if self._first.profile().peak_bytes <= goal_bytes:
+            return self._first
+        found: list[fx.Node | Loop] = self._first.items
+        for is_overwriting in (False, True):
+            self._first = replace(self._first, is_overwriting=is_overwriting)
+            found = self._lowered(found, goal_bytes)
+        peak_bytes = self._profile(found).peak_bytes
+        return self._relaxed(replace(self._first, items=found), max(goal_bytes, peak_bytes))
+
+    def _lowered(self, items: list[fx.Node | Loop], goal_bytes: int) -> list[fx.Node | Loop]:
+        profile = self._profile(items)
         for _ in range(_STEPS):
             if profile.peak_bytes <= goal_bytes:
                 break
-            candidate = self._better(best.items, profile, goal_bytes)
+            candidate = self._better(items, profile, goal_bytes)
             if candidate is None:
                 break
-            best = replace(best, items=candidate.items)
-            profile = self._profile(best.items)
+            items = candidate.items
+            profile = self._profile(items)
             _LOG.info("chunks of forward: %s bytes of one scope so far", f"{profile.peak_bytes:,}")
-        return self._relaxed(best, max(goal_bytes, profile.peak_bytes))
+        return items
 
     def _profile(self, items: list[fx.Node | Loop]) -> Profile:
         return replace(self._first, items=items).profile()

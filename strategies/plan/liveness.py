@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from strategies.plan.overwrite import Overwrite, overwrites
+
 Key: TypeAlias = Hashable
 """Names a storage."""
 
@@ -112,11 +114,13 @@ class Storages:
         of: keys of what a node's value lies on.
         made: bytes of what a node makes.
         steps: what one node does.
+        overwrites: nodes that may write to the memory of an input instead.
     """
 
     of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
     steps: dict[fx.Node, Step] = field(default_factory=dict)
+    overwrites: dict[fx.Node, Overwrite] = field(default_factory=dict)
     _sizes: dict[Key, int] = field(default_factory=dict)
     _readers: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
@@ -137,6 +141,7 @@ class Storages:
                 {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
             )
             born |= sizes.keys()
+        storages.overwrites.update(overwrites(graph, storages.of, storages.made))
         storages.steps.update((node, storages._step(node)) for node in graph.nodes)
         return storages
 

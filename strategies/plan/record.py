@@ -58,7 +58,8 @@ class ScopeGraph:
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
             autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does; the rest
             are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that
-            some operator writes in place to memory that the result lies on.
+            some operator writes in place to memory that the result lies on. `meta["has_gradients"]` of the
+            output says that forward ran with gradients on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -203,7 +204,7 @@ class _Recorder(TorchDispatchMode):
             else:
                 problem = f"{frame.fqn or 'the model'} returns a {type(leaf).__name__}"
                 raise StrategyError(self._where, f"{problem}, which no graph can hold")
-        frame.graph.output(tuple(tensors))
+        frame.graph.output(tuple(tensors)).meta["has_gradients"] = self._has_gradients
         _drop_internal_detaches(frame)
         frame.graph.eliminate_dead_code(_is_impure)
         self.graphs.append(
