@@ -54,7 +54,7 @@ def chart(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     x = {"field": "budget", "type": "quantitative", "title": "budget / activation peak as it is, %"}
     peaks = {"field": "value", "type": "quantitative", "title": "measured peak, %"}
     times = {"field": "value", "type": "quantitative", "title": "time / as it is", "scale": {"zero": False}}
-    colour = {"field": _SERIES, "type": "nominal", "title": None}
+    colour = {"field": _SERIES, "type": "nominal", "title": None, "legend": {"orient": "bottom"}}
     panels = [
         {"mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y, "color": colour}, **_SIZE}
         | {"data": {"values": values}}

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.output import parser, publish
 from bench.trials import experiments
@@ -73,6 +73,8 @@ class Row:
         planning_s: of the plan; the first budget of a model includes its recording.
         relative_difference: |result - result of the plain model| / its largest element, or a thousandth of
             the largest of all results, where that is more; of gradients in training.
+        error, plain_error: the same between the planned or the plain model's result and that in float64,
+            where both round.
     """
 
     model: str
@@ -87,6 +89,8 @@ class Row:
     chunks: int = 0
     planning_s: float
     relative_difference: float | None = None
+    error: float | None = None
+    plain_error: float | None = None
 
     @property
     def is_as_claimed(self) -> bool:
@@ -98,13 +102,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Case:
-    """A model, what it runs on, and what it gives as it is."""
+    """A model, what it runs on, and what it gives as it is, and in float64."""
 
     name: str
     model: nn.Module
     batch: Batch
     run: Callable[[nn.Module], list[Tensor]]
     expected: list[Tensor]
+    exact: list[Tensor]
     step: PlannedStep | None
     timed: Sequence[float]
 
@@ -143,11 +148,11 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
     def loss(outputs: Any, targets: Any) -> Tensor:
         return spec.loss(outputs, Batch(inputs=batch.inputs, targets=targets))
 
-    def run(each: nn.Module) -> list[Tensor]:
+    def run(each: nn.Module, inputs: Any = batch.inputs) -> list[Tensor]:
         if not training:
             with torch.no_grad():
-                return [leaf for leaf in tree_leaves(each(*batch.inputs)) if isinstance(leaf, Tensor)]
-        loss(each(*batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
+                return [leaf for leaf in tree_leaves(each(*inputs)) if isinstance(leaf, Tensor)]
+        loss(each(*inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
         found = [parameter.grad for parameter in each.parameters() if parameter.grad is not None]
         each.zero_grad()
         return found
@@ -160,6 +165,7 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
         batch=batch,
         run=run,
         expected=expected,
+        exact=run(copy.deepcopy(model).double(), tree_map_only(Tensor, _doubled, batch.inputs)),
         step=step if training else None,
         timed=timed,
     )
@@ -200,6 +206,8 @@ def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start
         chunks=sum(region.chunks for region in plan.regions),
         planning_s=seconds,
         relative_difference=relative_difference(results, case.expected),
+        error=relative_difference(results, case.exact),
+        plain_error=relative_difference(case.expected, case.exact),
     )
 
 
@@ -246,11 +254,15 @@ def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
     return live.ledger
 
 
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
 def relative_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference of two tensors, as `Row` has it."""
     floor = 1e-3 * max(each.abs().max().item() for each in expected)
     return max(
-        (one - other).abs().max().item() / max(other.abs().max().item(), floor)
+        (one.double() - other.double()).abs().max().item() / max(other.abs().max().item(), floor)
         for one, other in zip(results, expected, strict=True)
     )
 
@@ -267,7 +279,10 @@ def slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
 
 
 def _table(rows: list[Row]) -> Table:
-    names = ("model", "budget", "of", "predicted", "measured", "smallest", "time", "difference", "planned in")
+    names = (
+        "model", "budget", "of", "predicted", "measured", "smallest", "time", "difference",
+        "from float64 (as it is)", "planned in",
+    )  # fmt: skip
     table = Table(*names)
     for row in rows:
         refused = row.predicted_bytes is None
@@ -280,6 +295,7 @@ def _table(rows: list[Row]) -> Table:
             f"{row.minimum_bytes:,}",
             "" if row.slowdown is None else f"{row.slowdown:.2f} x",
             "" if row.relative_difference is None else f"{row.relative_difference:.1e}",
+            "" if row.error is None else f"{row.error:.1e} ({row.plain_error:.1e})",
             f"{row.planning_s:.1f} s",
         )
     return table
