@@ -260,6 +260,9 @@ class _Recorder(TorchDispatchMode):
         if _depends_on_data(func, args):
             problem = f"{self.place} calls {func}, whose result or shape depends on data"
             raise StrategyError(self._where, f"{problem}; it cannot be planned")
+        if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
+            problem = f"{self.place} calls {func} with a generator of its own, which no graph can hold"
+            raise StrategyError(self._where, f"{problem}; let it draw from torch's own")
         if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
             return self._by_rows(*args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)

@@ -79,6 +79,11 @@ class _Finds(_Layer):
         return x * x.nonzero().size(0)
 
 
+class _Draws(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+
+
 class _Layers(nn.Module):
     def __init__(self, layer: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -125,6 +130,13 @@ MODELS = {
     "a branch on the data": (_Branches, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
     "a shape of the data": (_Chooses, f"'layers.0' calls aten.index.Tensor, {DEPENDS}"),
     "a size of the data": (_Finds, f"'layers.0' calls aten.nonzero.default, {DEPENDS}"),
+    "a generator of its own": (
+        _Draws,
+        (
+            "'layers.0' calls aten.rand.generator with a generator of its own, which no graph can hold; "
+            "let it draw from torch's own"
+        ),
+    ),
     # the first layer's needs no backward, because its input has no gradient
     "a function with a backward of its own": (
         _Custom,
