@@ -16,6 +16,7 @@ from strategies.chunking.grow import Growth, Seed
 from strategies.chunking.loops import Loop, Schedule, make_loop
 from strategies.chunking.narrow import narrowed
 from strategies.chunking.rules import shape_of, sums
+from strategies.chunking.takeover import Takeover
 
 Structure: TypeAlias = Hashable
 """What graphs of the same operators have in common."""
@@ -112,11 +113,15 @@ def take_again(
             items.append(nodes[item])
             continue
         later = _used_by(decisions.items[index + 1 :], nodes)
-        loop = _loop(item, nodes, later | set(plain.outputs), plain, donated)
+        loop = _loop(item, nodes, later | set(plain.outputs), plain)
         if loop is None:
             return None
         items.append(loop)
-    return replace(plain, items=items)
+    again, takeover = replace(plain, items=items), Takeover.of(plain, donated)
+    for at, each in enumerate(items):
+        if isinstance(each, Loop):  # another shape may be broadcast, and donations differ
+            again.items = [*again.items[:at], takeover.checked(again, at), *again.items[at + 1 :]]
+    return again
 
 
 def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -129,7 +134,6 @@ def _loop(
     nodes: Sequence[fx.Node],
     outside: set[fx.Node],
     plain: Schedule,
-    donated: frozenset[fx.Node],
 ) -> Loop | None:
     seed_node = nodes[decision.seed]
     members = [nodes[position] for position in decision.members]
@@ -148,14 +152,8 @@ def _loop(
     if loop is None or len(loop.gives) != len(decision.into):
         return None
     loop = loop.with_length(min(decision.length, loop.size))
-    gives = [
+    gives = (
         replace(give, into=None if position is None else nodes[position])
         for give, position in zip(loop.gives, decision.into, strict=True)
-    ]
-    kept = [
-        give
-        if give.into is None or give.into.op != "placeholder" or give.into in donated
-        else replace(give, into=None)
-        for give in gives
-    ]
-    return replace(loop, gives=tuple(kept))
+    )
+    return replace(loop, gives=tuple(gives))

@@ -6,7 +6,8 @@ hooks and names stay. Such a region, and FSDP2, may come around it afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Protocol
@@ -113,7 +114,7 @@ class ChunkedForward:
             program = self.alike[kind].taken_over(module) if kind in self.alike else None
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
-            with _disable_current_modes(), saved_tensors_hooks(_same, _same):
+            with _as_outside_of_inference(), _disable_current_modes(), saved_tensors_hooks(_same, _same):
                 known = self.recorded[kind].taken_over(module) if kind in self.recorded else None
                 if known is None or known.graph.constants:  # they are of another shadow
                     program = self._program(module, args, kwargs, given)
@@ -162,6 +163,14 @@ class ChunkedForward:
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> Code:
         return lower(graph.graph, self.scheduler.schedule(graph.graph, given))
+
+
+@contextmanager
+def _as_outside_of_inference() -> Iterator[None]:
+    """Record as under `no_grad` what runs in inference mode, where composite operators stay whole."""
+    has_gradients = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(has_gradients):
+        yield
 
 
 def _is_alike(value: object, other: object) -> bool:

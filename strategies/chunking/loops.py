@@ -426,7 +426,12 @@ class Schedule:
         return set(steps[at].holds) - later - self.kept()
 
     def donations(self) -> dict[fx.Node, frozenset[int]]:
-        """Return for each call of an inner scope the positions of inputs that nobody needs after it."""
+        """Return for each call of an inner scope the positions of inputs that nobody needs after it.
+
+        None where gradients are recorded: autograd may need them.
+        """
+        if self.storages.has_gradients:
+            return {}
         last = self.profile().last
         found: dict[fx.Node, frozenset[int]] = {}
         for index, item in enumerate(self.items):

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from strategies.chunking.grow import Growth, Region, seeds_of
-from strategies.chunking.loops import Give, Loop, Schedule, flat, lengths, make_loop
+from strategies.chunking.loops import Loop, Schedule, flat, lengths, make_loop
 from strategies.chunking.rules import is_pointwise
+from strategies.chunking.takeover import Takeover
 from strategies.plan.cost import Machine, cost_of, is_view
 from strategies.plan.liveness import Profile, Storages, bytes_of
 
@@ -58,7 +59,7 @@ class Search:
     ) -> None:
         self._first = schedule
         self._machine = machine
-        self._donated = donated
+        self._takeover = Takeover.of(schedule, donated)
         self._regions = Regions(schedule.storages)
 
     def fit(self, goal_bytes: int) -> Schedule:
@@ -194,54 +195,7 @@ class Search:
 
     def _in_place(self, items: list[fx.Node | Loop], at: int, loop: Loop) -> Loop:
         """Return the loop with results in the memory of inputs that die with it."""
-        plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
-        schedule = replace(self._first, items=[*items[:at], plain, *items[at + 1 :]])
-        ending = schedule.last_used(at)
-        used: set[fx.Node] = set()
-        gives: list[Give] = []
-        for give in plain.gives:
-            into = next(
-                (
-                    take.node
-                    for take in plain.takes
-                    if take.node not in used
-                    and take.axis is not None
-                    and take.axis == give.axis
-                    and self._may_take_over(plain, give, take.node, ending, schedule)
-                ),
-                None,
-            )
-            used |= {into} - {None}  # type: ignore[arg-type]
-            gives.append(replace(give, into=into))
-        return replace(plain, gives=tuple(gives))
-
-    def _may_take_over(
-        self, loop: Loop, give: Give, node: fx.Node, ending: set[Any], schedule: Schedule
-    ) -> bool:
-        old, new = node.meta["val"], give.node.meta["val"]
-        alike = old.shape == new.shape and old.stride() == new.stride() and old.dtype == new.dtype
-        if not alike or not new.is_contiguous():
-            return False
-        keys = schedule.of(node)
-        is_outside = node.op in {"placeholder", "get_attr"}
-        if len(keys) != 1 or not keys <= ending or (is_outside and node not in self._donated):
-            return False
-        if sum(bool(keys & schedule.of(take.node)) for take in loop.takes) != 1:
-            return False
-        size = old.untyped_storage().nbytes()
-        if size != bytes_of(old):
-            return False
-        position = {member: index for index, member in enumerate(loop.region.members)}
-        on = set(schedule.storages.of[node])
-        looking = [
-            member
-            for member in loop.region.members
-            if node in member.all_input_nodes or on & set(schedule.storages.of[member])
-        ]
-        users = [
-            user for member in looking if on & set(schedule.storages.of[member]) for user in member.users
-        ]
-        return all(position.get(each, -1) <= position[give.node] for each in (*looking, *users))
+        return self._takeover.chosen(replace(self._first, items=[*items[:at], loop, *items[at + 1 :]]), at)
 
     def _relaxed(self, schedule: Schedule, limit: int) -> Schedule:
         """Return the schedule with each loop as long as the limit allows."""

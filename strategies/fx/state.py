@@ -89,13 +89,15 @@ def held_by(module: nn.Module, name: str) -> Any:
 @contextmanager
 def restored_generators() -> Iterator[None]:
     """Leave the random number generators of Python, NumPy and torch on the CPU as they were."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (users')
+    # torch.get_rng_state is what meters of memory follow
+    cpu = torch.default_generator.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (users')
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002 (users')
-        torch.set_rng_state(cpu)
+        torch.default_generator.set_state(cpu)
 
 
 class Effects:

@@ -113,21 +113,26 @@ class Storages:
     Fields:
         of: keys of what a node's value lies on.
         made: bytes of what a node makes.
+        standing: what inputs, parameters and results of inner scopes lie on that no operator has made.
         steps: what one node does.
         overwrites: nodes that may write to the memory of an input instead.
+        has_gradients: whether forward was recorded with gradients on.
     """
 
     of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
+    standing: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
     steps: dict[fx.Node, Step] = field(default_factory=dict)
     overwrites: dict[fx.Node, Overwrite] = field(default_factory=dict)
+    has_gradients: bool = False
     _sizes: dict[Key, int] = field(default_factory=dict)
     _readers: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
         """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
-        storages, born = cls(), set[Key]()
+        result = next(iter(reversed(graph.nodes)))
+        storages, born = cls(has_gradients=result.meta["has_gradients"]), set[Key]()
         for node in graph.nodes:
             tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
             sizes = {
@@ -136,12 +141,15 @@ class Storages:
                 for tensor in tensors
             }
             storages.of[node] = tuple(sizes)
-            is_outside = node.op in {"placeholder", "get_attr"}
-            storages.made[node] = (
-                {} if is_outside else {k: size for k, size in sizes.items() if k not in born}
-            )
+            if node.op in {"placeholder", "get_attr"}:
+                storages.standing[node] = frozenset(sizes)
+            elif "standing" in node.meta:
+                storages.standing[node] = frozenset(node.meta["standing"])
+            born |= storages.standing.get(node, frozenset())
+            storages.made[node] = {key: size for key, size in sizes.items() if key not in born}
             born |= sizes.keys()
-        storages.overwrites.update(overwrites(graph, storages.of, storages.made))
+        if not storages.has_gradients:  # autograd may have saved what is overwritten
+            storages.overwrites.update(overwrites(graph, storages.of, storages.made))
         storages.steps.update((node, storages._step(node)) for node in graph.nodes)
         return storages
 

@@ -35,15 +35,11 @@ def overwrites(
 ) -> dict[fx.Node, Overwrite]:
     """Return the nodes that may overwrite an input, whatever the order in which nodes run.
 
-    None of a graph that was recorded with gradients: autograd may have saved the input.
-
     Args:
-        graph: recorded.
+        graph: recorded without gradients.
         storages: what each value lies on.
         made: those that each node makes.
     """
-    if next(reversed(graph.nodes)).meta["has_gradients"]:
-        return {}
     on: dict[Hashable, set[fx.Node]] = {}
     for node, keys in storages.items():
         for key in keys:

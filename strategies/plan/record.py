@@ -56,10 +56,11 @@ class ScopeGraph:
         fqn: of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
-            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does; the rest
-            are ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that
-            some operator writes in place to memory that the result lies on. `meta["has_gradients"]` of the
-            output says that forward ran with gradients on.
+            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does, and
+            `meta["standing"]` has the storages of its results that are no new ones; the rest are ATen
+            operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of them
+            writes in place to memory that the result lies on. `meta["has_gradients"]` of the output says that
+            forward ran with gradients on.
         outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
         structure: of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
@@ -145,10 +146,12 @@ class _Recorder(TorchDispatchMode):
         self._has_gradients = torch.is_grad_enabled()
         self._effects = Effects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
         self._names: dict[int, list[str]] = {}
+        self._standing: set[Key] = set()
         for fqn, module in shadow.model.named_modules(remove_duplicate=False):
             held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 (both, by attribute)
             for name, value in held.items():
                 if isinstance(value, Tensor):
+                    self._standing.add(key_of(value))
                     self._names.setdefault(id(value), []).append(f"{fqn}.{name}".lstrip("."))
 
     @property
@@ -249,6 +252,7 @@ class _Recorder(TorchDispatchMode):
         node.meta["autocast"] = autocast_dtypes()
         node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
         self._own_results(result, node)
+        node.meta["standing"] = self._standing.intersection(map(key_of, tensors_of(node)))
         return result
 
     def __torch_dispatch__(
