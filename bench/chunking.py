@@ -55,7 +55,7 @@ MODELS = {
     "unet x 8": ("model=unet", "batch_size=8"),
 }  # fmt: skip
 FRACTIONS = tuple(percent / 100 for percent in range(95, 0, -5))
-TIMED = (0.5, 0.25, 0.1)
+TIMED = (0.5, 0.25, 0.2, 0.1)
 _ROUNDS = 5
 
 
