@@ -25,8 +25,8 @@ class Chunking(Strategy):
 
     Fields of subclasses say how many bytes the activations may have.
 
-    Measured in one step in fp32: gradients differ by up to 5e-6, as far as the plain ones are from float64. On the nano models in bf16 over
-    two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
+    Measured in one step in fp32: gradients differ by up to 5e-6, as far as the plain ones are from float64.
+    On the nano models in bf16 over two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
     """
 
     tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
