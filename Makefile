@@ -26,6 +26,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+	$(BIN)/python -m bench.chunk_points --training --out outputs/bench/chunk_points_training.json
 
 # Needs Debian's slurm-wlm and munge: each starts and stops a private Slurm of its own (slurm/cluster.sh).
 bench-slurm: $(STAMP)

@@ -61,7 +61,7 @@ class Program:
         return all(value_read(module, *place) == value for place, value in self.reads.items())
 
     def taken_over(self, module: nn.Module) -> Program | None:
-        """Return the program for another module that was planned the same, if it reads the same."""
+        """Return the program for another module, if that reads the same."""
         reads: dict[tuple[str, str], object] = {}
         for place, value in self.reads.items():
             reads[place] = value_read(module, *place)

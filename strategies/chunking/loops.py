@@ -363,7 +363,7 @@ class Schedule:
         return frozenset(self.storages.of[node]) if found is None else found
 
     def is_moved(self, node: fx.Node) -> bool:
-        """Whether a value of `node`, or one that it takes, lies on what a loop has made; after `steps`."""
+        """Whether `node` makes or takes what lies elsewhere than in the plain graph; after `steps`."""
         return node in self._moved
 
     def overwrite(self, node: fx.Node) -> Overwrite | None:
