@@ -18,12 +18,12 @@ from rich.table import Table
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.collectives import Collectives, promised
-from harness.agent import Agent, RankJob
-from harness.ranks import RankContext
-from strategies.shard import linear
-from strategies.shard.candidates import Candidate
-from strategies.shard.layout import Shape
-from strategies.shard.verification import verify
+from harness.ranks.agent import Agent, RankJob
+from harness.ranks.entry import RankContext
+from strategies.shard.candidates.candidate import Candidate
+from strategies.shard.candidates.layout import Shape
+from strategies.shard.candidates.verification import verify
+from strategies.shard.operators import linear
 
 MESH = (2, 2)
 OUT_FEATURES = 32

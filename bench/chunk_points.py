@@ -28,7 +28,7 @@ from bench.output import parser, publish
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunking.plan import Planning
+from strategies.chunk.planning.plan import Planning
 
 _LONGEST = 1 << 17
 

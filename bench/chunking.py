@@ -26,13 +26,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.measure.ledger import Kind, Ledger
-from harness.measure.locator import Locator
-from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
+from harness.measure.memory.ledger import Kind, Ledger
+from harness.measure.memory.live_storages import LiveStorages, is_activation, mark_backward, mark_forward
+from harness.measure.memory.locator import Locator
 from harness.models.base import Batch, LanguageModelSpec
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunking.plan import Planning
+from strategies.chunk.planning.plan import Planning
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
-from strategies.shard.redistribution import Collective, Phase
+from strategies.shard.candidates.redistribution import Collective, Phase
 
 Counts: TypeAlias = Counter[tuple[str, str, int]]
 """How often `(phase, kind, payload bytes)` was seen."""

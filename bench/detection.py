@@ -21,10 +21,10 @@ from rich.table import Table
 from bench.defects import SavesMutableMatmuls
 from bench.output import parser, publish
 from bench.trials import PRELOAD, experiments, records
-from harness.agent import Agent, sigterm_exits
-from harness.difference import PARTS, describe_difference
-from harness.experiment import Experiment
-from harness.record import Record
+from harness.experiment.experiment import Experiment
+from harness.ranks.agent import Agent, sigterm_exits
+from harness.records.parity import PARTS, describe_difference
+from harness.records.record import Record
 from strategies import Strategy
 
 PROTOCOL = ("model=python", "model.layers_fqn=layers", "protocol=parity", "protocol.parity_steps=1")

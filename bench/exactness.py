@@ -25,15 +25,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.assemble import Assembled, assemble
-from harness.data import source_of
-from harness.experiment import Experiment, name_of
-from harness.measure.allocator import CpuWorkspaceProbe
-from harness.measure.counting import CountingAllocator, counting_allocator
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment, name_of
+from harness.measure.memory.allocator import CpuWorkspaceProbe
+from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
+from harness.trial.assemble import Assembled, assemble
 from strategies import ac_variants
-from strategies.host import allocating_on_host
+from strategies.regions.host import allocating_on_host
 
 SEQUENCE_LENGTH, WIDTH, VOCABULARY = 64, 128, 16
 MODELS = {name: (f"model={name}",) for name in ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")} | {

@@ -16,8 +16,8 @@ from pathlib import Path
 from unittest import mock
 
 from bench.fault_models import FAULT
-from harness.rank_report import log_path, read_reports
-from harness.store import ATTEMPT
+from harness.ranks.rank_report import log_path, read_reports
+from harness.records.store import ATTEMPT
 
 CLUSTER = Path(__file__).parents[1] / "slurm" / "cluster.sh"
 _POLL_S = 0.05

@@ -31,8 +31,8 @@ from bench.fault_acts import ACTS, await_idle, private_slurm, run, underway
 from bench.fault_cases import CASES, GROUPS, LAST_RANK, LAUNCHERS, ON_SLURM, SHAPES, Case, is_refused
 from bench.fault_models import BEGUN, FAULT
 from bench.output import parser, publish
-from harness.agent import sigterm_exits
-from harness.store import RECORD
+from harness.ranks.agent import sigterm_exits
+from harness.records.store import RECORD
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 5.0

@@ -28,13 +28,13 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.assemble import assemble
-from harness.data import source_of
-from harness.experiment import Experiment
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment
+from harness.measure.speed.timing import Clock, Step, clock_for, interleave
 from harness.measure.step import instrument
-from harness.measure.timing import Clock, Step, clock_for, interleave
 from harness.models.base import Batch
-from harness.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
+from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
+from harness.trial.assemble import assemble
 
 TARGET = 0.01
 """How far the median ratio of timed steps may be from 1."""

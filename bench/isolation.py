@@ -21,12 +21,12 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.agent import Agent, RankJob
-from harness.trial import TrialPlan
+from harness.ranks.agent import Agent, RankJob
+from harness.trial.run import TrialPlan
 
 ISOLATIONS = ("forkserver", "persistent")
 MESHES = ("single", "shard2", "tp2")
-_PRELOAD = ("bench.point_overhead", "harness.trial")
+_PRELOAD = ("bench.point_overhead", "harness.trial.run")
 _TRIAL = ("ac=full", "mesh.device=cpu", "protocol=smoke", "protocol.timed_pairs=0")
 _DEADLINE_S = 300.0
 
@@ -58,7 +58,7 @@ def _jobs(folder: Path) -> dict[str, RankJob]:
     trials = {
         f"gpt_nano, {mesh}": RankJob(
             trial_dir=folder,
-            entry="harness.trial:run",
+            entry="harness.trial.run:run",
             payload=TrialPlan(experiment=experiment),
             ranks=experiment.mesh.world_size,
             deadline_s=_DEADLINE_S,

@@ -23,15 +23,15 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.assemble import Assembled, assemble
-from harness.data import source_of
-from harness.difference import PARTS, describe_difference
-from harness.experiment import Experiment
-from harness.measure.parity import compare_steps
-from harness.measure.snapshot import steps
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment
+from harness.measure.parity.compare import compare_steps
+from harness.measure.parity.snapshot import steps
 from harness.measure.step import instrument
 from harness.models.base import Batch
-from strategies.host import allocating_on_host
+from harness.records.parity import PARTS, describe_difference
+from harness.trial.assemble import Assembled, assemble
+from strategies.regions.host import allocating_on_host
 
 BLOCKS, WIDTH, BATCH_SIZE, SEQUENCE_LENGTH = 64, 64, 8, 128
 SIZES = (

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console, RenderableType
 
-from harness.environment import describe
-from harness.store import write_atomically
+from harness.measure.environment import describe
+from harness.records.store import write_atomically
 
 _WIDTH = 160
 """Columns of a table that goes to a file: the longest row shall not be folded."""

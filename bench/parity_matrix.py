@@ -22,9 +22,9 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.trials import PRELOAD, experiments, records
-from harness.agent import Agent, sigterm_exits
-from harness.difference import PARTS, describe_difference
-from harness.record import Record
+from harness.ranks.agent import Agent, sigterm_exits
+from harness.records.parity import PARTS, describe_difference
+from harness.records.record import Record
 from strategies import ac_variants
 
 MODELS = ("gpt_nano", "llama_nano", "moe_nano", "mlp")

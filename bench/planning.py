@@ -32,14 +32,14 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.trials import experiments, records
 from harness import cli
-from harness.agent import Agent
-from harness.launch import Run
 from harness.launchers.base import Launcher
-from harness.plan import Plan, plan_sweep
-from harness.record import Record, validate
-from harness.report.publisher import Tracker
-from harness.store import Store
-from harness.task import Point
+from harness.launchers.task import Point
+from harness.ranks.agent import Agent
+from harness.records.record import Record, validate
+from harness.records.store import Store
+from harness.report.wandb.publisher import Tracker
+from harness.sweep.launch import Run
+from harness.sweep.plan import Plan, plan_sweep
 
 TARGET_S = 10
 """Seconds that a plan of 1,000 points may take on two cores."""
@@ -115,7 +115,7 @@ def _options() -> argparse.Namespace:
 
 def _measured(folder: Path) -> Record:
     """Return the record of one trial."""
-    with Agent(preload=("harness.trial",)) as agent:
+    with Agent(preload=("harness.trial.run",)) as agent:
         (record,) = records(agent, experiments([(*_TRIAL, "ac=full")]), folder)
     return record
 

@@ -1,7 +1,7 @@
 """What a point costs beyond its own compute: our agent against torchrun, interleaved in one run.
 
-Every point is two gloo ranks that import what a trial imports (`harness.trial`, FSDP, tensor parallelism),
-meet, run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is timed inside the
+Every point is two gloo ranks that import what a trial imports (`harness.trial.run`, FSDP, tensor
+parallelism), meet, run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is timed inside the
 rank and subtracted. The first point of the agent pays for the imports and is shown in a row of its own.
 
     python -m bench.point_overhead --repeats 10
@@ -26,10 +26,10 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 from rich.table import Table
 
-import harness.trial
+import harness.trial.run
 from bench.output import parser, publish
-from harness.agent import Agent, RankJob
-from harness.ranks import RankContext
+from harness.ranks.agent import Agent, RankJob
+from harness.ranks.entry import RankContext
 
 RANKS = 2
 TARGET_S = 0.3
@@ -38,7 +38,7 @@ TARGET_S = 0.3
 TARGET_RATIO = 10
 """How many times cheaper than torchrun it should be."""
 
-_PRELOAD = ("bench.point_overhead", harness.trial.__name__)
+_PRELOAD = ("bench.point_overhead", harness.trial.run.__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-from harness.record import Record
+from harness.records.record import Record
+from harness.records.store import Store
+from harness.report.content.terminal_table import sheet
 from harness.report.main import main as write_reports
-from harness.report.table import sheet
-from harness.store import Store
 from strategies import Strategy, ac_variants
 
 _ROOT = Path(__file__).parent.parent

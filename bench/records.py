@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from harness.store import RECORD, write_atomically
+from harness.records.store import RECORD, write_atomically
 
 
 def main() -> int:

@@ -22,10 +22,10 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.output import parser, publish
-from harness.measure.memory import MOST_MOMENTS
-from harness.measured import Moment
-from harness.record import Record, validate
-from harness.store import Store, trial_id
+from harness.measure.memory.live_storages import MOST_MOMENTS
+from harness.records.measured import Moment
+from harness.records.record import Record, validate
+from harness.records.store import Store, trial_id
 
 TARGET_S, TARGET_BYTES = 10.0, 10 * 1000 * 1000
 """Of the command from its start to its end, and of the page."""

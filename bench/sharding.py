@@ -26,8 +26,8 @@ from rich.table import Table
 from bench.candidates import enumerated, table
 from bench.output import parser, publish
 from bench.trials import PRELOAD, experiments, records
-from harness.agent import Agent, sigterm_exits
-from harness.record import Record
+from harness.ranks.agent import Agent, sigterm_exits
+from harness.records.record import Record
 
 MODELS = ("gpt_nano", "llama_nano")
 MESHES = ("tp2", "shard2_tp2")

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.sweeps import Sweep, plan_line, private_slurm
-from harness.store import Store
+from harness.records.store import Store
 
 LAUNCHERS = ("local", "slurm")
 _OPTIONS = {"local": (), "slurm": ("hydra.launcher.poll_s=0.2",)}

@@ -16,8 +16,8 @@ from typing import Any
 from unittest import mock
 
 from bench.starts import VARIABLE, starts_of
-from harness.agent import sigterm_exits
-from harness.store import RECORD
+from harness.ranks.agent import sigterm_exits
+from harness.records.store import RECORD
 
 ROOT = Path(__file__).parents[1]
 TRIVIAL = (

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.assemble import assemble
-from harness.experiment import Experiment
+from harness.experiment.experiment import Experiment
 from harness.measure.step import instrument
-from strategies.host import allocating_on_host
+from harness.trial.assemble import assemble
+from strategies.regions.host import allocating_on_host
 
 UNIT_FLOPS = 2 * 512**3
 UNIT_BYTES = 512 * 512 * 4

@@ -12,17 +12,17 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 import harness
-from harness.agent import Agent, RankJob
-from harness.culprit import Outcome
-from harness.environment import describe, environment_id
-from harness.experiment import Experiment
-from harness.parallel import device_mesh
-from harness.preflight import device_type
-from harness.ranks import RankContext
-from harness.record import Ending, Identity, Record, build
+from harness.experiment.experiment import Experiment
+from harness.measure.environment import describe, environment_id
+from harness.ranks.agent import Agent, RankJob
+from harness.ranks.culprit import Outcome
+from harness.ranks.entry import RankContext
+from harness.records.record import Ending, Identity, Record, build
+from harness.records.store import trial_id
 from harness.schema import experiment_fields, materialise
-from harness.store import trial_id
-from harness.trial import TrialPlan, run
+from harness.trial.parallel import device_mesh
+from harness.trial.preflight import device_type
+from harness.trial.run import TrialPlan, run
 
 PRELOAD = ("bench.trials",)
 """What the agent's fork server imports, so that no rank does."""

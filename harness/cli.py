@@ -20,16 +20,15 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.agent import sigterm_exits
 from harness.errors import ConfigError
-from harness.fields import encode
-from harness.launch import Result, Run, exit_code, run_sweep
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
-from harness.planning_log import planning_shown
-from harness.preflight import Preflight, show
-from harness.record import Record
-from harness.report.table import print_table
+from harness.launchers.task import Point
+from harness.ranks.agent import sigterm_exits
+from harness.records.fields import encode
+from harness.records.record import Record
+from harness.records.store import trial_id
+from harness.report.content.terminal_table import print_table
 from harness.schema import (
     CHOICE_KEYS,
     Settings,
@@ -44,8 +43,9 @@ from harness.schema import (
     with_mesh_name,
     without_idle_options,
 )
-from harness.store import trial_id
-from harness.task import Point
+from harness.sweep.launch import Result, Run, exit_code, run_sweep
+from harness.sweep.planning_log import planning_shown
+from harness.trial.preflight import Preflight, show
 from strategies import StrategyError
 
 _HERE = Path(__file__).parent

@@ -14,19 +14,19 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from harness.data import data_specs
 from harness.errors import ConfigError
-from harness.experiment import Experiment, Recipe
-from harness.launch import Run
+from harness.experiment.data import data_specs
+from harness.experiment.experiment import Experiment, Recipe
+from harness.experiment.mesh import Mesh
+from harness.experiment.protocol import Protocol
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
-from harness.launchers.packed import SlurmPacked
 from harness.launchers.slurm import Slurm
-from harness.mesh import Mesh
+from harness.launchers.slurm_packed import SlurmPacked
 from harness.models import families
-from harness.protocol import Protocol
-from harness.report.publisher import Tracker
-from harness.store import check_name
+from harness.records.store import check_name
+from harness.report.wandb.publisher import Tracker
+from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
 
 CHOICE_KEYS = ("name", "family")

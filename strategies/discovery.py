@@ -17,7 +17,8 @@ def variants(package: ModuleType) -> dict[str, type[Strategy]]:
     Raises:
         TypeError: a module defines more than one strategy.
     """
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    modules = pkgutil.iter_modules(package.__path__)
+    names = sorted(info.name for info in modules if not info.ispkg and info.name != "base")
     found = {name: _strategy_of(importlib.import_module(f"{package.__name__}.{name}")) for name in names}
     return {name: strategy for name, strategy in found.items() if strategy is not None}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.forkserver import ForkServer
+from harness.ranks.forkserver import ForkServer
 from tests import rank_pool
 from tests.rank_pool import RankPool
 
@@ -17,8 +17,8 @@ LONG = (
     "tests/slurm/",
     "tests/parity/",
     "tests/harness/test_cli.py",
-    "tests/harness/test_trial.py",
-    "tests/harness/test_persistent.py",
+    "tests/harness/trial/test_run.py",
+    "tests/harness/ranks/test_persistent_server.py",
     "tests/strategies/chunk/",
 )
 """Files that take a minute or more: first, so that no worker is alone with one of them at the end."""

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.culprit import is_communication
-from harness.forkserver import ForkServer
+from harness.ranks.culprit import is_communication
+from harness.ranks.forkserver import ForkServer
 
 PRELOAD = (
     "torch.distributed.fsdp",

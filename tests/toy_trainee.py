@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.measure.parity import Snapshot, steps
+from harness.measure.parity.compare import Snapshot, steps
 from harness.models.base import Batch
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from harness.attempts import lost_task
-from harness.claims import claimant, record_for, release
-from harness.culprit import TrialError
-from harness.interrupts import Interrupts
-from harness.mesh import Mesh
-from harness.packing import Packer
-from harness.record import Record
-from harness.report.progress import SweepProgress
-from harness.store import Store
-from harness.task import Task
+from harness.experiment.mesh import Mesh
+from harness.launchers.interrupts import Interrupts
+from harness.launchers.packing import Packer
+from harness.launchers.progress import SweepProgress
+from harness.launchers.run_task import lost_task
+from harness.launchers.task import Task
+from harness.ranks.culprit import TrialError
+from harness.records.claims import claimant, record_for, release
+from harness.records.record import Record
+from harness.records.store import Store
 
 _LOOK_S = 0.2
 

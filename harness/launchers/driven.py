@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from harness.attempts import now
-from harness.claims import (
+from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, landed
+from harness.launchers.run_task import now
+from harness.launchers.task import Task
+from harness.records.claims import (
     DRIVEN,
     Submission,
     claim,
@@ -20,10 +22,8 @@ from harness.claims import (
     read_submission,
     write_submission,
 )
-from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, landed
-from harness.record import Record
-from harness.store import Store
-from harness.task import Task
+from harness.records.record import Record
+from harness.records.store import Store
 
 _POLL_S = 0.2
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from harness.agent import Agent
-from harness.attempts import PRELOAD, run_task
-from harness.claims import Submission, claimant, release
 from harness.errors import ConfigError, require_at_least, require_one_of
-from harness.lane import COMMAND, LaneSpec
+from harness.experiment.mesh import Mesh
 from harness.launchers.base import Flight, Sweep, follow_packer
 from harness.launchers.driven import Driven
-from harness.mesh import Mesh
-from harness.packing import Need, Packer, Packing, Pool, Slice
-from harness.preflight import device_type
-from harness.rank_report import RankReport
-from harness.record import Record
-from harness.shapes import Seat, by_shape
-from harness.store import Store
-from harness.task import Task
+from harness.launchers.lane import COMMAND, LaneSpec
+from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
+from harness.launchers.resource_shape import Seat, by_shape
+from harness.launchers.run_task import PRELOAD, run_task
+from harness.launchers.task import Task
+from harness.ranks.agent import Agent
+from harness.ranks.rank_report import RankReport
+from harness.records.claims import Submission, claimant, release
+from harness.records.record import Record
+from harness.records.store import Store
+from harness.trial.preflight import device_type
 
 ISOLATIONS = ("forkserver", "persistent")
 RANKS_PER_CORE = 8

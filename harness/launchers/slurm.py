@@ -12,9 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness import slurm
-from harness.attempts import now, refuse_task
-from harness.claims import (
+from harness.errors import ConfigError, require_at_least
+from harness.experiment.mesh import Mesh
+from harness.launchers import slurm_client as slurm
+from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
+from harness.launchers.lane import STOP, LaneSpec, run_element
+from harness.launchers.resource_shape import Seat, Shape, by_shape
+from harness.launchers.run_task import now, refuse_task
+from harness.launchers.slurm_ends import Look
+from harness.launchers.slurm_submit import Call, Request, submit
+from harness.launchers.task import Task
+from harness.records.claims import (
     Submission,
     claim_unless_begun,
     claimant,
@@ -28,16 +36,8 @@ from harness.claims import (
     release,
     write_submission,
 )
-from harness.errors import ConfigError, require_at_least
-from harness.lane import STOP, LaneSpec, run_element
-from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
-from harness.launchers.ends import Look
-from harness.mesh import Mesh
-from harness.record import Record
-from harness.shapes import Seat, Shape, by_shape
-from harness.store import Store
-from harness.submission import Call, Request, submit
-from harness.task import Task
+from harness.records.record import Record
+from harness.records.store import Store
 
 _EARLY_S = 60
 """How much too early Slurm may announce a time limit."""

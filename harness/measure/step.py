@@ -12,16 +12,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from harness.measure import allocator, memory
-from harness.measure.allocator import AllocatorReport, LiveTotals
-from harness.measure.ledger import Kind, Ledger
-from harness.measure.locator import Locator, Phase
-from harness.measure.memory import LiveStorages, MemoryReport, SavedStorage, WorkspaceProbe
+from harness.measure.gloo.wait import settled_collectives
+from harness.measure.in_place_operators import AsUnwatched
+from harness.measure.memory import live_storages as memory
+from harness.measure.memory.allocator import AllocatorReport, LiveTotals
+from harness.measure.memory.ledger import Kind, Ledger
+from harness.measure.memory.live_storages import (
+    LiveStorages,
+    MemoryReport,
+    SavedStorage,
+    WorkspaceProbe,
+    allocator,
+)
+from harness.measure.memory.locator import Locator, Phase
 from harness.measure.rng import seeded
-from harness.measure.settled import settled_collectives
 from harness.measure.tensors import gradients_of, optimizer_state_of, parameters_of, plain_tensors, tensors_in
-from harness.measure.unwatched import AsUnwatched
-from harness.measure.work import WorkCounter, WorkReport
+from harness.measure.work.counter import WorkCounter, WorkReport
 
 
 class Trainee(Protocol):

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.claims import is_left
 from harness.errors import ConfigError
-from harness.report.compare import compare
-from harness.report.contents import document
-from harness.report.document import Document, Figure, plain
-from harness.report.html import to_html
-from harness.report.markdown import to_markdown, to_svg
-from harness.report.publisher import Tracker, publish
-from harness.report.spreadsheet import to_csv
-from harness.report.sweep import Sweep, UnreadableError, load
-from harness.report.table import print_table
-from harness.store import RECORD, Store, write_atomically
+from harness.records.claims import is_left
+from harness.records.store import RECORD, Store, write_atomically
+from harness.report.content.compare import compare
+from harness.report.content.contents import document
+from harness.report.content.terminal_table import print_table
+from harness.report.formats.csv import to_csv
+from harness.report.formats.html import to_html
+from harness.report.formats.markdown import to_markdown, to_svg
+from harness.report.model.document import Document, Figure, plain
+from harness.report.model.sweep import Sweep, UnreadableError, load
+from harness.report.wandb.publisher import Tracker, publish
 
 FORMATS = ("html", "markdown", "csv", "wandb")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strategies.activation_checkpointing import Recomputing
+from strategies.ac.base import Recomputing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

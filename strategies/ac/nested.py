@@ -13,16 +13,16 @@ import yaml
 from torch import nn
 
 from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.blocks import names_of_children, plain_class, unwrapped
 from strategies.errors import StrategyError
-from strategies.fx.listing import code_text
-from strategies.fx.program import Program
-from strategies.fx.regions import Path, even_paths, parse_path, path_name
-from strategies.fx.scopes import Labels, check_names
-from strategies.fx.shadow import Shadow
-from strategies.nesting import Nest, NestedForward
-from strategies.offloading import OFFLOAD_KINDS, OffloadKind
-from strategies.region import enclose, refuse_enclosed, refuse_own_forward, regions
+from strategies.nested.forward import Nest, NestedForward
+from strategies.nested.listing import code_text
+from strategies.nested.program import Program
+from strategies.nested.regions import Path, even_paths, parse_path, path_name
+from strategies.nested.scopes import Labels, check_names
+from strategies.regions.blocks import names_of_children, plain_class, unwrapped
+from strategies.regions.offloading import OFFLOAD_KINDS, OffloadKind
+from strategies.regions.region import enclose, refuse_enclosed, refuse_own_forward, regions
+from strategies.tracing.shadow import Shadow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from strategies.base import Strategy
-from strategies.region import RegionCallSite
+from strategies.regions.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

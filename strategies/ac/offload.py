@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strategies.activation_checkpointing import ActivationCheckpointing, RegionMaker
-from strategies.offloading import HostLedger, Offloading
+from strategies.ac.base import ActivationCheckpointing, RegionMaker
+from strategies.regions.offloading import HostLedger, Offloading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from strategies.activation_checkpointing import Recomputing
+from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.region import RegionCallSite
+from strategies.regions.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.activation_checkpointing import Recomputing
+from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.operators import SaveList, resolve
+from strategies.regions.operators import SaveList, resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from strategies.base import PlannedStep
-from strategies.chunking.plan import ChunkPlan
-from strategies.chunking.strategy import Chunking, is_trained
+from strategies.chunk.base import Chunking, is_trained
+from strategies.chunk.planning.plan import ChunkPlan
 from strategies.errors import StrategyError
 
 _MIB = 1 << 20

@@ -12,16 +12,16 @@ from torch import nn
 
 from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
-from strategies.shard import linear
-from strategies.shard.choice import megatron, restricted, with_random_numbers_of
-from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.graph import ModelGraph, Node, TensorAxis, model_graph
-from strategies.shard.operation import Choice
-from strategies.shard.plans import ShardPlan
-from strategies.shard.products import name_in_rows
-from strategies.shard.programme import Limits, cheapest
-from strategies.shard.ways import Leaf, Option
-from strategies.sharding import Sharding
+from strategies.shard.base import Sharding
+from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
+from strategies.shard.candidates.operation import Choice
+from strategies.shard.candidates.products import name_in_rows
+from strategies.shard.model.choice import megatron, restricted, with_random_numbers_of
+from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
+from strategies.shard.model.module_options import Leaf, Option
+from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.solver import Limits, cheapest
+from strategies.shard.operators import linear
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from strategies.errors import StrategyError
-from strategies.shard.choice import megatron, with_random_numbers_of
-from strategies.shard.cost import Hardware
-from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.graph import TensorAxis, model_graph
-from strategies.shard.plans import ShardPlan
-from strategies.shard.programme import Choice, Limits, cheapest, smallest_memory_bytes
-from strategies.sharding import Sharding
+from strategies.shard.base import Sharding
+from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
+from strategies.shard.model.choice import megatron, with_random_numbers_of
+from strategies.shard.model.graph import TensorAxis, model_graph
+from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.solver import Choice, Limits, cheapest, smallest_memory_bytes
 
 _MIB = 1 << 20
 

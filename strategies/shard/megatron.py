@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from strategies.shard.choice import megatron
-from strategies.shard.derivation import DEFAULT_HARDWARE
-from strategies.shard.graph import TensorAxis, model_graph
-from strategies.shard.plans import ShardPlan
-from strategies.sharding import Sharding
+from strategies.shard.base import Sharding
+from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
+from strategies.shard.model.choice import megatron
+from strategies.shard.model.graph import TensorAxis, model_graph
+from strategies.shard.model.plans import ShardPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 from omegaconf import OmegaConf
 
 from bench.readme import nested_table, variant_table
-from strategies.activation_checkpointing import Recomputing
-from strategies.region import regions
+from strategies.ac.base import Recomputing
+from strategies.regions.region import regions
 from tests.parity.cases import MODELS
 
 _TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

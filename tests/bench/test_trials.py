@@ -13,7 +13,7 @@ import pytest
 from bench import records as gathering
 from bench.parity_matrix import problem
 from bench.trials import PRELOAD, experiments, records
-from harness.agent import Agent
+from harness.ranks.agent import Agent
 from strategies.ac.full import Full
 
 SIZES = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.agent import Agent
+from harness.ranks.agent import Agent
 
 
 @pytest.fixture(scope="package")

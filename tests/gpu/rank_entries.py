@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from harness.assemble import Assembled, assemble
-from harness.data import source_of
-from harness.experiment import Experiment
-from harness.measure.parity import compare_steps
-from harness.measure.snapshot import Snapshot, steps
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment
+from harness.measure.parity.compare import compare_steps
+from harness.measure.parity.snapshot import Snapshot, steps
 from harness.models.base import Batch
-from harness.parallel import shard_fsdp1, shard_fsdp2
-from harness.ranks import RankContext
+from harness.ranks.entry import RankContext
+from harness.trial.assemble import Assembled, assemble
+from harness.trial.parallel import shard_fsdp1, shard_fsdp2
 
 _SHARD = {"fsdp1": shard_fsdp1, "fsdp2": shard_fsdp2}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.mesh import Mesh
+from harness.experiment.mesh import Mesh
 from harness.models.base import Batch
 from strategies.ac.offload import Offload
 from tests.gpu.devices import needs_cuda

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.agent import Agent, RankJob
-from harness.difference import PARTS
-from harness.mesh import Mesh
+from harness.experiment.mesh import Mesh
+from harness.ranks.agent import Agent, RankJob
+from harness.records.parity import PARTS
 from strategies import ac_variants
 from tests.gpu.devices import CUDA
 from tests.gpu.rank_entries import Sharded

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bench.trials import records
-from harness.agent import Agent
-from harness.difference import PARTS
-from harness.mesh import Mesh
-from harness.protocol import Protocol
-from harness.record import Record
+from harness.experiment.mesh import Mesh
+from harness.experiment.protocol import Protocol
+from harness.ranks.agent import Agent
+from harness.records.parity import PARTS
+from harness.records.record import Record
 from strategies import ac_variants
 from tests.gpu.devices import CUDA, DEVICES
 from tests.parity import cases

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from harness import cli
-from harness.forkserver import ForkServer
+from harness.ranks.forkserver import ForkServer
 
 PRELOAD = (__name__,)
 PATIENCE_S = 240.0

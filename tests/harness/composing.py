@@ -13,11 +13,11 @@ from omegaconf import DictConfig
 
 from harness import cli
 from harness.errors import ConfigError
-from harness.experiment import Experiment
+from harness.experiment.experiment import Experiment
 from harness.launchers.local import Local
-from harness.preflight import Preflight
+from harness.launchers.task import Point
 from harness.schema import settings
-from harness.task import Point
+from harness.trial.preflight import Preflight
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"

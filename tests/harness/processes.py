@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from harness.culprit import is_waiting
-from harness.node_report import Halt
-from harness.rank_report import log_path, read_reports
+from harness.ranks.culprit import is_waiting
+from harness.ranks.node_report import Halt
+from harness.ranks.rank_report import log_path, read_reports
 
 _PATIENCE_S = 30.0
 

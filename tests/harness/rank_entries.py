@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.rank_report import RankReport, read_reports
-from harness.ranks import RankContext
+from harness.ranks.entry import RankContext
+from harness.ranks.rank_report import RankReport, read_reports
 
 FOREVER_S = 600.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from harness.record import Ending, Identity, Record, build
-from harness.store import trial_id
+from harness.records.record import Ending, Identity, Record, build
+from harness.records.store import trial_id
 
 STARTED, FINISHED = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:15.000+00:00"
 OK = Ending(status="ok", error=None, started_at=STARTED, finished_at=FINISHED)

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.claims import Attempt
-from harness.culprit import Outcome, TrialError
-from harness.interrupts import Interrupts
 from harness.launchers.base import Sweep
-from harness.record import Record
-from harness.report.progress import SweepProgress
-from harness.store import Store
-from harness.task import Point, Task
+from harness.launchers.interrupts import Interrupts
+from harness.launchers.progress import SweepProgress
+from harness.launchers.task import Point, Task
+from harness.ranks.culprit import Outcome, TrialError
+from harness.records.claims import Attempt
+from harness.records.record import Record
+from harness.records.store import Store
 from tests.harness import records_fixture
 from tests.harness.composing import point_of
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.forkserver import ForkServer
+from harness.ranks.forkserver import ForkServer
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from harness.data import data_specs
-from harness.launch import Run
-from harness.mesh import Mesh
+from harness.experiment.data import data_specs
+from harness.experiment.mesh import Mesh
+from harness.experiment.protocol import Protocol
 from harness.models import families
 from harness.models.hf import HFSpec
-from harness.protocol import Protocol
-from harness.report.publisher import Tracker
+from harness.report.wandb.publisher import Tracker
 from harness.schema import CHOICE_KEYS, Settings, settings, to_yaml
+from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
@@ -314,7 +314,7 @@ def test_experiments_share_no_value_that_can_change() -> None:
 
 
 def test_options_refer_to_any_other() -> None:
-    texts = CONF.parent / "harness" / "texts"
+    texts = CONF.parent / "harness" / "experiment" / "texts"
     experiment = experiment_of(
         f"data.path=${{outputs_dir}}/${{name}}.txt outputs_dir={texts} name=constitution"
     )

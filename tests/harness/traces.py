@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from harness.ranks import RankContext
+from harness.ranks.entry import RankContext
 
 kept: list[Any] = []
 

@@ -14,11 +14,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
-from harness.assemble import Assembled, assemble
-from harness.data import Synthetic, source_of
-from harness.difference import Parity
-from harness.experiment import Experiment
-from harness.mesh import Mesh
+from harness.experiment.data import Synthetic, source_of
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
+from harness.experiment.protocol import Protocol
 from harness.models.base import Batch, ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.gpt import GPTSpec
@@ -27,13 +26,14 @@ from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
-from harness.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
-from harness.proof import Link, Prover
-from harness.protocol import Protocol
-from harness.sharding import plan_sharding
+from harness.records.parity import Parity
+from harness.trial.assemble import Assembled, assemble
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.plan_sharding import plan_sharding
+from harness.trial.proof import Link, Prover
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
-from strategies.shard.plans import ShardPlan
+from strategies.shard.model.plans import ShardPlan
 
 _CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate
 
+from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate
-from strategies.shard.graph import TensorAxis
+from strategies.shard.candidates.redistribution import plan as steps_between
 from strategies.shard.megatron import Megatron
-from strategies.shard.plans import PlacedModule, ShardPlan
-from strategies.shard.redistribution import plan as steps_between
-from strategies.sharding import Sharding
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.plans import PlacedModule, ShardPlan
 
 _ATTENTION, _ROW, _NORM = "layers.0.attention", "layers.0.feed_forward.down", "layers.1.feed_forward_norm"
 

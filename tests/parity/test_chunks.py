@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness.experiment import Experiment
+from harness.experiment.experiment import Experiment
 from harness.measure.step import instrument
 from harness.models.evoformer import EvoformerSpec
 from strategies import ac_variants
-from strategies.host import allocating_on_host
+from strategies.regions.host import allocating_on_host
 from tests.parity import cases
 from tests.rank_pool import RankPool
 

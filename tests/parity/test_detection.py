@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from harness.difference import PARTS, Parity
-from harness.measure.parity import compare_steps
+from harness.measure.parity.compare import compare_steps
+from harness.records.parity import PARTS, Parity
 from tests.toy_trainee import toy_batches, toy_steps, toy_trainee
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]

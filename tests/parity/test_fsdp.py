@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from harness.errors import ConfigError
-from harness.mesh import Mesh
+from harness.experiment.mesh import Mesh
 from strategies.ac.full import Full
 from tests.parity import cases
 from tests.rank_pool import RankPool

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.experiment import Experiment
-from harness.mesh import Mesh
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
 from strategies import ac_variants
 from tests.parity import cases
 from tests.rank_pool import RankPool

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.slurm import cancel
+from harness.launchers.slurm_client import cancel
 from tests.slurm.private_slurm import Cluster, private_cluster
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.slurm import (
+from harness.launchers.slurm_client import (
     JobState,
     SlurmUnreachableError,
     cancel,
@@ -23,7 +23,7 @@ from harness.slurm import (
     max_array_size,
     states,
 )
-from harness.submission import Call, Request, SubmissionError, submit
+from harness.launchers.slurm_submit import Call, Request, SubmissionError, submit
 from tests.slurm import calls
 from tests.slurm.private_slurm import Cluster, private_cluster
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from strategies.shard import (
+from strategies.shard.candidates.candidate import Candidate
+from strategies.shard.operators import (
     addmm,
     batch_norm,
     bmm,
@@ -25,8 +26,7 @@ from strategies.shard import (
     transpose,
     view,
 )
-from strategies.shard import sum as sum_
-from strategies.shard.candidates import Candidate
+from strategies.shard.operators import sum as sum_
 from strategies.shard.show.options import Option, index, sizes
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.shard.getitem import Entry, Index
-from strategies.shard.layout import Shape
+from strategies.shard.candidates.layout import Shape
+from strategies.shard.operators.getitem import Entry, Index
 
 _NEGATIVE = re.compile(r"-\d")
 _CONSTANTS: dict[str, Entry] = {"None": None, "...": ...}

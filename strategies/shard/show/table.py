@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strategies.shard.candidates import Candidate
-from strategies.shard.redistribution import Collective, Phase
+from strategies.shard.candidates.candidate import Candidate
+from strategies.shard.candidates.redistribution import Collective, Phase
 
 _LEGEND = (
     "Placements by dimension: S01 is sharded over mesh axes 0 and 1, R is replicated. Collectives by "

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from harness.claims import claim, claimant
 from harness.launchers import base
 from harness.launchers.base import End, Flight, Sweep, arrivals, follow_packer
-from harness.packing import Packer
-from harness.record import Record
+from harness.launchers.packing import Packer
+from harness.records.claims import claim, claimant
+from harness.records.record import Record
 from tests.harness.sweeping import error_of, sweep_in, task, write_record
 
 END = End(status="timeout", kind="TIMEOUT", message="time was over")

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from harness.agent import Agent
-from harness.claims import DRIVEN, claim, claimant, holding, new_submission, write_submission
 from harness.errors import ConfigError
-from harness.lane import LaneSpec
 from harness.launchers import local
+from harness.launchers.lane import LaneSpec
 from harness.launchers.local import Local
-from harness.packing import Need, Slice
-from harness.shapes import Seat
-from harness.store import Store
+from harness.launchers.packing import Need, Slice
+from harness.launchers.resource_shape import Seat
+from harness.ranks.agent import Agent
+from harness.records.claims import DRIVEN, claim, claimant, holding, new_submission, write_submission
+from harness.records.store import Store
 from tests.harness.composing import experiment_of
 from tests.harness.sweeping import AT, sweep_in, task, tasks
 

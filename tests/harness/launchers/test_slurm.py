@@ -10,8 +10,19 @@ from typing import Any
 
 import pytest
 
-from harness import slurm
-from harness.claims import (
+from harness.errors import ConfigError
+from harness.experiment.mesh import Mesh
+from harness.launchers import slurm as arrays
+from harness.launchers import slurm_client as slurm
+from harness.launchers import slurm_ends as ends
+from harness.launchers.base import End, Flight, Sweep
+from harness.launchers.lane import STOP
+from harness.launchers.slurm import Slurm
+from harness.launchers.slurm_client import JobState, SlurmUnreachableError
+from harness.launchers.slurm_ends import Look, end_of
+from harness.launchers.slurm_submit import SubmissionError
+from harness.launchers.task import Task
+from harness.records.claims import (
     Submission,
     claim,
     claimant,
@@ -21,17 +32,6 @@ from harness.claims import (
     write_attempt,
     write_submission,
 )
-from harness.errors import ConfigError
-from harness.lane import STOP
-from harness.launchers import ends
-from harness.launchers import slurm as arrays
-from harness.launchers.base import End, Flight, Sweep
-from harness.launchers.ends import Look, end_of
-from harness.launchers.slurm import Slurm
-from harness.mesh import Mesh
-from harness.slurm import JobState, SlurmUnreachableError
-from harness.submission import SubmissionError
-from harness.task import Task
 from tests.harness.sweeping import AT, attempt, sweep_in, task, tasks, write_record
 
 

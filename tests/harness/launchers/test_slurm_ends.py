@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import slurm
-from harness.claims import claim, write_attempt
-from harness.launchers import ends
+from harness.launchers import slurm_client as slurm
+from harness.launchers import slurm_ends as ends
 from harness.launchers.base import Flight, arrivals
-from harness.slurm import JobState
+from harness.launchers.slurm_client import JobState
+from harness.records.claims import claim, write_attempt
 from tests.harness.sweeping import attempt, error_of, sweep_in, task
 
 STUCK = "launch failed requeued held"

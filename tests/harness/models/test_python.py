@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.environment import describe, environment_id
 from harness.errors import ConfigError
+from harness.measure.environment import describe, environment_id
 from harness.models import Batch, ModelSpec
 
 MakeSpec = Callable[..., ModelSpec]

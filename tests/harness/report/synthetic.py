@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness.record import STATUSES, Ending, Record, build, refused
+from harness.records.record import STATUSES, Ending, Record, build, refused
 from tests.harness.records_fixture import FINISHED, OK, PARTS, STARTED, experiment, identity, rank_result
 
 _MESHES = {

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.claims import claim, holding, new_submission, write_submission
-from harness.record import Record
+from harness.records.claims import claim, holding, new_submission, write_submission
+from harness.records.record import Record
+from harness.records.store import Store
 from harness.report.main import main
-from harness.store import Store
 from tests.harness.records_fixture import STARTED, experiment, failed, rank_result, record
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from strategies import StrategyError
 from strategies.ac.full import Full
-from strategies.region import regions
+from strategies.regions.region import regions
 from tests.strategies.meters import measure
 from tests.strategies.toys import Stack
 

@@ -17,8 +17,8 @@ from torch.nn import functional
 from harness.models import ModelSpec, families
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.region import regions
-from tests.strategies.fx.examination import Calls, different, step
+from strategies.regions.region import regions
+from tests.strategies.nested.examination import Calls, different, step
 from tests.strategies.toys import toy, train_step
 
 CONF = Path(__file__).parents[3] / "conf" / "model"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies.ac.offload import Offload
-from strategies.host_copies import HostCopy, HostLedger
-from strategies.versions import Version
+from strategies.regions.host_copies import HostCopy, HostLedger
+from strategies.regions.versions import Version
 from tests.strategies.meters import measure
 from tests.strategies.toys import WIDTH, Block, Stack, differences, toy, train_step
 

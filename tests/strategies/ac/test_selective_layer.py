@@ -8,7 +8,7 @@ from torch import nn
 
 from strategies import StrategyError
 from strategies.ac.selective_layer import SelectiveLayer
-from strategies.region import regions
+from strategies.regions.region import regions
 
 CHOSEN = {
     1: ["0", "1", "2", "3", "4", "5", "6"],

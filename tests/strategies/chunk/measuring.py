@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.measure.locator import Locator
-from harness.measure.memory import LiveStorages, is_activation, mark_backward, mark_forward
+from harness.measure.memory.live_storages import LiveStorages, is_activation, mark_backward, mark_forward
+from harness.measure.memory.locator import Locator
 
 
 def forward_peak_bytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:

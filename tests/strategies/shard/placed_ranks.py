@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from bench.collectives import Collectives, Counts, promised
 from strategies import StrategyError
-from strategies.shard.plans import ShardPlan
-from strategies.shard.realisation import realise
-from strategies.sharding import Sharding
+from strategies.shard.base import Sharding
+from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.realisation import realise
 from tests.strategies.shard.models import AXIS, Chain
 from tests.strategies.shard.shard_ranks import mesh_of
 

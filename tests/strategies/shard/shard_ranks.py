@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from bench.collectives import Collectives, Counts
-from strategies.shard.candidates import Candidate
-from strategies.shard.execution import apply, distribute, place, redistribute
-from strategies.shard.layout import Placements, Shape, local_part
-from strategies.shard.operation import LocalOperands
-from strategies.shard.redistribution import plan, reversed_plan
-from strategies.shard.verification import Difference, draw, verify
-from tests.strategies.shard.operator_cases import CASES, MESH
+from strategies.shard.candidates.candidate import Candidate
+from strategies.shard.candidates.execution import apply, distribute, place, redistribute
+from strategies.shard.candidates.layout import Placements, Shape, local_part
+from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.redistribution import plan, reversed_plan
+from strategies.shard.candidates.verification import Difference, draw, verify
+from tests.strategies.shard.operators.operator_cases import CASES, MESH
 
 SHARDED_ROWS = 2
 """Rows of a shard by which the planted errors know that they are not the dense operator."""

@@ -9,9 +9,9 @@ import torch
 from harness.models.base import ModelSpec
 from strategies import StrategyError
 from strategies.shard.cheapest import Cheapest
-from strategies.shard.graph import TensorAxis
 from strategies.shard.megatron import Megatron
-from strategies.shard.plans import ShardPlan
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.plans import ShardPlan
 from tests.parity.cases import MODELS
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, meta
 

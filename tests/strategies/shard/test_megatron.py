@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 
 from strategies import StrategyError
-from strategies.shard.graph import TensorAxis
 from strategies.shard.megatron import Megatron
-from strategies.shard.plans import ShardPlan
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.plans import ShardPlan
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Sorted, Unlisted, meta
 
 _ACTIVATION = 4 * 6 * 8 * 4

@@ -1,0 +1,216 @@
+"""The shape of the source tree: rooms, arrows between them, length, documentation, branching.
+
+A room is what a listing of `harness/` or `strategies/` shows: a folder, or a file directly below. An arrow
+is an import from one room to another. A chain is a path of imports from module to module.
+
+    python -m bench.tree
+    python -m bench.tree --before ../other_checkout
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import grimp
+from rich.table import Table
+
+from bench.output import parser, publish
+
+_PACKAGES = ("harness", "strategies")
+_SOURCES = (*_PACKAGES, "hydra_plugins")
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case,
+)  # fmt: skip
+_MANY_BRANCHES = 10
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Figures of one checkout.
+
+    Fields:
+        rooms: folders and files directly below the packages.
+        arrows: pairs of rooms of which one imports the other.
+        circles: modules that import themselves through others.
+        room_circles: rooms that do.
+        longest_chain: modules on the longest path of imports.
+        source_lines: of `harness/`, `strategies/` and `hydra_plugins/`.
+        documented_percent: lines of docstrings and comments among them.
+        functions: of all source files.
+        branching_percent: functions with more than ten branches, comprehensions and `and`, `or` counted.
+        readme_lines: of README.md.
+        readme_columns: its longest line outside tables, images and code.
+    """
+
+    rooms: int
+    arrows: int
+    circles: int
+    room_circles: int
+    longest_chain: int
+    source_lines: int
+    documented_percent: float
+    functions: int
+    branching_percent: float
+    readme_lines: int
+    readme_columns: int
+
+
+def main() -> int:
+    """Print the figures, those of another checkout beside them; return 0."""
+    made = parser(__doc__, "tree")
+    made.add_argument("--before", type=Path, help="another checkout")
+    arguments = made.parse_args()
+    here = Path(__file__).parents[1]
+    before = None if arguments.before is None else _shape_of_checkout(arguments.before.resolve())
+    after = _shape_of_checkout(here)
+    publish(
+        _table(before, after),
+        arguments.out,
+        protocol={"sources": _SOURCES},
+        results={"before": before and asdict(before), "after": asdict(after)},
+    )
+    return 0
+
+
+def _table(before: Shape | None, after: Shape) -> Table:
+    table = Table(title="Shape of the source tree")
+    table.add_column("figure")
+    columns = [shape for shape in (before, after) if shape is not None]
+    for title in ("before", "after")[-len(columns) :]:
+        table.add_column(title, justify="right")
+    for field in fields(Shape):
+        table.add_row(field.name, *(f"{getattr(shape, field.name):g}" for shape in columns))
+    return table
+
+
+def _shape_of_checkout(root: Path) -> Shape:
+    imports = _imports(root)
+    rooms = {module: _room(module) for module in imports}
+    arrows = {
+        (rooms[importer], rooms[imported])
+        for importer, others in imports.items()
+        for imported in others
+        if rooms[importer] != rooms[imported]
+    }
+    between: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for importer, imported in arrows:
+        between[importer].add(imported)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(root)]
+    lines = [path.read_text(encoding="utf-8").splitlines() for path in _files(root)]
+    branches = [_branches(node) for tree in trees for node in ast.walk(tree) if _is_function(node)]
+    source_lines = sum(map(len, lines))
+    documented = sum(map(_docstring_lines, trees)) + sum(map(_comment_lines, lines))
+    readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
+    return Shape(
+        rooms=len(set(rooms.values())),
+        arrows=len(arrows),
+        circles=_circles(imports),
+        room_circles=_circles(between),
+        longest_chain=_longest_chain(imports),
+        source_lines=source_lines,
+        documented_percent=round(100 * documented / source_lines, 1),
+        functions=len(branches),
+        branching_percent=round(100 * sum(count > _MANY_BRANCHES for count in branches) / len(branches), 2),
+        readme_lines=len(readme),
+        readme_columns=max(len(line) for line in readme if not line.startswith(("|", "!", "[!"))),
+    )
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for package in _SOURCES for path in (root / package).rglob("*.py"))
+
+
+def _imports(root: Path) -> dict[str, set[str]]:
+    """Return `{module: modules it imports}`; a package that only has others below it is no module here."""
+    sys.path.insert(0, str(root))
+    for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
+        del sys.modules[name]
+    try:
+        graph = grimp.build_graph(*_PACKAGES, cache_dir=None)
+    finally:
+        sys.path.remove(str(root))
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def _room(module: str) -> str:
+    package, *inside = module.split(".")
+    if not inside:
+        return package
+    return f"{package}.{inside[0]}"
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _branches(function: ast.AST) -> int:
+    """Return McCabe's number of a function, nested functions left out and boolean operators counted."""
+    return 1 + sum(_weight(node) for node in _own_nodes(function))
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _weight(node: ast.AST) -> int:
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    return int(isinstance(node, _BRANCHES))
+
+
+def _docstring_lines(tree: ast.AST) -> int:
+    found = [node.body[0] for node in ast.walk(tree) if isinstance(node, _DOCUMENTED) and node.body]
+    found += [
+        statement  # the docstring of a constant
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef)
+        for statement in node.body[1:]
+    ]
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in found
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _comment_lines(lines: list[str]) -> int:
+    return sum(line.lstrip().startswith("#") or "  # " in line for line in lines)
+
+
+def _longest_chain(imports: Mapping[str, set[str]]) -> int:
+    @cache
+    def depth(module: str) -> int:
+        return 1 + max((depth(other) for other in imports[module]), default=0)
+
+    return max(map(depth, imports))
+
+
+def _circles(imports: Mapping[str, set[str]]) -> int:
+    """Return how many modules reach themselves."""
+    return sum(module in _reached(imports, module) for module in imports)
+
+
+def _reached(imports: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    pending = list(imports[start])
+    while pending:
+        module = pending.pop()
+        if module not in found:
+            found.add(module)
+            pending.extend(imports[module])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The frozen description of one trial: model, mesh, strategies, data, protocol."""

@@ -1,0 +1,210 @@
+"""The frozen description of one trial, and its content address."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.experiment.data import DataSpec, data_specs
+from harness.experiment.mesh import Mesh
+from harness.experiment.protocol import Protocol
+from harness.models.base import ModelSpec
+from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
+
+WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
+_MAX_SEED = 2**63 - 1  # torch takes no more on every device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How the model is trained: the scalar fields of an experiment.
+
+    Fields:
+        wrap_order: where AC stands relative to FSDP. `inside_fsdp`: applied before FSDP, a region holds no
+            all-gather. `outside_fsdp`: applied after FSDP; a region around a unit repeats its all-gather, and
+            with `ac.module_classes` it stands in place inside a FSDP1 unit. `call_site`: one region around
+            the call of the whole model.
+        compile: `none`.
+        optimizer: `adamw` or `sgd`.
+        learning_rate: > 0.
+        dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
+        seed: of parameters, data and dropout, in [0, 2**63).
+        batch_size: samples a step over all ranks; for language models sequences.
+        sequence_length: tokens a sequence; only language models read it.
+    """
+
+    wrap_order: str = "inside_fsdp"
+    compile: str = "none"
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    dtype: str = "fp32"
+    seed: int = 0
+    batch_size: int = 8
+    sequence_length: int = 128
+
+    def __post_init__(self) -> None:
+        require_one_of("wrap_order", self.wrap_order, WRAP_ORDERS)
+        require_one_of("optimizer", self.optimizer, ("adamw", "sgd"))
+        require_one_of("dtype", self.dtype, ("fp32", "bf16", "bf16_mixed"))
+        require_at_least("seed", self.seed, 0)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("sequence_length", self.sequence_length, 1)
+        if self.compile != "none":
+            raise ConfigError("compile", f"only 'none' is available, got {self.compile!r}")
+        if self.seed > _MAX_SEED:
+            raise ConfigError("seed", f"must be at most {_MAX_SEED}, got {self.seed}")
+        if not self.learning_rate > 0:  # NaN too
+            raise ConfigError("learning_rate", f"must be above 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment(Recipe):
+    """Everything that decides what a trial computes and how it is measured; nothing else."""
+
+    model: ModelSpec
+    mesh: Mesh
+    ac: Strategy
+    chunk: Strategy
+    shard: Strategy
+    data: DataSpec
+    protocol: Protocol
+
+    def __post_init__(self) -> None:
+        # slots=True makes a new class, so a bare super() would look at the one it replaced
+        Recipe.__post_init__(self)
+        if self.batch_size % self.mesh.dp:
+            raise ConfigError(
+                "batch_size",
+                f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
+                f"got {self.batch_size}",
+            )
+        self._require_ranks_to_shard_over()
+        self._require_whole_forwards()
+        self._require_wrap_order()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is its own twin."""
+        return not (self._saves_memory or self.is_sharded)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a sharding variant decides where operators run."""
+        return name_of(self.shard) != "none"
+
+    @property
+    def is_placed_as_twin(self) -> bool:
+        """Whether every rank holds the parts of parameters that it holds of the twin's."""
+        return self._saves_memory or not self.is_sharded
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """How far variant and twin may differ, by what the strategies between them declare."""
+        between = (self.ac, self.chunk) if self.is_placed_as_twin else (self.shard,)
+        is_reduced = self.dtype != "fp32"
+        found = [(is_reduced and each.reduced_tolerance) or each.tolerance for each in between]
+        declared = [each for each in found if each is not None]
+        if not declared:
+            return None
+        return Tolerance(
+            relative=max(each.relative for each in declared),
+            parameters=max(each.parameters or each.relative for each in declared),
+            floor=max(each.floor for each in declared),
+            reason="; ".join(each.reason for each in declared),
+        )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The user's files that decide what the trial computes."""
+        return (*self.model.files(), *self.data.files())
+
+    def twin(self) -> Experiment:
+        """Return the baseline of this experiment: nothing recomputed, nothing chunked.
+
+        Where nothing is anyway, it is the model as the mesh alone shards it.
+        """
+        return (
+            self.plain() if self._saves_memory else dataclasses.replace(self, shard=shard_variants["none"]())
+        )
+
+    def plain(self) -> Experiment:
+        """Return this experiment, sharded as it is, with nothing recomputed and nothing chunked."""
+        return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as JSON values; every group states its `name`."""
+        recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
+        groups = {
+            "model": {"family": name_of(self.model), **dataclasses.asdict(self.model)},
+            "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
+            "protocol": dataclasses.asdict(self.protocol),
+        }
+        for group in ("ac", "chunk", "shard"):
+            strategy = getattr(self, group)
+            groups[group] = {"name": name_of(strategy), **dataclasses.asdict(strategy)}
+        data = next(name for name, cls in data_specs().items() if cls is type(self.data))
+        groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
+        resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
+        return resolved
+
+    @property
+    def _saves_memory(self) -> bool:
+        return name_of(self.ac) != "none" or name_of(self.chunk) != "none"
+
+    def _require_ranks_to_shard_over(self) -> None:
+        if self.is_sharded and self.mesh.tp == 1:
+            raise ConfigError(
+                "mesh.tp",
+                f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1; "
+                "use mesh=tp2 or shard=none",
+            )
+
+    def _require_whole_forwards(self) -> None:
+        if name_of(self.chunk) != "none" and self.mesh.tp > 1:
+            raise ConfigError(
+                "mesh.tp",
+                f"must be 1 for chunk={name_of(self.chunk)}, which plans operators of whole tensors and no "
+                f"collectives between them, got {self.mesh.tp}; use mesh=shard2 or chunk=none",
+            )
+
+        if name_of(self.chunk) != "none" and self.mesh.is_sharded and self.mesh.fsdp == "fsdp1":
+            raise ConfigError(
+                "mesh.fsdp",
+                f"must be fsdp2 for chunk={name_of(self.chunk)}: FSDP1 hides the shapes of parameters from a "
+                "forward that is planned for other inputs; leave it out or use chunk=none",
+            )
+
+    def _require_wrap_order(self) -> None:
+        if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
+            raise ConfigError(
+                "wrap_order",
+                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
+                "use mesh=shard2 or inside_fsdp",
+            )
+        if self.wrap_order == "outside_fsdp" and self.mesh.fsdp == "fsdp1" and self.ac.reads_parameters:
+            raise ConfigError(
+                "wrap_order",
+                f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters "
+                "that fsdp1 flattens; use inside_fsdp or mesh.fsdp=fsdp2",
+            )
+        reentrant = getattr(self.ac, "use_reentrant", False)
+        resharding = (
+            self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
+        )
+        inside = self.wrap_order == "inside_fsdp" or bool(getattr(self.ac, "module_classes", None))
+        if reentrant and resharding and inside:
+            raise ConfigError(
+                "ac.use_reentrant",
+                "true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
+                "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
+                "mesh.sharding_strategy=NO_SHARD",
+            )
+
+
+def name_of(spec: object) -> str:
+    """Return the name a specification is found by: that of the module that defines it."""
+    return type(spec).__module__.rpartition(".")[2]

@@ -1,0 +1,317 @@
+"""A lane: a process on every node of a slice of resources, which runs trials of one shape, one at a time.
+
+`main` is what a step of a scheduler or a second process on this machine starts;
+`run_element` is one element of a job array. Node 0 takes a trial that is claimed for its submission, not held
+by another lane and not attempted before, runs it, and leaves its record.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from torch.distributed import DistError
+
+from harness.launchers.resource_shape import Seat
+from harness.launchers.run_task import PRELOAD, lost_task, now, run_task
+from harness.launchers.slurm_client import hosts
+from harness.launchers.task import Task
+from harness.ranks.agent import Agent, RankJob
+from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.node_report import Halt
+from harness.ranks.nodes import Director, follow, hosting, join
+from harness.records.claims import (
+    Attempt,
+    claimant,
+    folder_of,
+    read_attempt,
+    record_for,
+    write_attempt,
+)
+from harness.records.store import Store
+
+COMMAND = (sys.executable, "-c", "from harness.launchers.lane import main; main()")
+"""Starts a lane; the path of its spec follows."""
+
+STOP = "stop"
+"""A file in a submission's folder that asks its lanes to end after their running trials."""
+
+TIME_LIMIT_STATUS = 124  # as timeout(1) has it
+TERMINATED_STATUS = 128 + signal.SIGTERM
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneSpec:
+    """What a lane is told at its start; it pickles.
+
+    Fields:
+        name: unique in its submission.
+        launcher: that made the submission.
+        submission: for which its trials are claimed.
+        root: the sweep's folder, absolute.
+        sweep: its name.
+        tasks: trials of one shape, in order; other lanes may take from the same list.
+        seat: what a trial may use of every node.
+        isolation: `forkserver` or `persistent`.
+        sys_path: where Python finds the user's modules.
+        driver_pid: process whose death ends the lane; `None` where a scheduler ends it.
+    """
+
+    name: str
+    launcher: str
+    submission: str
+    root: Path
+    sweep: str
+    tasks: tuple[Task, ...]
+    seat: Seat
+    isolation: str
+    sys_path: tuple[str, ...]
+    driver_pid: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its submission."""
+        return folder_of(Store(self.root), self.submission)
+
+    def write(self) -> Path:
+        """Write the spec to the submission's folder and return its path."""
+        path = self.folder / f"lane-{self.name}.pickle"
+        path.write_bytes(pickle.dumps(self))
+        return path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a lane's process finds itself.
+
+    Fields:
+        node_rank: of this node in the lane.
+        hosts: of the lane, node 0 first.
+        job: id of the scheduler's job, `None` without a scheduler.
+        restarts: how often the scheduler has started this job before.
+    """
+
+    node_rank: int
+    hosts: tuple[str, ...]
+    job: str | None
+    restarts: int
+
+    @classmethod
+    def alone(cls) -> Place:
+        """Return the place of a lane that only this machine knows of."""
+        return cls(node_rank=0, hosts=(os.uname().nodename,), job=None, restarts=0)
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return the place that Slurm's environment describes."""
+        nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"]
+        array, index = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+        return cls(
+            node_rank=int(os.environ["SLURM_NODEID"]),
+            hosts=hosts(nodes),
+            job=os.environ["SLURM_JOB_ID"] if array is None else f"{array}_{index}",
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        )
+
+
+class _Yielded(Exception):  # noqa: N818 (the lane was told to go; nothing is wrong)
+    """The lane was ended from outside while its trial ran."""
+
+
+class Halts:
+    """Turns the signals of a scheduler into a reason to end the ranks.
+
+    SIGUSR2 says that the time limit is near, SIGTERM that the lane must go now. Both reach every process of a
+    step, so that ranks may die of SIGTERM before the lane has read it: `halt` is asked again after they have.
+    """
+
+    def __init__(self) -> None:
+        self._halt: Halt | None = None
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's affair
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # nothing is left to be ended
+
+    def halt(self) -> Halt | None:
+        """Return why to stop now."""
+        return self._halt
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the lane must go now."""
+        return self._halt is not None and self._halt.kind == "terminated"
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            self._halt = Halt(kind="terminated", message="the lane was told to end", error_kind="SIGTERM")
+        elif self._halt is None:
+            self._halt = Halt(
+                kind="time_limit", message="the time limit of the job was reached", error_kind="timeout"
+            )
+
+
+def run_lane(spec: LaneSpec, place: Place) -> int:
+    """Run the trials of a lane on this node; return the exit status of its process.
+
+    0: no trial is left; `TIME_LIMIT_STATUS`: time is over; `TERMINATED_STATUS`: told to go; 1: no node 0.
+    """
+    address = spec.folder / f"lane-{spec.name}-{place.restarts}.address"
+    with Halts() as halts, Agent(PRELOAD, isolation=spec.isolation) as agent:
+        if place.node_rank > 0:
+            return _follow(agent, place.node_rank, address, halts)
+        with _supervisor(agent, place, halts, address) as supervise:
+            _Lane(spec=spec, place=place, halts=halts, supervise=supervise).run()
+        return _status(halts)
+
+
+def run_element(folder: str, name: str) -> None:
+    """Run one element of a job array, and leave with its status.
+
+    Args:
+        folder: of the submission.
+        name: of the lane whose spec is there.
+    """
+    sys.exit(run_lane(_read_spec(Path(folder) / f"lane-{name}.pickle"), Place.here()))
+
+
+def main() -> None:
+    """Run the lane whose spec the command line names."""
+    spec = _read_spec(Path(sys.argv[1]))
+    if spec.driver_pid is not None:
+        _die_with(spec.driver_pid)
+    is_local = spec.launcher == "local"  # perhaps inside an allocation that it does not know of
+    sys.exit(run_lane(spec, Place.alone() if is_local else Place.here()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lane:
+    """Node 0's part of a lane."""
+
+    spec: LaneSpec
+    place: Place
+    halts: Halts
+    supervise: Callable[[RankJob], Outcome]
+
+    def run(self) -> None:
+        store = Store(self.spec.root)
+        for task in self.spec.tasks:
+            if self.halts.halt() is not None or (self.spec.folder / STOP).exists():
+                return
+            with store.locked(task.trial_id) as is_held:
+                if is_held:
+                    self._take(store, task)
+
+    def _take(self, store: Store, task: Task) -> None:
+        spec = self.spec
+        if claimant(store, task.trial_id) != spec.submission:
+            return  # a later command has taken it over
+        if record_for(store, task.trial_id, spec.submission) is not None:
+            return
+        earlier = read_attempt(store, task.trial_id, spec.submission)
+        if earlier is not None and not earlier.yielded:
+            lost_task(task, _died_before(earlier, self.place), store=store, name=spec.sweep, job=self._job())
+            return
+        attempt = Attempt(
+            submission=spec.submission,
+            lane=spec.name,
+            job=self.place.job,
+            restarts=self.place.restarts,
+            hosts=self.place.hosts,
+            started_at=now(),
+        )
+        write_attempt(store, task.trial_id, attempt)
+        try:
+            run_task(task, self._supervise, store=store, name=spec.sweep, seat=spec.seat, job=self._job())
+        except _Yielded:
+            write_attempt(store, task.trial_id, replace(attempt, yielded=True))
+
+    def _supervise(self, job: RankJob) -> Outcome:
+        outcome = self.supervise(job)
+        if self.halts.is_terminated and outcome.status != "ok":
+            raise _Yielded
+        return outcome
+
+    def _job(self) -> dict[str, Any]:
+        return {
+            "launcher": self.spec.launcher,
+            "submission": self.spec.submission,
+            "lane": self.spec.name,
+            "id": self.place.job,
+            "restarts": self.place.restarts,
+            "hosts": list(self.place.hosts),
+        }
+
+
+def _died_before(attempt: Attempt, place: Place) -> TrialError:
+    where = ", ".join(attempt.hosts)
+    return TrialError(
+        kind="NODE_FAIL" if place.restarts > attempt.restarts else "lost",
+        message=f"the agent on {where} ended while the trial ran, and left no report",
+        rank=None,
+        phase=None,
+        log=None,
+    )
+
+
+@contextmanager
+def _supervisor(
+    agent: Agent, place: Place, halts: Halts, address: Path
+) -> Iterator[Callable[[RankJob], Outcome]]:
+    """Provide what runs ranks to their end, on one node or on all."""
+    if len(place.hosts) == 1:
+        yield lambda job: agent.run(job, halt=halts.halt)
+        return
+    with hosting(place.hosts[0], address) as store:
+        director = Director(agent, place.hosts, halts.halt, store)
+        yield director.run
+        director.close()
+
+
+def _follow(agent: Agent, node_rank: int, address: Path, halts: Halts) -> int:
+    try:
+        store = join(address, halts.halt)
+        if store is not None:
+            follow(agent, node_rank, store, halts.halt)
+    except DistError as error:
+        sys.stderr.write(f"node 0 of the lane is gone: {error}\n")
+        return 1
+    return _status(halts)
+
+
+def _status(halts: Halts) -> int:
+    halt = halts.halt()
+    if halt is None:
+        return 0
+    return TERMINATED_STATUS if halts.is_terminated else TIME_LIMIT_STATUS
+
+
+def _read_spec(path: Path) -> LaneSpec:
+    spec = pickle.loads(path.read_bytes())  # noqa: S301 (from our driver)
+    assert isinstance(spec, LaneSpec)
+    sys.path[:] = spec.sys_path
+    return spec
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGTERM when the driver dies: nobody would collect what this lane does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel had noted our wish
+        sys.exit(1)

@@ -1,0 +1,209 @@
+"""One trial, from its task to its record on disk; whoever runs it holds the trial's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.experiment.experiment import Experiment
+from harness.launchers.resource_shape import Seat
+from harness.launchers.task import Task
+from harness.measure.environment import describe, environment_id
+from harness.ranks.agent import RankJob
+from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.rank_report import PHASES, read_reports
+from harness.records.claims import read_attempt
+from harness.records.record import Ending, Identity, Record, build, refused
+from harness.records.store import Store, write_atomically
+from harness.trial.preflight import device_type
+from harness.trial.proof import chain
+from harness.trial.run import BASELINES, TrialPlan
+from strategies import Tolerance
+
+PRELOAD = ("harness.trial.run",)
+"""Modules that a trial's ranks need beside the agent's own."""
+
+Supervise = Callable[[RankJob], Outcome]
+Job = Mapping[str, Any]
+"""By which submission, lane and scheduler's job a trial ran; `environment.job` of its record."""
+
+_NOTES = {
+    "paired": None,
+    "sequential": (
+        "variant and twin did not fit side by side: they ran one after the other, "
+        "and step times are not paired"
+    ),
+    "none": "the twin did not fit",
+}
+
+
+def run_task(
+    task: Task,
+    supervise: Supervise,
+    *,
+    store: Store,
+    name: str,
+    seat: Seat,
+    job: Job | None = None,
+) -> Record:
+    """Run a trial and return its record, which is on disk by then.
+
+    Args:
+        task: the trial.
+        supervise: runs ranks to their end; called again with less of the twin where that did not fit.
+        store: of the sweep.
+        name: of the sweep.
+        seat: what the trial may use of every node.
+        job: for `environment.job`.
+    """
+    trial_dir = store.prepare(task.trial_id)
+    write_atomically(trial_dir / "experiment.yaml", task.yaml)
+    started_at = now()
+    environment = _environment(task, job)
+    outcome, mode = _attempts(task, supervise, trial_dir, seat)
+    record = build(
+        _identity(task, name, environment),
+        Ending(
+            status=outcome.status,
+            error=None if outcome.error is None else asdict(outcome.error),
+            started_at=started_at,
+            finished_at=now(),
+        ),
+        outcome.results,
+        environment=environment,
+        note=note_of(task.experiment, mode),
+    )
+    # a rank counts the cores of the machine
+    record = replace(record, environment=record.environment | {"cpus": seat.core_count})
+    store.write(record)
+    return record
+
+
+def lost_task(
+    task: Task, error: TrialError, *, store: Store, name: str, job: Job | None = None, status: str = "lost"
+) -> Record:
+    """Write and return the record of a trial that ended while nobody watched it.
+
+    Args:
+        error: why it ended; a phase of `None` becomes what the slowest rank of a begun trial had reached.
+        status: `lost`; `timeout` where its time was over, `oom` where its memory was.
+    """
+    submission = None if job is None else job.get("submission")
+    attempt = None if submission is None else read_attempt(store, task.trial_id, submission)
+    phase = error.phase if attempt is None else error.phase or phase_reached(store.trial_dir(task.trial_id))
+    at = now()
+    ending = Ending(
+        status=status,
+        error=asdict(error) | {"phase": phase},
+        started_at=at if attempt is None else attempt.started_at,
+        finished_at=at,
+    )
+    environment = _environment(task, job)
+    record = build(_identity(task, name, environment), ending, environment=environment)
+    _write(task, record, store)
+    return record
+
+
+def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
+    """Write and return the record of a trial that the scheduler refuses."""
+    store.prepare(task.trial_id)
+    environment = _environment(task, None)
+    record = refused(_identity(task, name, environment), message, at=now(), environment=environment)
+    _write(task, record, store)
+    return record
+
+
+def _write(task: Task, record: Record, store: Store) -> None:
+    """Write the record of a trial that no agent has written, with the experiment beside it."""
+    folder = store.trial_dir(task.trial_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "experiment.yaml", task.yaml)
+    store.write(record)
+
+
+def phase_reached(trial_dir: Path) -> str | None:
+    """Return the phase that the slowest rank reported; `None` where none reported."""
+    reached = [PHASES.index(report.phase) for report in read_reports(trial_dir).values()]
+    return PHASES[min(reached)] if reached else None
+
+
+def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
+    """Return the ranks that a trial needs on node 0."""
+    mesh = plan.experiment.mesh
+    return RankJob(
+        trial_dir=trial_dir,
+        entry="harness.trial.run:run",
+        payload=plan,
+        ranks=mesh.ranks_per_node,
+        world_size=mesh.world_size,
+        deadline_s=plan.experiment.protocol.deadline_s,
+        device=device_type(mesh),
+        threads_per_rank=max(1, seat.core_count // mesh.ranks_per_node),
+        cores=seat.cores,
+    )
+
+
+def note_of(experiment: Experiment, baseline: str) -> str | None:
+    """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
+    first, *others = chain(experiment)
+    parts = [_NOTES[baseline]]
+    if first.tolerance is not None:
+        far = f"within {_in_words(first.tolerance)} of the twin{_floor_of(first.tolerance)}"
+        parts.append(f"{far}: {first.tolerance.reason}")
+    if baseline != "none":
+        parts += [
+            f"{link.compared} within {_in_words(link.tolerance)}{_floor_of(link.tolerance)}"
+            for link in others
+            if link.tolerance is not None
+        ]
+    return "; ".join(part for part in parts if part) or None
+
+
+def _in_words(tolerance: Tolerance) -> str:
+    if tolerance.parameters in (None, tolerance.relative):
+        return f"{tolerance.relative:g}"
+    return f"{tolerance.relative:g}, parameters within {tolerance.parameters:g},"
+
+
+def _floor_of(tolerance: Tolerance) -> str:
+    """Return what is measured otherwise: `max_rel` of such a tensor may be anything."""
+    return f" (tensors below {100 * tolerance.floor:g} % of the largest: of that)" if tolerance.floor else ""
+
+
+def now() -> str:
+    """Return the time as records state it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _attempts(task: Task, supervise: Supervise, trial_dir: Path, seat: Seat) -> tuple[Outcome, str]:
+    """Run the trial; where the twin does not fit beside the variant, again with less of it."""
+    for mode in BASELINES:
+        outcome = supervise(rank_job(TrialPlan(experiment=task.experiment, baseline=mode), trial_dir, seat))
+        if not _twin_did_not_fit(outcome):
+            break
+    return outcome, mode
+
+
+def _twin_did_not_fit(outcome: Outcome) -> bool:
+    """Whether memory ran out where the twin is alive too; before `parity` a rank holds the variant alone."""
+    return (
+        outcome.status == "oom" and outcome.error is not None and outcome.error.phase in {"parity", "timing"}
+    )
+
+
+def _identity(task: Task, name: str, environment: Mapping[str, Any]) -> Identity:
+    """Return what the trial is; its address says with which sources it ran, wherever the driver was."""
+    return Identity(
+        trial_id=task.trial_id,
+        environment_id=environment_id({**environment, **task.place}),
+        name=name,
+        experiment=task.resolved,
+    )
+
+
+def _environment(task: Task, job: Job | None) -> dict[str, Any]:
+    described = describe(device_type(task.experiment.mesh), task.experiment.files)
+    return described if job is None else described | {"job": dict(job)}

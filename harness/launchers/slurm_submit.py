@@ -1,0 +1,181 @@
+"""Submits calls of functions to Slurm, with submitit: one array for calls of one shape.
+
+ConfigError
+└── SubmissionError    sbatch did not take the jobs; none of them is in the queue
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from harness.errors import ConfigError
+from harness.launchers.slurm_client import cancel, max_array_size
+
+_USERS_CHOICE = ("account", "partition", "qos", "constraint", "reservation")
+"""Options for which a user's `SBATCH_...` variable counts, unless the request has its own value. What else
+such variables say (time, shape, output) would silently replace what acbench has decided."""
+
+_KEPT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""How clients find the controller. The others describe the job that the driver itself may run in."""
+
+
+class SubmissionError(ConfigError):
+    """sbatch did not take the jobs.
+
+    Args:
+        answer: what it said.
+    """
+
+    def __init__(self, answer: str) -> None:
+        super().__init__("hydra.launcher", f"sbatch did not take the jobs: {answer}")
+        self.answer = answer
+
+    def __reduce__(self) -> tuple[type[SubmissionError], tuple[str]]:
+        return type(self), (self.answer,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """What one job does on each of its nodes.
+
+    Fields:
+        function: of a module that the nodes can import.
+        args: anything that pickles.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What each job of a submission gets; one process starts on each of its nodes.
+
+    Fields:
+        name: of the jobs.
+        time_min: time limit in minutes.
+        nodes: of each job, >= 1.
+        gpus_per_node: 0 asks for none.
+        cpus_per_task: CPUs on each node.
+        partition, account, qos, constraint: of sbatch; `None`: the user's or the cluster's default.
+        setup: lines of shell that run before the Python program (`module load cuda`).
+        python: command that starts Python on the nodes; `None`: this interpreter.
+        signal_delay_s: SIGUSR2 comes this many seconds before the time limit; Slurm may be up to 60 s early.
+        array_parallelism: jobs of one array that run at a time; `None`: as many as fit.
+        requeue: start again after a preemption or the failure of a node.
+        use_srun: start one process on each node; otherwise one on the first node, outside of any step.
+        additional_parameters: any other option of sbatch, by its name with dashes or underscores; `True` for
+            one that takes no value. They win over the fields above.
+    """
+
+    name: str
+    time_min: int
+    nodes: int = 1
+    gpus_per_node: int = 0
+    cpus_per_task: int = 1
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    setup: tuple[str, ...] = ()
+    python: str | None = None
+    signal_delay_s: int = 60
+    array_parallelism: int | None = None
+    requeue: bool = True
+    use_srun: bool = True
+    additional_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
+    """Submit one job a call, as few arrays as the cluster allows, and return their ids in the same order.
+
+    The jobs get the environment of this process without what Slurm itself has set in it.
+
+    Args:
+        folder: on a file system that the nodes share; gets scripts, pickled calls and logs.
+
+    Raises:
+        ConfigError: the folder's name means something else to Slurm.
+        SubmissionError: sbatch did not take them; those of earlier arrays are cancelled.
+        SlurmUnreachableError: the controller did not answer before the first was submitted.
+    """
+    if re.search(r"[%\\]", str(folder.absolute())):
+        raise ConfigError(
+            "outputs_dir", rf"must hold no % and no \, which Slurm replaces in names of logs, got '{folder}'"
+        )
+    size = max_array_size()
+    jobs: list[str] = []
+    for start in range(0, len(calls), size):
+        try:
+            jobs += _submit_array(calls[start : start + size], request, folder)
+        except SubmissionError:
+            cancel(jobs)
+            raise
+    return jobs
+
+
+def _submit_array(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
+    executor = SlurmExecutor(folder, python=request.python)
+    executor.update_parameters(**_parameters(request, len(calls)))
+    variables = _variables(os.environ, _options(request))
+    # submitit prints what sbatch says before it raises it
+    with mock.patch.dict(os.environ, variables, clear=True), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            with executor.batch():
+                jobs = [executor.submit(call.function, *call.args) for call in calls]
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise SubmissionError(str(error).strip()) from error
+    return [job.job_id for job in jobs]
+
+
+def _parameters(request: Request, count: int) -> dict[str, Any]:
+    """Return the request in submitit's words."""
+    options = _options(request)
+    return {
+        "additional_parameters": options,
+        "array_parallelism": request.array_parallelism or count,
+        # since Slurm 22.05 srun does not take the CPUs of a task from the job
+        "setup": [*request.setup, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"],
+        "signal_delay_s": request.signal_delay_s,
+        "srun_args": ["--kill-on-bad-exit=0"],  # node 0 shall say what became of another
+        "time": request.time_min,
+        "use_srun": request.use_srun,
+        "wckey": None,  # submitit's own default is refused where these keys are tracked
+    }
+
+
+def _options(request: Request) -> dict[str, Any]:
+    """Return the options of sbatch, without those that have no value."""
+    options = {
+        "job_name": request.name,
+        "time": request.time_min,
+        "nodes": request.nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": request.cpus_per_task,
+        "gpus_per_node": request.gpus_per_node or None,
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "requeue" if request.requeue else "no_requeue": True,
+    } | {name.replace("-", "_"): value for name, value in request.additional_parameters.items()}
+    return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+def _variables(variables: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment that sbatch and its jobs get."""
+    choices = {f"SBATCH_{name.upper()}" for name in _USERS_CHOICE if name not in options}
+    kept = _KEPT_VARIABLES | choices
+    foreign = re.compile("(SLURM|SLURMD|SRUN|SBATCH|SUBMITIT)_")
+    return {name: value for name, value in variables.items() if name in kept or not foreign.match(name)}

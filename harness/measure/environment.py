@@ -1,0 +1,168 @@
+"""What a measurement depends on beside its experiment: versions, device, driver, sources.
+
+Nothing here initialises CUDA, so that the driver process can decide what to skip before any rank exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from harness.measure import nvml
+
+_PACKAGES = (
+    "torch",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "numpy",
+    "scipy",
+    "transformers",
+    "triton",
+    "nvidia-ml-py",
+)
+_SOURCE_PACKAGES = ("harness", "strategies")
+_SOURCE_SUFFIXES = {".py", ".cpp"}
+_IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")
+_ID_DIGITS = 12
+_GIT_DEADLINE_S = 10.0
+_READ_BYTES = 16 * 1024 * 1024  # of one of the user's files; a token file can be of any size
+
+
+def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Return the environment of measurements on `device`, as JSON values.
+
+    Args:
+        device: where ranks compute.
+        files: the user's own, which measurements depend on (key `files`: path to fingerprint).
+
+    Keys: python, torch, cuda (version torch was built with), backend and world_size of the process group,
+    device (its name), cpus, driver, host, commit, packages, source_digest, foreign_processes (None where
+    nobody can tell). What does not exist here is None.
+    """
+    device = torch.device(device)
+    is_cuda = device.type == "cuda"
+    is_distributed = distributed.is_available() and distributed.is_initialized()
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "backend": distributed.get_backend() if is_distributed else None,
+        "device": nvml.device_name(device.index or 0) if is_cuda else _cpu_name(),
+        "cpus": os.cpu_count(),
+        "driver": nvml.driver_version() if is_cuda else None,
+        "host": platform.node(),
+        "world_size": distributed.get_world_size() if is_distributed else 1,
+        "commit": _commit(Path(__file__)),
+        "packages": _package_versions(),
+        "source_digest": _source_digest(),
+        "files": {str(path): _fingerprint(path) for path in files},
+        "foreign_processes": _foreign_processes(device.index or 0) if is_cuda else None,
+    }
+
+
+def environment_id(environment: Mapping[str, Any]) -> str:
+    """Return 12 hexadecimal digits that two environments share when their measurements may be compared.
+
+    Host, commit, world size and backend do not count: the digest of the sources stands for the commit, and
+    the experiment for the last two.
+    """
+    identity = {key: environment[key] for key in _IDENTITY}
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_ID_DIGITS]
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [
+        value.strip()
+        for key, _, value in (line.partition(":") for line in lines)
+        if key.strip() == "model name"
+    ]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _source_digest() -> str:
+    """Return the SHA-256 of our own sources, paths included: results of other code are other results."""
+    digest = hashlib.sha256()
+    for package in _SOURCE_PACKAGES:
+        root = _package_root(package)
+        for path in sorted(path for path in root.rglob("*") if path.suffix in _SOURCE_SUFFIXES):
+            content = path.read_bytes()
+            digest.update(
+                f"{package}/{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content
+            )
+    return digest.hexdigest()
+
+
+def _fingerprint(path: Path) -> str:
+    """Return the start of the SHA-256 of the content; of a large file, its size and time of change."""
+    status = path.stat()
+    if status.st_size > _READ_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_ID_DIGITS]
+
+
+def _package_root(package: str) -> Path:
+    specification = importlib.util.find_spec(package)
+    assert specification is not None
+    assert specification.origin is not None
+    return Path(specification.origin).parent
+
+
+def _commit(source: Path) -> str | None:
+    """Return the commit of the checkout that tracks `source`, with `-dirty` when changed, or None.
+
+    A virtual environment inside somebody else's repository is no checkout of ours: hence the first question.
+    """
+    if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
+        return None
+    return _git(source.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_DEADLINE_S, check=True)  # noqa: S603 (fixed words and our own path)
+    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip()
+
+
+def _foreign_processes(index: int) -> list[dict[str, Any]] | None:
+    """Return the processes of others on the GPU.
+
+    A rank that computes there and does not find itself in the list is numbered otherwise (a container): then
+    nobody can tell which entry is its own, and the answer is None.
+    """
+    processes = nvml.device_processes(index)
+    if processes is None:
+        return None
+    own = os.getpid()
+    if torch.cuda.is_initialized() and all(process.pid != own for process in processes):
+        return None
+    return [asdict(process) for process in processes if process.pid != own]

@@ -1,0 +1,1 @@
+"""Waiting for gloo, and tensors that are lent to it."""

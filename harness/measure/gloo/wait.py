@@ -1,0 +1,197 @@
+"""Collectives that are over when the program thinks so: gloo keeps their tensors for a moment longer.
+
+A thread of gloo runs a collective, wakes whoever waits for it, and only then lets go of the tensors: at
+once on an idle machine, a long time later on a busy one. The program drops them in between, so when storages
+die, and how high they pile up, would be a matter of luck. Here a collective that was waited for ends when
+gloo has let go of it too; until then the program stands still.
+
+Tensors off the CPU are left alone: NCCL lets go of them in the thread that waits. So is what DDP reduces in
+C++, whose buckets live on anyway, and what a functional reduce-scatter copies for itself.
+
+Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, `runLoop`, `GlooReduceScatterWork`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._ops import OpOverloadPacket
+from torch.utils._python_dispatch import _disable_current_modes
+
+from harness.measure.collectives import group_methods
+from harness.measure.gloo.lent_tensors import Finding, Lending, holders, sole_holder
+from harness.measure.patched import replaced
+from harness.measure.tensors import plain_tensors, storage_key, tensors_in
+
+_POLL_S = 1e-4
+_POLLS = 600_000
+"""At least a minute; counted, because a clock runs on while the process is stopped."""
+
+_FUNCTIONAL = "_c10d_functional"
+_WAIT = "_c10d_functional::wait_tensor"
+
+_Function = Callable[..., Any]
+
+
+@contextmanager
+def settled_collectives() -> Iterator[None]:
+    """Let every collective on the CPU that the program has waited for end with all of its tensors let go.
+
+    Raises:
+        RuntimeError: somebody still held a tensor of one a minute later.
+    """
+    loans = _Loans()
+    with ExitStack() as patches:
+        patches.callback(loans.clear)
+        for owner, name, watched in loans.watched():
+            patches.enter_context(replaced(owner, name, watched(getattr(owner, name))))
+        yield
+    loans.require_settled()
+
+
+@dataclass(kw_only=True, slots=True)
+class _Loan:
+    """What one collective holds.
+
+    Fields:
+        lent: its tensors; in the program only this list holds them.
+        work: what ends the loan when the program drops it; `None` for a functional collective.
+        is_over: whether the program has waited for `work`.
+        unwaited: storages of those results of a functional collective that the program has not waited for.
+    """
+
+    lent: list[Tensor]
+    work: weakref.ref[dist.Work] | None = None
+    is_over: bool = False
+    unwaited: set[int] = field(default_factory=set)
+
+
+class _Loans:
+    """All loans: by the identity of a `Work`, or by the storages of functional results."""
+
+    def __init__(self) -> None:
+        self._sole_holder = sole_holder()
+        self._by_work: dict[int, _Loan] = {}
+        self._by_result: dict[int, _Loan] = {}
+        self._is_overdue = False
+
+    def watched(self) -> Iterator[tuple[Any, str, Callable[[_Function], _Function]]]:
+        """Yield what to replace: owner, name, and a function from the original to what stands for it."""
+        for name in group_methods():
+            yield dist.ProcessGroup, name, self._starting
+        yield dist.Work, "wait", self._ending
+        for name in ("get_future", "result"):
+            yield dist.Work, name, self._giving_away
+        yield dist, "_broadcast_coalesced", self._running
+        # on the class: there is code that compares packets, or asks them for their overloads
+        yield OpOverloadPacket, "__call__", self._calling
+
+    def clear(self) -> None:
+        """Forget the loans that never ended."""
+        self._by_work.clear()
+        self._by_result.clear()
+
+    def require_settled(self) -> None:
+        """Refuse a step in which bytes were counted that only the backend held."""
+        if self._is_overdue:
+            raise RuntimeError(
+                "gloo: tensors of a collective are still held a minute after the program waited for it; "
+                "bytes would count that are not the program's"
+            )
+
+    def _starting(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            with Lending() as lending:
+                work = original(*args, **kwargs)
+            if work is not None and lending.lent:
+                key = id(work)
+                dropped = functools.partial(self._on_dropped, key)
+                self._by_work[key] = _Loan(lent=lending.lent, work=weakref.ref(work, dropped))
+            return work
+
+        return start
+
+    def _ending(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            loan = self._by_work.get(id(work))
+            if loan is None:
+                return original(work, *args, **kwargs)
+            # gloo sums and scatters in here, on copies that are none of the program's storages
+            with _disable_current_modes(), Finding(loan.lent):
+                result = original(work, *args, **kwargs)
+            loan.is_over = True
+            return result
+
+        return wait
+
+    def _giving_away(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def give_away(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            self._by_work.pop(id(work), None)  # the program gets gloo's tensors, and may hold them
+            return original(work, *args, **kwargs)
+
+        return give_away
+
+    def _running(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Lending() as lending:
+                result = original(*args, **kwargs)
+            self._settle(lending.lent)
+            return result
+
+        return run
+
+    def _calling(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def call(packet: Any, /, *args: Any, **kwargs: Any) -> Any:
+            name = packet._qualified_op_name  # noqa: SLF001 (no public name)
+            if name == _WAIT:
+                result = original(packet, *args, **kwargs)
+                self._on_waited(args)
+                return result
+            if not name.startswith(_FUNCTIONAL):
+                return original(packet, *args, **kwargs)
+            with Lending() as lending:
+                result = original(packet, *args, **kwargs)
+            self._enter_results(result, lending.lent)
+            return result
+
+        return call
+
+    def _enter_results(self, result: Any, lent: list[Tensor]) -> None:
+        if lent:
+            keys = set(map(storage_key, plain_tensors(tensors_in(result))))
+            self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
+
+    def _on_waited(self, waited: Any) -> None:
+        for key in map(storage_key, plain_tensors(tensors_in(waited))):
+            loan = self._by_result.pop(key, None)
+            if loan is None:
+                continue
+            loan.unwaited.discard(key)
+            if not loan.unwaited:
+                self._settle(loan.lent)
+
+    def _on_dropped(self, key: int, _: weakref.ref[dist.Work]) -> None:
+        loan = self._by_work.pop(key)
+        if loan.is_over:
+            self._settle(loan.lent)
+
+    def _settle(self, lent: list[Tensor]) -> None:
+        """Wait until nobody but the list holds what is in `lent`."""
+        for _ in range(0 if self._is_overdue else _POLLS):
+            if all(held == self._sole_holder for held in holders(lent)):
+                return
+            time.sleep(_POLL_S)
+        self._is_overdue = True

@@ -1,0 +1,1 @@
+"""Bytes of live storages, their timeline, and what the allocator says."""

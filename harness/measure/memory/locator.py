@@ -1,0 +1,171 @@
+"""Where in a training step execution is: the phase, the module, and whether it is recomputation.
+
+Nothing here touches autograd: modules are followed by wrapping the `forward` functions of their classes, and
+a backward operator is led back to its module by the sequence number that autograd gives every node of the
+forward pass. So the operators of the step are those of a step that nobody watches.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.measure.patched import replaced
+
+Phase = Literal["forward", "backward", "optimizer"]
+
+MODEL = "(model)"
+LOSS = "(loss)"
+OPTIMIZER = "(optimizer)"
+
+# autograd runs an AccumulateGrad node as soon as it is ready: its sequence number is the largest there is
+_FIRST_UNORDERED_NODE = 2**63
+_WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+class Locator(AbstractContextManager["Locator"]):
+    """Follows one model through one step; enter it around the step and set `phase` as the step goes on.
+
+    Attributes:
+        phase: what the step is doing.
+        calls: forward calls of each block, recomputation included.
+
+    A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
+    start again: `module` may then name another module of the model.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+        self.phase: Phase = "forward"
+        self.calls = dict.fromkeys(blocks, 0)
+        self._model = model
+        self._names = {id(module): _readable(name, model) for name, module in model.named_modules()}
+        self._blocks = {id(module): name for name, module in blocks.items()}
+        self._inside: list[int] = []
+        self._starts: list[int] = [0]
+        self._owners: list[str] = [LOSS]
+        self._latest = LOSS
+        self._patches = ExitStack()
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        for owner, original in _forward_functions(self._model).items():
+            self._patches.enter_context(replaced(owner, "forward", self._followed(original)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    @property
+    def module(self) -> str:
+        """FQN of the module that executes, or to which the executing backward node belongs."""
+        if self.phase == "optimizer":
+            return OPTIMIZER
+        if self._inside:
+            self._latest = self._names[self._inside[-1]]
+        elif self.phase == "forward":
+            self._latest = LOSS
+        else:
+            self._latest = self._owner_of_node() or self._latest
+        return self._latest
+
+    @property
+    def is_recomputing(self) -> bool:
+        """Whether the executing operator is a forward operator of a backward pass.
+
+        A backward pass runs without recording, recomputation records; only a reentrant region inside another
+        one recomputes without recording, and it does so inside the `forward` of a module.
+        """
+        if self.phase != "backward" or running_node() is None:
+            return False
+        return torch.is_grad_enabled() or bool(self._inside)
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether autograd is adding to, or setting, the `.grad` of a leaf."""
+        node = running_node()
+        return node is not None and sequence_number(node) >= _FIRST_UNORDERED_NODE
+
+    @property
+    def node(self) -> str:
+        """Name of the autograd node that executes; empty outside a backward pass."""
+        node = running_node()
+        return "" if node is None else str(node.name())
+
+    def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # the class of a checkpointed block calls the `forward` of the plain class: one call, not two
+            if id(module) not in self._names or id(module) in self._inside:
+                return original(module, *args, **kwargs)
+            with self._entered(module):
+                return original(module, *args, **kwargs)
+
+        return forward
+
+    @contextmanager
+    def _entered(self, module: nn.Module) -> Iterator[None]:
+        if id(module) in self._blocks:
+            self.calls[self._blocks[id(module)]] += 1
+        self._inside.append(id(module))
+        self._mark()
+        try:
+            yield
+        finally:
+            self._inside.pop()
+            self._mark()
+
+    def _mark(self) -> None:
+        """Note to whom the autograd nodes belong that are made from now on."""
+        if threading.get_ident() != self._thread:
+            return  # sequence numbers count per thread
+        self._starts.append(_next_sequence_number())
+        self._owners.append(self._names[self._inside[-1]] if self._inside else LOSS)
+
+    def _owner_of_node(self) -> str | None:
+        node = running_node()
+        if node is None or sequence_number(node) >= _FIRST_UNORDERED_NODE:
+            return None
+        return self._owners[bisect_right(self._starts, sequence_number(node)) - 1]
+
+
+def running_node() -> Node | None:
+    """Return the autograd node that a backward pass executes now, if any."""
+    node: Node | None = torch._C._current_autograd_node()  # noqa: SLF001 (no public way to ask)
+    return node
+
+
+def sequence_number(node: Node) -> int:
+    """Return the place of a node in the order of forward."""
+    return int(node._sequence_nr())  # type: ignore[no-untyped-call]  # noqa: SLF001 (the order of forward has no public name)
+
+
+def _next_sequence_number() -> int:
+    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 (the order of forward has no public name)
+
+
+def _forward_functions(model: nn.Module) -> dict[type, FunctionType]:
+    """Return every class that defines the `forward` of a module of `model`, base classes included."""
+    classes = {
+        owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
+    }
+    defined = {owner: vars(owner).get("forward") for owner in classes}
+    return {owner: forward for owner, forward in defined.items() if isinstance(forward, FunctionType)}
+
+
+def _readable(name: str, model: nn.Module) -> str:
+    """Return the FQN that the plain model has for a module of the wrapped one."""
+    parts = [part for part in name.split(".") if part and part not in _WRAPPER_PARTS]
+    if isinstance(model, DistributedDataParallel) and parts[:1] == ["module"]:
+        parts = parts[1:]
+    return ".".join(parts) or MODEL

@@ -1,0 +1,1 @@
+"""Snapshots of training steps, and how two of them compare."""

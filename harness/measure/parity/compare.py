@@ -1,0 +1,310 @@
+"""Parity: does the variant compute what its twin computes, bit for bit.
+
+Compared are names and their order, classes, shapes, dtypes, devices, absence, and the bits of every value:
+-0.0 is not 0.0, and a NaN equals the same NaN in the same place. A declared tolerance loosens the values of
+floating-point tensors, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.measure.parity.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
+from harness.records.parity import PARTS, Difference, Parity, PartParity
+
+__all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
+
+_BLOCK = 1 << 20
+"""Elements measured at a time: distances need several float64 temporaries, which should stay in a cache."""
+
+_SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """How far the values of floating-point tensors may be apart.
+
+    Fields:
+        relative: largest accepted |actual - expected| / max|expected| of one tensor.
+        parameters: the same of parameters after the optimizer step; `None` for `relative`.
+        floor: share of the largest |expected| of a part below which no tensor's own counts.
+        stride: what a parameter whose gradient is zero but for rounding, by `floor`, may drift in a step: an
+            optimizer that divides gradients by their own size makes whole steps of rounding.
+    """
+
+    relative: float
+    parameters: float | None = None
+    floor: float = 0.0
+    stride: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepParity:
+    """One step of the variant against the same step of the twin.
+
+    Fields:
+        parts: every key of `PARTS`.
+        loss: the variant's.
+        level: `bitwise` or `tolerance`.
+    """
+
+    parts: Mapping[str, PartParity]
+    loss: float
+    level: str
+
+
+def compare_steps(
+    expected: Iterator[Snapshot],
+    actual: Iterator[Snapshot],
+    *,
+    count: int,
+    rank: int = 0,
+    tolerance: Accepted | None = None,
+) -> Parity:
+    """Compare the next `count` steps of the twin (`expected`) and the variant, one at a time.
+
+    Both iterators may train while they are read: then the models step side by side, and one snapshot of
+    each exists at most. `zip` would hold the last two while the next two are made.
+
+    Raises:
+        ValueError: an iterator ends before `count` steps, or `count` is below 1.
+    """
+    compared = []
+    for step in range(count):
+        try:
+            compared.append(compare(next(expected), next(actual), rank=rank, step=step, tolerance=tolerance))
+        except StopIteration as end:
+            raise ValueError(f"parity: asked for {count} steps, but only {step} were trained") from end
+    return summarise(compared)
+
+
+def compare(
+    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: Accepted | None = None
+) -> StepParity:
+    """Compare one step.
+
+    Args:
+        expected: the twin's.
+        actual: the variant's.
+        rank, step: recorded with differences; steps count from 0.
+        tolerance: None asks for equal bits.
+    """
+    limits = {part: _limits(tolerance, part, expected) for part in PARTS}
+    if tolerance is not None and tolerance.stride:
+        idle = frozenset(_without_scale(expected.gradients, limits["gradients"]))
+        drifting = limits["parameters"]
+        assert drifting is not None
+        limits["parameters"] = replace(drifting, drift=(step + 1) * tolerance.stride, drifting=idle)
+    parts = {
+        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, limits[part])
+        for part in PARTS
+    }
+    level = "bitwise" if tolerance is None else "tolerance"
+    return StepParity(parts=parts, loss=actual.loss["loss"].value.item(), level=level)
+
+
+def summarise(compared: Sequence[StepParity]) -> Parity:
+    """Merge the steps: equal when all are, the largest distances, the earliest difference.
+
+    Raises:
+        ValueError: nothing was compared, which proves nothing.
+    """
+    if not compared:
+        raise ValueError("parity: needs at least one compared step, got none")
+    merged: dict[str, Any] = {part: _merge([step.parts[part] for step in compared]) for part in PARTS}
+    return Parity(
+        level=compared[0].level,
+        steps=len(compared),
+        losses=tuple(step.loss for step in compared),
+        **merged,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limits:
+    """What is accepted of one part: `relative` of a tensor's largest value, or of `least` if it is larger.
+
+    Tensors named in `drifting` may be apart by `drift`, too.
+    """
+
+    relative: float
+    least: float
+    drift: float = 0.0
+    drifting: frozenset[str] = frozenset()
+
+    def of(self, name: str, scale: float) -> float:
+        """Return the largest accepted distance in the tensor `name`, whose largest value is `scale`."""
+        usual = self.relative * max(scale, self.least)
+        return max(usual, self.drift) if name in self.drifting else usual
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finding:
+    """Comparison of one leaf; `first` is (index, expected, actual) of the first difference."""
+
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    first: tuple[tuple[int, ...] | None, float | str, float | str] | None = None
+
+
+def _merge(parts: Sequence[PartParity]) -> PartParity:
+    return PartParity(
+        equal=all(part.equal for part in parts),
+        max_abs=max(part.max_abs for part in parts),
+        max_rel=max(part.max_rel for part in parts),
+        first_difference=next((part.first_difference for part in parts if part.first_difference), None),
+    )
+
+
+def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:
+    if tolerance is None:
+        return None
+    is_loosened = part == "parameters" and tolerance.parameters is not None
+    relative = tolerance.parameters if is_loosened else tolerance.relative
+    assert relative is not None
+    if tolerance.floor == 0:
+        return _Limits(relative=relative, least=0.0)
+    captured = [leaf for leaf in getattr(expected, part).values() if isinstance(leaf, Captured)]
+    scales = [_scale(leaf.value) for leaf in captured if _is_number(leaf.value)]
+    return _Limits(relative=relative, least=tolerance.floor * max(scales, default=0.0))
+
+
+def _without_scale(gradients: Leaves, limits: _Limits | None) -> Iterator[str]:
+    """Yield the names of the gradients that are zero but for rounding."""
+    least = 0.0 if limits is None else limits.relative * limits.least
+    for name, leaf in gradients.items():
+        if isinstance(leaf, Captured) and _is_number(leaf.value) and _scale(leaf.value) <= least:
+            yield name
+
+
+def _compare_part(
+    expected: Leaves, actual: Leaves, rank: int, step: int, limits: _Limits | None
+) -> PartParity:
+    findings = list(_findings(expected, actual, limits))
+    first = next(((name, finding.first) for name, finding in findings if finding.first), None)
+    return PartParity(
+        equal=first is None,
+        max_abs=max((finding.max_abs for _, finding in findings), default=0.0),
+        max_rel=max((finding.max_rel for _, finding in findings), default=0.0),
+        first_difference=first
+        and Difference(
+            name=first[0], index=first[1][0], rank=rank, step=step, expected=first[1][1], actual=first[1][2]
+        ),
+    )
+
+
+def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[tuple[str, _Finding]]:
+    for name, leaf in expected.items():
+        if name in actual:
+            yield name, _compare_leaf(name, leaf, actual[name], limits)
+        else:
+            yield name, _Finding(first=(None, _describe(leaf), "absent"))
+    for name in [name for name in actual if name not in expected]:
+        yield name, _Finding(first=(None, "absent", _describe(actual[name])))
+    for position, (name, other) in enumerate(zip(expected, actual, strict=False)):  # lengths: seen above
+        if name != other:
+            yield name, _Finding(first=(None, f"{name!r} at position {position}", f"{other!r} there"))
+            return
+
+
+def _compare_leaf(name: str, expected: Any, actual: Any, limits: _Limits | None) -> _Finding:
+    if not (isinstance(expected, Captured) and isinstance(actual, Captured)):
+        same = _is_same_value(expected, actual)
+        return _Finding() if same else _Finding(first=(None, _describe(expected), _describe(actual)))
+    if str(expected) != str(actual):
+        return _Finding(first=(None, str(expected), str(actual)))
+    one, other = expected.value, actual.value.to(expected.value.device)
+    if torch.equal(_bits(one), _bits(other)):
+        return _Finding()
+    return _measure(one, other, partial(limits.of, name) if limits is not None and _is_number(one) else None)
+
+
+def _is_same_value(expected: Any, actual: Any) -> bool:
+    if type(expected) is not type(actual):
+        return False
+    if has_identity_only(expected):  # which differs between any two models
+        return True
+    is_nan = expected != expected and actual != actual  # noqa: PLR0124 (the definition of NaN, for any type)
+    return bool(expected == actual or is_nan)
+
+
+def _describe(leaf: Any) -> str:
+    if leaf is None or isinstance(leaf, Captured):
+        return str(leaf)
+    return f"{type(leaf).__qualname__} {leaf}"
+
+
+def _measure(expected: Tensor, actual: Tensor, limit_of: Callable[[float], float] | None) -> _Finding:
+    """Measure how far two tensors of one shape and dtype, known to differ in bits, are apart."""
+    distances = (_distance(one, other).max().item() for _, one, other in _blocks(expected, actual))
+    max_abs, scale = max(distances), _scale(expected)
+    max_rel = 0.0 if max_abs == 0 else max_abs / scale if scale else float("inf")
+    limit = None if limit_of is None else limit_of(scale)
+    if limit is not None and max_abs <= limit:
+        return _Finding(max_abs=max_abs, max_rel=max_rel)
+    return _Finding(max_abs=max_abs, max_rel=max_rel, first=_first_beyond(expected, actual, limit))
+
+
+def _first_beyond(
+    expected: Tensor, actual: Tensor, limit: float | None
+) -> tuple[tuple[int, ...], float | str, float | str]:
+    """Return index and values of the first element further apart than `limit`; None asks for equal bits."""
+    for start, one, other in _blocks(expected, actual):
+        beyond = _differ(one, other) if limit is None else _distance(one, other) > limit
+        if beyond.any():
+            position = int(beyond.nonzero()[0].item())
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(start + position), expected.shape))
+            return index, _number(one[position]), _number(other[position])
+    raise AssertionError("called on tensors that do not differ")
+
+
+def _blocks(expected: Tensor, actual: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    pieces = zip(expected.reshape(-1).split(_BLOCK), actual.reshape(-1).split(_BLOCK), strict=True)
+    for number, (one, other) in enumerate(pieces):
+        yield number * _BLOCK, one, other
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.view(_SAME_SIZE_INTEGER[real.element_size()])
+
+
+def _differ(expected: Tensor, actual: Tensor) -> Tensor:
+    different = _bits(expected) != _bits(actual)
+    return different.any(dim=-1) if expected.is_complex() else different
+
+
+def _distance(expected: Tensor, actual: Tensor) -> Tensor:
+    """Return |actual - expected| in float64: 0 where bits or NaN agree, infinite where only one is finite."""
+    distance = (_wide(actual) - _wide(expected)).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    agree = ~_differ(expected, actual) | (expected.isnan() & actual.isnan())
+    return distance.masked_fill(agree, 0.0)
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return _wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _scale(tensor: Tensor) -> float:
+    """Return the largest finite magnitude; 0 where there is none."""
+    pieces = (piece for piece in tensor.reshape(-1).split(_BLOCK) if piece.numel())
+    return max((_magnitude(piece).max().item() for piece in pieces), default=0.0)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _number(element: Tensor) -> float | str:
+    value = element.item()
+    return str(value) if isinstance(value, complex) else value

@@ -1,0 +1,1 @@
+"""Step times, and the peak rates of devices."""

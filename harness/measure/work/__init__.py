@@ -1,0 +1,1 @@
+"""Operators, FLOPs and collectives of a step."""

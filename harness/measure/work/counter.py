@@ -1,0 +1,97 @@
+"""What a training step computes and communicates: FLOPs, recomputed operators, collectives."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.measure.collectives import collective_name, payload_bytes
+from harness.measure.memory.locator import Locator
+from harness.measure.tensors import must_unwrap
+from harness.measure.work.flops import FlopFormulas
+
+# no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
+_BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkReport:
+    """The work of one training step on one rank.
+
+    Fields:
+        forward_flops: FLOPs of the model and the loss.
+        backward_flops: FLOPs of the backward pass, recomputation included.
+        recomputed_flops: FLOPs of forward operators that ran during the backward pass.
+        recomputed_ops: those operators by name, with their number.
+        calls: forward calls of each block, recomputation included.
+        collectives: by phase, collectives started on this rank, by name.
+        collective_bytes: by phase, their payload on this rank (see `collectives.payload_bytes`).
+    """
+
+    forward_flops: int
+    backward_flops: int
+    recomputed_flops: int
+    recomputed_ops: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    collectives: dict[str, dict[str, int]] = field(default_factory=dict)
+    collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors."""
+
+    def __init__(self, locator: Locator) -> None:
+        super().__init__()
+        self._locator = locator
+        self._formulas = FlopFormulas()
+        self._flops: Counter[str] = Counter()
+        self._recomputed_flops = 0
+        self._recomputed_ops: Counter[str] = Counter()
+        self._collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` and count it."""
+        if must_unwrap(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._count(func, self._formulas.count(func, args, kwargs, result))
+        self._count_collective(func, args, result)
+        return result
+
+    def report(self) -> WorkReport:
+        """Return the counts so far."""
+        return WorkReport(
+            forward_flops=self._flops["forward"],
+            backward_flops=self._flops["backward"],
+            recomputed_flops=self._recomputed_flops,
+            recomputed_ops=dict(sorted(self._recomputed_ops.items())),
+            calls=dict(self._locator.calls),
+            collectives={phase: dict(self._collectives[phase]) for phase in PHASES},
+            collective_bytes={phase: dict(self._collective_bytes[phase]) for phase in PHASES},
+        )
+
+    def _count(self, func: Any, flops: int) -> None:
+        self._flops[self._locator.phase] += flops
+        if self._locator.is_recomputing and func not in _BOOKKEEPING:
+            self._recomputed_ops[str(func)] += 1
+            self._recomputed_flops += flops
+
+    def _count_collective(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        name = collective_name(func)
+        if name is not None:
+            self._collectives[self._locator.phase][name] += 1
+            self._collective_bytes[self._locator.phase][name] += payload_bytes(args, result)

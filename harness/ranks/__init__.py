@@ -1,0 +1,1 @@
+"""Rank processes: started, watched and ended, with the culprit of a failure named."""

@@ -1,0 +1,294 @@
+"""The agent supervises the ranks of one trial at a time on its node.
+
+It starts them from a fork server that has imported torch, gives them a place to meet, and when one fails,
+time runs out or it is asked to, gives the others a moment to write what they know and ends them. The agent of
+a trial on one node also names the culprit; on several nodes each agent reports, and one place decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
+
+from harness.errors import Terminated
+from harness.ranks.culprit import Outcome, decide_nodes
+from harness.ranks.entry import RankStart, Rendezvous
+from harness.ranks.forkserver import ForkServer, ForkServerError
+from harness.ranks.live_ranks import Crew, HaltCheck, Server, Watch, late_halt
+from harness.ranks.node_report import Halt, NodeReport
+from harness.ranks.persistent_server import PersistentServer
+from harness.ranks.rank_report import read_reports, report_path
+
+PRELOAD = (
+    "harness.ranks.entry",
+    "torch._dynamo",  # what every optimizer imports when it is made: else half a second of each rank
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+_SERVERS: dict[str, type[Server]] = {"forkserver": ForkServer, "persistent": PersistentServer}
+_STORE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankJob:
+    """The ranks of one trial on this node.
+
+    Fields:
+        trial_dir: folder for logs and reports; created when missing.
+        entry: `package.module:function`, called in every rank as `entry(payload, context)`.
+        payload: anything that pickles.
+        ranks: local ranks, >= 1.
+        world_size: ranks of the whole trial; `ranks` when `None`.
+        node_rank: this node holds ranks `node_rank * ranks` and following.
+        rendezvous: host and port of the store that node 0 hosts (`hosted`), known before the ranks start;
+            `None` on one node, where a file does.
+        deadline_s: seconds from the start of the ranks to their last result.
+        device: `cpu` or `cuda`.
+        backend: of the process group; `None`: gloo on cpu and nccl on cuda where there is more than one
+            rank, no group where there is one.
+        threads_per_rank: of intra-operator parallelism.
+        cores: CPUs that the ranks of this node share; `None`: those of the agent.
+        attempt: names this run of the trial's ranks in its reports.
+    """
+
+    trial_dir: Path
+    entry: str
+    payload: Any
+    ranks: int
+    deadline_s: float
+    world_size: int | None = None
+    node_rank: int = 0
+    rendezvous: tuple[str, int] | None = None
+    device: str = "cpu"
+    backend: str | None = None
+    threads_per_rank: int = 1
+    cores: tuple[int, ...] | None = None
+    attempt: str = ""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"RankJob.ranks: must be at least 1, got {self.ranks}")
+        if self.total % self.ranks:
+            raise ValueError(
+                f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks, got {self.total}"
+            )
+
+    @property
+    def total(self) -> int:
+        """Ranks of the whole trial."""
+        return self.ranks if self.world_size is None else self.world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the whole trial."""
+        return self.total // self.ranks
+
+    @property
+    def local(self) -> range:
+        """The ranks on this node."""
+        return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
+
+    @property
+    def group_backend(self) -> str | None:
+        """The backend of the process group; `None`: no group."""
+        if self.backend is None and self.total > 1:
+            return "nccl" if self.device == "cuda" else "gloo"
+        return self.backend
+
+
+class Agent:
+    """Runs trials, one after the other; a context manager.
+
+    The fork server starts with the first trial (it imports for seconds; later trials cost a fork), so
+    the environment must be final by then. Leaving the context ends it and whatever is still alive.
+
+    Args:
+        preload: modules to import in the fork server besides torch's own; they must not touch CUDA.
+        isolation: `forkserver`: every rank is a fresh process; `persistent`: processes take one trial after
+            another.
+
+    Raises:
+        ValueError: an unknown isolation.
+    """
+
+    def __init__(self, preload: Sequence[str] = (), isolation: str = "forkserver") -> None:
+        if isolation not in _SERVERS:
+            raise ValueError(f"isolation: must be one of {', '.join(_SERVERS)}, got {isolation!r}")
+        self._preload = (*PRELOAD, *preload)
+        self._isolation = isolation
+        self._server: Server | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
+        """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.
+
+        Raises:
+            ValueError: `job` is on several nodes, where one report decides nothing.
+        """
+        if job.nodes > 1:
+            raise ValueError(f"Agent.run: decides about one node, got a job on {job.nodes}; use supervise")
+        report = self.supervise(job, watch, halt)
+        return decide_nodes(
+            job.total,
+            node_reports={report.node_rank: report},
+            rank_reports=read_reports(job.trial_dir),
+            hosts=(report.host,),
+        )
+
+    def supervise(
+        self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None
+    ) -> NodeReport:
+        """Run this node's ranks of `job` to their end and return how they ended.
+
+        Whatever leaves this method, a report or an exception (Ctrl-C), no rank is alive afterwards.
+
+        Args:
+            watch: called at least four times a second with the reports so far, to draw progress.
+            halt: asked as often whether the ranks must end now, and why; while a failure is dealt with, which
+                takes 8 s at most, it is not.
+
+        Raises:
+            ForkServerError: the fork server could not import `preload`.
+            ValueError: `job` is on several nodes that do not know where to meet.
+        """
+        if job.nodes > 1 and job.rendezvous is None:
+            raise ValueError(
+                "RankJob.rendezvous: several nodes need an address that all of them know, got None"
+            )
+        if self._server is None:
+            self._server = _SERVERS[self._isolation](self._preload)
+        _clear(job)
+        halt = halt or _never
+        crew = Crew(self._server, job.trial_dir, job.total)
+        try:
+            found = self._follow(crew, job, watch, halt)
+        except ForkServerError as error:  # the next trial starts another one
+            found = late_halt(halt) or Halt(
+                kind="terminated", message=f"{error}; its ranks were killed with it"
+            )
+        return NodeReport(
+            node_rank=job.node_rank,
+            host=socket.gethostname(),
+            attempt=job.attempt,
+            time=crew.ended_s,
+            deaths=tuple(crew.deaths),
+            halt=found,
+            waiting=tuple(crew.waiting),
+        )
+
+    def close(self) -> None:
+        """End the fork server."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _follow(self, crew: Crew, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
+        with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
+            # an interrupted wait may have swallowed a message: only a new server is in a known state
+            undo.callback(self.close)
+            crew.start(_starts(job, rendezvous))
+            found = crew.follow(job.deadline_s, watch, halt)
+            undo.pop_all()
+        return found
+
+
+@contextlib.contextmanager
+def hosted(host: str) -> Iterator[tuple[str, int]]:
+    """Host the store where the ranks of several nodes meet, on a free port, while the block lasts.
+
+    torch asks the name server for the name of every client. One that does not answer stalls each process
+    that hosts or joins a store once, for 10 s by default; `RES_OPTIONS="timeout:1 attempts:1"` shortens it.
+
+    Args:
+        host: this machine, by the name or address that all nodes know.
+
+    Yields:
+        `host` and the port.
+
+    Raises:
+        torch.distributed.DistError: this machine cannot be reached as `host`.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S))
+    try:
+        yield host, store.port
+    finally:
+        del store
+
+
+@contextlib.contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Turn SIGTERM into `Terminated(143)` inside the block, so that it unwinds like Ctrl-C does."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated(128 + signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _never() -> None:
+    """Ask for no halt."""
+
+
+def _clear(job: RankJob) -> None:
+    """Remove what an earlier run of these ranks left in the folder."""
+    job.trial_dir.mkdir(parents=True, exist_ok=True)
+    for rank in job.local:
+        report_path(job.trial_dir, rank).unlink(missing_ok=True)
+
+
+def _starts(job: RankJob, rendezvous: Rendezvous | None) -> list[RankStart]:
+    payload = pickle.dumps(job.payload)
+    return [
+        RankStart(
+            trial_dir=job.trial_dir,
+            entry=job.entry,
+            payload=payload,
+            rank=rank,
+            local_rank=local_rank,
+            world_size=job.total,
+            device=job.device,
+            backend=job.group_backend,
+            rendezvous=rendezvous,
+            timeout_s=job.deadline_s,
+            threads=job.threads_per_rank,
+            cores=job.cores,
+        )
+        for local_rank, rank in enumerate(job.local)
+    ]
+
+
+@contextlib.contextmanager
+def _rendezvous(job: RankJob) -> Iterator[Rendezvous | None]:
+    """Provide the place where the ranks of `job` meet for as long as they live.
+
+    On one node that is a file, which needs no name server (see `hosted`).
+    """
+    if job.group_backend is None:
+        yield None
+    elif job.rendezvous is not None:
+        yield job.rendezvous
+    else:
+        with tempfile.TemporaryDirectory(prefix="acbench-") as folder:
+            yield Path(folder, "rendezvous")

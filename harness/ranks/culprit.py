@@ -1,0 +1,289 @@
+"""Who ended the trial: from what nodes and ranks report to one outcome, by rules and without side effects.
+
+1. Every rank reported a result: `ok`, whatever happened to the processes and nodes afterwards.
+2. The earliest own failure (exception, signal, exit without a report) is the cause.
+3. Somebody ended an agent (SIGTERM, preemption): `lost`.
+4. A node left no report, because it or its agent died: `lost`. What the other nodes saw is its echo.
+5. Out of time: the rank that does not wait for the others is the cause; between equals the one furthest
+   behind, then the one silent for longest.
+6. A communication error is the echo of another rank's failure: it wins only where nothing else happened.
+
+Clocks of nodes differ, so that times are compared within a node. Between nodes, a failure where ranks had to
+end because another node had failed comes after one where they had not; only where that says nothing, nodes
+failed within a fraction of a second of one another, do their clocks decide.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.ranks.node_report import Death, Halt, NodeReport
+from harness.ranks.rank_report import PHASES, RankReport
+
+_OOM_KINDS = ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
+_OOM_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # NCCL, wrapped into a DistBackendError
+)
+_COMMUNICATION_KINDS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_COMMUNICATION_MESSAGES = (
+    "gloo/transport/",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection was likely closed",
+    "Broken pipe",
+    "Timed out waiting",
+    "Wait timeout",  # a file store
+    "NCCL communicator",
+    "NCCL error",
+)
+_INNERMOST_FRAMES = 3
+
+_SIGNALS = {"terminated": signal.SIGTERM, "time_limit": signal.SIGUSR2}
+"""How schedulers announce a halt, not to the agent alone but to all processes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialError:
+    """What went wrong, where.
+
+    Fields:
+        kind: exception class, signal name, `exit <code>`, `timeout`, `lost` or `Halt.error_kind`.
+        message: one sentence, or the text of the exception.
+        rank: the culprit; `None` where no rank can be named.
+        phase: the phase it was in.
+        log: name of its log in the trial's folder.
+    """
+
+    kind: str
+    message: str
+    rank: int | None
+    phase: str | None
+    log: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a trial ended.
+
+    Fields:
+        status: `ok`, `oom`, `failed`, `timeout` or `lost`.
+        error: `None` when `ok`.
+        results: what the ranks returned, in order of rank; empty unless `ok`.
+    """
+
+    status: str
+    error: TrialError | None = None
+    results: Sequence[dict[str, Any]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    is_later: bool  # its node was asked to end its ranks, because another had failed
+    time: float
+    rank: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    """What is known of a trial that is over; a node without a report is missing in `nodes`."""
+
+    ranks: range
+    hosts: Sequence[str]
+    nodes: Mapping[int, NodeReport]
+    reports: Mapping[int, RankReport]
+
+    @property
+    def missing(self) -> list[int]:
+        return [node for node in range(len(self.hosts)) if node not in self.nodes]
+
+    @property
+    def halts(self) -> list[Halt]:
+        """In order of nodes."""
+        return [node.halt for _, node in sorted(self.nodes.items()) if node.halt is not None]
+
+    def ranks_of(self, node: int) -> range:
+        count = len(self.ranks) // len(self.hosts)
+        return range(node * count, (node + 1) * count)
+
+    def node_of(self, rank: int) -> NodeReport | None:
+        return self.nodes.get(rank * len(self.hosts) // len(self.ranks))
+
+    def is_final(self, rank: int) -> bool:
+        return rank in self.reports and self.reports[rank].is_final
+
+    def phase_of(self, rank: int) -> str:
+        return self.reports[rank].phase if rank in self.reports else PHASES[0]
+
+
+def decide_nodes(
+    world_size: int,
+    *,
+    node_reports: Mapping[int, NodeReport],
+    rank_reports: Mapping[int, RankReport],
+    hosts: Sequence[str],
+) -> Outcome:
+    """Return the outcome of a trial whose processes have all ended.
+
+    Args:
+        world_size: ranks of the trial; nodes hold equal shares of them, in order.
+        node_reports: by node; one whose agent left none is missing.
+        rank_reports: the last report of every rank that wrote one, in this attempt; those of ranks beyond
+            `world_size` are of another one.
+        hosts: names of all nodes.
+    """
+    reports = {rank: report for rank, report in rank_reports.items() if rank < world_size}
+    trial = _Trial(ranks=range(world_size), hosts=hosts, nodes=node_reports, reports=reports)
+    if all(rank in reports and reports[rank].state == "ok" for rank in trial.ranks):
+        return Outcome(status="ok", results=tuple(reports[rank].result or {} for rank in trial.ranks))
+    causes = sorted(_causes(trial), key=lambda cause: (cause.is_later, cause.time, cause.rank))
+    own = [cause for cause in causes if not is_communication(cause.kind, cause.message)]
+    if own:
+        return _failure(own[0], trial)
+    return _halted(trial) or _echo(causes, trial)
+
+
+def _halted(trial: _Trial) -> Outcome | None:
+    """Return the outcome where something else than a rank ended the trial."""
+    ended = next((halt for halt in trial.halts if halt.kind == "terminated"), None)
+    if ended is not None:
+        return _lost(ended.message, kind=ended.error_kind)
+    if trial.missing:
+        return _node_lost(trial.missing[0], trial)
+    over = next((halt for halt in trial.halts if halt.is_timeout), None)
+    return None if over is None else _timeout(over, trial)
+
+
+def _echo(causes: Sequence[_Cause], trial: _Trial) -> Outcome:
+    """Return the outcome where nothing is left but what others have caused."""
+    if causes:
+        return _failure(causes[0], trial)
+    if trial.halts:
+        return _lost(trial.halts[0].message, kind=trial.halts[0].error_kind)
+    return _lost("the ranks ended without a report and without a cause")
+
+
+def is_out_of_memory(kind: str, message: str) -> bool:
+    """Return whether an exception says that memory, of the host or of a device, is exhausted."""
+    return kind in _OOM_KINDS or any(text in message for text in _OOM_MESSAGES)
+
+
+def is_communication(kind: str, message: str) -> bool:
+    """Return whether an exception only says that another rank is gone or late."""
+    if is_out_of_memory(kind, message):
+        return False
+    if kind in _COMMUNICATION_KINDS:
+        return True
+    return kind == "RuntimeError" and any(text in message for text in _COMMUNICATION_MESSAGES)
+
+
+def is_waiting(stack: str) -> bool:
+    """Return whether the main thread waits for other ranks, as far as its stack tells.
+
+    DDP waits inside the autograd engine, which shows no frame of its own.
+
+    Args:
+        stack: what `faulthandler` wrote of all threads; the main thread is the last, innermost frame first.
+    """
+    _, found, main = stack.rpartition("(most recent call first):")
+    frames = [line for line in main.splitlines() if line.startswith("  File ")]
+    in_engine = any(line.endswith("in _engine_run_backward") for line in frames[:1])
+    in_collective = any("/torch/distributed/" in line for line in frames[:_INNERMOST_FRAMES])
+    return bool(found) and (in_engine or in_collective)
+
+
+def _causes(trial: _Trial) -> Iterator[_Cause]:
+    for rank, report in trial.reports.items():
+        if report.state == "error":
+            is_later = _ended_for_peer(trial.node_of(rank))
+            yield _Cause(is_later, report.time, rank, report.kind or "", report.message or "")
+    for node in trial.nodes.values():
+        for death in node.deaths:
+            if not (trial.is_final(death.rank) or death.ended or _is_part_of_halt(death, node)):
+                yield _Cause(_ended_for_peer(node), death.time, death.rank, *_describe(death))
+
+
+def _ended_for_peer(node: NodeReport | None) -> bool:
+    return node is not None and node.halt is not None and node.halt.kind == "peer"
+
+
+def _is_part_of_halt(death: Death, node: NodeReport) -> bool:
+    """Whether a rank died of the signal that told the agent to end it."""
+    number = None if node.halt is None else _SIGNALS.get(node.halt.kind)
+    return number is not None and death.code == -number
+
+
+def _describe(death: Death) -> tuple[str, str]:
+    if death.code < 0:
+        name = _signal_name(-death.code)
+        hint = "; the kernel sends it when memory is exhausted" if name == "SIGKILL" else ""
+        return name, f"rank {death.rank} was killed by {name}{hint}"
+    return f"exit {death.code}", f"rank {death.rank} exited with status {death.code} and without a result"
+
+
+def _signal_name(number: int) -> str:
+    known = {member.value: member.name for member in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def _failure(cause: _Cause, trial: _Trial) -> Outcome:
+    status = "oom" if is_out_of_memory(cause.kind, cause.message) else "failed"
+    return Outcome(status=status, error=_error(cause.kind, cause.message, cause.rank, trial))
+
+
+def _lost(message: str, *, kind: str = "lost", phase: str | None = None) -> Outcome:
+    return Outcome(
+        status="lost", error=TrialError(kind=kind, message=message, rank=None, phase=phase, log=None)
+    )
+
+
+def _node_lost(node: int, trial: _Trial) -> Outcome:
+    reached = max((trial.phase_of(rank) for rank in trial.ranks_of(node)), key=PHASES.index)
+    return _lost(f"the agent of node {node} ({trial.hosts[node]}) left no report", phase=reached)
+
+
+def _timeout(over: Halt, trial: _Trial) -> Outcome:
+    unfinished = [rank for rank in trial.ranks if not trial.is_final(rank)]
+    suspects = unfinished or [rank for rank in trial.ranks if trial.reports[rank].state == "error"]
+    rank = min(suspects, key=lambda rank: _progress(rank, trial))
+    report = trial.reports.get(rank)
+    if report is None:
+        message = f"{over.message}; rank {rank} never reported"
+    else:
+        steps = f", step {report.done} of {report.total}" if report.total else ""
+        silence_s = _silence_s(report, trial)
+        message = (
+            f"{over.message}; rank {rank} is in phase {report.phase}{steps}, silent for {silence_s:.1f} s"
+        )
+    return Outcome(status="timeout", error=_error("timeout", message, rank, trial))
+
+
+def _progress(rank: int, trial: _Trial) -> tuple[bool, int, int, float, int]:
+    """Order suspects: who does not wait first, then who is behind, then who was silent longest."""
+    node, report = trial.node_of(rank), trial.reports.get(rank)
+    is_waiting_rank = node is not None and rank in node.waiting
+    if report is None:
+        return is_waiting_rank, -1, 0, 0.0, rank
+    return is_waiting_rank, PHASES.index(report.phase), report.done, -_silence_s(report, trial), rank
+
+
+def _silence_s(report: RankReport, trial: _Trial) -> float:
+    """Return how long the rank had said nothing at the end, by the clock of its node."""
+    node = trial.node_of(report.rank)
+    return 0.0 if node is None else max(node.time - report.time, 0.0)
+
+
+def _error(kind: str, message: str, rank: int, trial: _Trial) -> TrialError:
+    return TrialError(
+        kind=kind, message=message, rank=rank, phase=trial.phase_of(rank), log=f"rank{rank}.log"
+    )

@@ -1,0 +1,267 @@
+"""What runs inside a rank process: from a bare fork to a result on disk.
+
+A rank writes its log and its report, nothing else; it neither draws nor uploads. It leaves by
+`os._exit`, because torch aborts in up to half of all orderly exits after a gloo group was used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (  # torch.distributed does not export them to type checkers
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
+from harness.ranks.rank_report import PHASES, RankReport, log_path
+
+Rendezvous = Path | tuple[str, int]
+
+STACK_SIGNAL = signal.SIGUSR2  # NCCL may use SIGUSR1
+_HEARTBEAT_S = 0.2
+_LEAVE_S = 5.0
+_MEET_POLL_S = 0.002
+_MESSAGE_CHARS = 4000
+_TRACEBACK_CHARS = 8000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStart:
+    """All that a rank is told at its start.
+
+    Fields:
+        trial_dir: existing folder for log and report.
+        entry: `package.module:function`, called as `entry(payload, context)`; returns JSON values.
+        payload: pickled; it is unpickled where a failure becomes a report.
+        rank, local_rank, world_size: the usual.
+        device: `cpu` or `cuda`; a rank takes the CUDA device of its local rank.
+        backend: of the process group; `None`: no group.
+        rendezvous: file of the store on one node, host and port of the store on several; `None`: no group.
+        timeout_s: of collectives; the trial's deadline, so that the agent is always first.
+        threads: of intra-operator parallelism.
+        cores: CPUs that the rank may run on; `None`: those of the agent.
+    """
+
+    trial_dir: Path
+    entry: str
+    payload: bytes
+    rank: int
+    local_rank: int
+    world_size: int
+    device: str
+    backend: str | None
+    rendezvous: Rendezvous | None
+    timeout_s: float
+    threads: int
+    cores: tuple[int, ...] | None = None
+
+
+class RankContext:
+    """What an entry sees of its rank.
+
+    Attributes:
+        rank, local_rank, world_size: the usual.
+        device: the device of this rank.
+        trial_dir: the trial's folder.
+    """
+
+    def __init__(self, start: RankStart) -> None:
+        self.rank = start.rank
+        self.local_rank = start.local_rank
+        self.world_size = start.world_size
+        self.trial_dir = start.trial_dir
+        self.device = (
+            torch.device("cuda", start.local_rank) if start.device == "cuda" else torch.device("cpu")
+        )
+        self._phase = PHASES[0]
+        self._written_s = 0.0
+        self._is_ok = False
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the result is on disk."""
+        return self._is_ok
+
+    def phase(self, name: str) -> None:
+        """Report that the rank enters a phase.
+
+        Raises:
+            ValueError: `name` is not one of `PHASES`.
+        """
+        if name not in PHASES:
+            raise ValueError(f"phase: must be one of {', '.join(PHASES)}, got {name!r}")
+        self._phase = name
+        self._write("running")
+
+    def progress(self, done: int, total: int) -> None:
+        """Report steps of the phase; writes at most five times a second, and the last step always."""
+        if done == total or time.monotonic() - self._written_s >= _HEARTBEAT_S:
+            self._write("running", done=done, total=total)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the result.
+
+        Raises:
+            TypeError: `result` is not made of JSON values.
+        """
+        self._write("ok", result=result)
+        self._is_ok = True
+
+    def __enter__(self) -> Self:
+        self._write("started")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Turn whatever ended the entry into a report; this is the boundary of the trial."""
+        if kind is None or error is None:
+            return False
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(text)
+        self._write(
+            "error",
+            kind=kind.__name__,
+            message=str(error)[:_MESSAGE_CHARS],
+            traceback=text[-_TRACEBACK_CHARS:],
+        )
+        return True
+
+    def _write(self, state: str, **fields: Any) -> None:
+        self._written_s = time.monotonic()
+        RankReport(rank=self.rank, state=state, phase=self._phase, time=time.time(), **fields).write(
+            self.trial_dir
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a trial ended in one rank.
+
+    Fields:
+        is_ok: the result is on disk; otherwise the error is.
+        is_quiet: no other rank needs this one any more, and what it was given to talk to them is at rest.
+    """
+
+    is_ok: bool
+    is_quiet: bool
+
+
+def main(start: RankStart) -> NoReturn:
+    """Run one rank and leave: status 0 with a result on disk, 1 with the error on disk."""
+    os._exit(0 if run(start).is_ok else 1)
+
+
+def run(start: RankStart) -> Ended:
+    """Run one rank to its report; a process group that it made stands until the process ends."""
+    _redirect(log_path(start.trial_dir, start.rank))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the driver decides
+    faulthandler.enable(file=sys.stderr)
+    faulthandler.register(STACK_SIGNAL, file=sys.stderr)
+    store: Store | None = None
+    with RankContext(start) as context:
+        _set_up(start)
+        store = _join(start)
+        module, _, function = start.entry.partition(":")
+        entry = getattr(importlib.import_module(module), function)
+        context.finish(entry(pickle.loads(start.payload), context))  # noqa: S301 (from our driver)
+    flush()
+    return Ended(is_ok=context.is_ok, is_quiet=context.is_ok and _all_are_done(context, store))
+
+
+def flush() -> None:
+    """Write out what Python and C hold back of stdout and stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _redirect(log: Path) -> None:
+    """Send what Python and C++ print to `log`, line by line."""
+    descriptor = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 (lives as long as the process)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 (lives as long as the process)
+
+
+def _set_up(start: RankStart) -> None:
+    os.environ.update(
+        RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.world_size)
+    )
+    if start.cores is not None:
+        os.sched_setaffinity(0, start.cores)  # first: threads are born where their maker may run
+    torch.set_num_threads(start.threads)
+    if start.device == "cuda":
+        torch.cuda.set_device(start.local_rank)
+
+
+def _join(start: RankStart) -> Store | None:
+    """Create the process group over the agent's store."""
+    if start.backend is None or start.rendezvous is None:
+        return None
+    timeout = timedelta(seconds=start.timeout_s)
+    store = _meeting_place(start.rendezvous, start.world_size)
+    store.set_timeout(timeout)
+    dist.init_process_group(
+        start.backend,
+        store=PrefixStore("group", store),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=timeout,
+        device_id=torch.device("cuda", start.local_rank) if start.backend == "nccl" else None,
+    )
+    return store
+
+
+def _meeting_place(rendezvous: Rendezvous, world_size: int) -> Store:
+    if isinstance(rendezvous, Path):
+        os.environ.setdefault(VARIABLE, LOOPBACK)  # a host name without an address blocks gloo
+        return FileStore(str(rendezvous), world_size)
+    host, port = rendezvous
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+    use_interface_to(host)
+    return TCPStore(host, port, world_size, is_master=False)
+
+
+def _all_are_done(context: RankContext, store: Store | None) -> bool:
+    """Wait for all ranks to have their result: nobody shall see a connection close in its last collective."""
+    if store is None:
+        return True
+    with contextlib.suppress(dist.DistError):  # a peer failed or the agent is gone: our result stands
+        return _meet(store, context.world_size)
+    return False
+
+
+def _meet(store: Store, world_size: int) -> bool:
+    """Wait until every rank is here, but not for long: one that failed never comes."""
+    store.add("finished", 1)
+    end_s = time.monotonic() + _LEAVE_S
+    while store.add("finished", 0) < world_size:
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_MEET_POLL_S)
+    return True

@@ -1,0 +1,164 @@
+"""The live ranks of one trial on one node: started, watched, ended.
+
+However they end, by themselves, because one failed or because they must, none is alive afterwards.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from harness.ranks.culprit import is_waiting
+from harness.ranks.entry import STACK_SIGNAL, RankStart
+from harness.ranks.forkserver import ForkServer, ForkServerError
+from harness.ranks.node_report import Death, Halt
+from harness.ranks.persistent_server import PersistentServer
+from harness.ranks.rank_report import RankReport, log_path, read_reports
+
+Watch = Callable[[Mapping[int, RankReport]], None]
+HaltCheck = Callable[[], Halt | None]
+Server = ForkServer | PersistentServer
+
+_POLL_S = 0.25
+_SHORT_POLL_S = 0.02
+_GRACE_S = 0.5
+_LATE_S = 2.0
+_TERMINATE_S = 1.0
+_KILL_S = 5.0
+_STACK_BYTES = 64 * 1024
+_SENT_TO_ALL = (-signal.SIGTERM, -signal.SIGUSR2)
+_FROM_OUTSIDE = ("terminated", "time_limit")
+
+
+class Crew:
+    """The ranks of one node.
+
+    Args:
+        server: starts and buries their processes.
+        trial_dir: holds their reports and logs.
+        world_size: ranks of the whole trial; reports of others in the folder are of an earlier one.
+
+    Attributes:
+        deaths: so far, in order of time.
+        waiting: ranks that stood in a collective when they were to end.
+        ended_s: when the ranks had ended or were to end, in seconds of `time.time`.
+    """
+
+    def __init__(self, server: Server, trial_dir: Path, world_size: int) -> None:
+        self.deaths: list[Death] = []
+        self.waiting: list[int] = []
+        self.ended_s = time.time()
+        self._server = server
+        self._trial_dir = trial_dir
+        self._world_size = world_size
+        self._live: dict[int, int] = {}  # process id -> rank
+
+    def start(self, starts: Sequence[RankStart]) -> None:
+        """Start the ranks."""
+        for start in starts:
+            self._live[self._server.start("harness.ranks.entry:main", start)] = start.rank
+
+    def follow(self, deadline_s: float, watch: Watch | None, halt: HaltCheck) -> Halt | None:
+        """Wait until no rank is alive; return why they had to end, `None` where they or a failure did it.
+
+        Args:
+            deadline_s: from now to the last end.
+            watch: called four times a second with the reports so far.
+            halt: asked as often whether the ranks must end.
+        """
+        end_s = time.monotonic() + deadline_s
+        while self._live:
+            self._attend(min(_POLL_S, end_s - time.monotonic()))
+            if watch is not None:
+                watch(self._reports())
+            found = halt() if self._live else self._late(halt)
+            if found is None and self._live and time.monotonic() >= end_s:
+                found = Halt(kind="deadline", message=f"no result within {deadline_s:g} s")
+            if found is not None:
+                self._stop(found)
+                return found
+        self.ended_s = time.time()
+        return None
+
+    def _attend(self, timeout_s: float) -> None:
+        """Wait for a death; the first that leaves no result ends the others."""
+        death = self._await_death(timeout_s)
+        if death is not None and not self._has_result(death.rank):
+            self._await_all(_GRACE_S)
+            self._end()
+
+    def _late(self, halt: HaltCheck) -> Halt | None:
+        is_sent_to_all = any(death.code in _SENT_TO_ALL and not death.ended for death in self.deaths)
+        return late_halt(halt) if is_sent_to_all else None
+
+    def _stop(self, halt: Halt) -> None:
+        """End the ranks: at once where the agent itself must go, else when they have told where they are."""
+        if halt.kind == "peer":
+            self._await_all(_GRACE_S)  # whoever lost the other node may want to say so
+        self.ended_s = time.time()
+        if halt.kind != "terminated":
+            self.waiting = self._find_waiting()
+        self._end()
+
+    def _has_result(self, rank: int) -> bool:
+        """Whether `rank` has left a result; how its process ends after that says nothing."""
+        report = self._reports().get(rank)
+        return report is not None and report.state == "ok"
+
+    def _reports(self) -> dict[int, RankReport]:
+        reports = read_reports(self._trial_dir)
+        return {rank: report for rank, report in reports.items() if rank < self._world_size}
+
+    def _find_waiting(self) -> list[int]:
+        """Have the live ranks write their stacks to their logs; return those that wait in a collective."""
+        self._signal_all(STACK_SIGNAL)
+        self._await_all(_GRACE_S, ended=True)  # one that has not installed its handler yet says nothing
+        return sorted(
+            rank for rank in self._live.values() if is_waiting(_read_end(log_path(self._trial_dir, rank)))
+        )
+
+    def _end(self) -> None:
+        for number, patience_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):
+            self._signal_all(number)
+            self._await_all(patience_s, ended=True)
+        if self._live:
+            raise ForkServerError(f"ranks {sorted(self._live.values())} survived SIGKILL for {_KILL_S:g} s")
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._live:
+            self._server.signal(pid, number)
+
+    def _await_all(self, patience_s: float, *, ended: bool = False) -> None:
+        end_s = time.monotonic() + patience_s
+        while self._live and (left_s := end_s - time.monotonic()) > 0:
+            self._await_death(left_s, ended=ended)
+
+    def _await_death(self, timeout_s: float, *, ended: bool = False) -> Death | None:
+        died = self._server.next_death(max(timeout_s, 0))
+        if died is None:
+            return None
+        death = Death(rank=self._live.pop(died.pid), code=died.code, time=died.time, ended=ended)
+        self.deaths.append(death)
+        return death
+
+
+def late_halt(halt: HaltCheck) -> Halt | None:
+    """Return the halt that our processes have heard of before we did.
+
+    Schedulers send the signal that means the agent to every process, and ranks die of it at once.
+    """
+    end_s = time.monotonic() + _LATE_S
+    while (found := halt()) is None and time.monotonic() < end_s:
+        time.sleep(_SHORT_POLL_S)
+    return found if found is not None and found.kind in _FROM_OUTSIDE else None
+
+
+def _read_end(path: Path) -> str:
+    """Return the last part of a log, where a stack that was just written stands."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _STACK_BYTES, 0))
+        return file.read().decode("utf-8", errors="replace")

@@ -1,0 +1,111 @@
+"""What the agent of one node tells of its ranks when they have ended: `node<N>.json`, always whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from harness.ranks.rank_report import read_if_there
+
+HALTS = ("deadline", "time_limit", "peer", "terminated")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Death:
+    """The end of one rank's process.
+
+    Fields:
+        rank: in the whole trial.
+        code: exit status; `-n` when signal n killed it.
+        time: in seconds of `time.time` on its node.
+        ended: whether it was ended on purpose, because the trial was over already.
+    """
+
+    rank: int
+    code: int
+    time: float
+    ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halt:
+    """Why an agent ends ranks that have not failed.
+
+    Fields:
+        kind: `deadline`: the trial's own time is over; `time_limit`: that of the scheduler's job is;
+            `peer`: another node has ended its ranks; `terminated`: somebody ends this node's agent.
+        message: one clause, which starts the message of the outcome.
+        error_kind: the outcome's where this is its cause (`SIGTERM`, `CANCELLED`); a time that is over is
+            always `timeout`.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+
+    kind: str
+    message: str
+    error_kind: str = "lost"
+
+    def __post_init__(self) -> None:
+        if self.kind not in HALTS:
+            raise ValueError(f"Halt.kind: must be one of {', '.join(HALTS)}, got {self.kind!r}")
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether time is over."""
+        return self.kind in ("deadline", "time_limit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReport:
+    """How one node's share of a trial ended.
+
+    Fields:
+        node_rank: which node.
+        host: its name for people.
+        attempt: which run of the trial's ranks this tells of; a folder may hold reports of earlier ones.
+        time: when the ranks had ended or were to end, in seconds of `time.time` on this node.
+        deaths: of its ranks, in order of time.
+        halt: what ended ranks that had not failed; `None`: they ended by themselves, or one of them failed.
+        waiting: ranks that stood in a collective at the halt.
+    """
+
+    node_rank: int
+    host: str
+    attempt: str
+    time: float
+    deaths: tuple[Death, ...] = ()
+    halt: Halt | None = None
+    waiting: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Return the report whose `dataclasses.asdict` was written as JSON."""
+        fields = json.loads(text)
+        return cls(
+            **fields
+            | {
+                "deaths": tuple(Death(**death) for death in fields["deaths"]),
+                "halt": None if fields["halt"] is None else Halt(**fields["halt"]),
+                "waiting": tuple(fields["waiting"]),
+            }
+        )
+
+    def write(self, folder: Path) -> None:
+        """Replace the node's file in `folder` at once; it also survives the machine."""
+        temporary = folder / f".node{self.node_rank}.json"
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / f"node{self.node_rank}.json")
+
+
+def read_node_reports(folder: Path, attempt: str) -> dict[int, NodeReport]:
+    """Return the reports of one attempt by node; a node that left none is missing."""
+    texts = (text for text in map(read_if_there, folder.glob("node*.json")) if text is not None)
+    reports = [report for report in map(NodeReport.parse, texts) if report.attempt == attempt]
+    return {report.node_rank: report for report in sorted(reports, key=lambda report: report.node_rank)}

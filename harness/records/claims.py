@@ -1,0 +1,219 @@
+"""Who may run a trial: files beside its record, written under its lock or that of the sweep.
+
+A *submission* is one hand-over of trials to processes that outlive the driver's attention: lanes, jobs of a
+scheduler. Each of its trials is *claimed* for it. Whoever is about to run a trial for a submission that does
+not hold the claim any more leaves it alone: a later command has taken the trial over. An *attempt* is written
+before ranks start, so that a trial whose agent died is not started again by the next lane, but reported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from harness.records.fields import decode, encode
+from harness.records.record import Record
+from harness.records.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store, write_atomically
+
+T = TypeVar("T")
+
+DRIVEN = "driven"
+"""The launcher, in their files, of submissions whose driver runs the trials itself."""
+
+_POLL_S = 0.05
+_ABOUT_TO_S = 5.0
+"""More than a lane takes from a trial's lock to the attempt that says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """The start of a trial.
+
+    Fields:
+        submission: for which it started.
+        lane: in which lane of the submission.
+        job: id of the scheduler's job, `None` without one.
+        restarts: how often the scheduler had started the lane before.
+        hosts: where, node 0 first.
+        started_at: ISO 8601.
+        yielded: it was ended from outside (preemption, requeue, Ctrl-C), and may start again.
+    """
+
+    submission: str
+    lane: str
+    job: str | None
+    restarts: int
+    hosts: tuple[str, ...]
+    started_at: str
+    yielded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What was handed over, to whom.
+
+    Fields:
+        id: 12 hexadecimal digits.
+        launcher: `slurm`, `slurm_packed`, or `DRIVEN`.
+        submitted_at: ISO 8601.
+        jobs: trial_id to job id, once the scheduler has told them; empty before and without a scheduler.
+        is_submitted: whether everything was handed over.
+    """
+
+    id: str
+    launcher: str
+    submitted_at: str
+    jobs: dict[str, str] = field(default_factory=dict)
+    is_submitted: bool = False
+
+    @property
+    def job_name(self) -> str:
+        """The name of its jobs, by which they are found if their ids were never written down."""
+        return f"acbench-{self.id}"
+
+
+def new_submission(launcher: str, at: str) -> Submission:
+    """Return a submission with an id of its own."""
+    return Submission(id=secrets.token_hex(6), launcher=launcher, submitted_at=at)
+
+
+def folder_of(store: Store, submission: str) -> Path:
+    """Return the folder of a submission, which need not exist."""
+    return store.root / SUBMISSIONS / submission
+
+
+def write_submission(store: Store, submission: Submission) -> None:
+    """Write what is known of a submission, replacing what was known before."""
+    folder = folder_of(store, submission.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "submission.json", json.dumps(encode(submission)))
+
+
+def read_submission(store: Store, submission: str) -> Submission | None:
+    """Return what is known of a submission; `None` where its file is gone."""
+    return _read(Submission, folder_of(store, submission) / "submission.json")
+
+
+@contextmanager
+def holding(store: Store, submission: str) -> Iterator[None]:
+    """Hold a submission for as long as its driver lives; the kernel lets go of a dead driver's."""
+    with (folder_of(store, submission) / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_held(store: Store, submission: str) -> bool:
+    """Return whether the driver of a submission lives."""
+    try:
+        file = (folder_of(store, submission) / LOCK).open("w")
+    except FileNotFoundError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def is_left(store: Store, trial_ids: Iterable[str]) -> bool:
+    """Return whether nobody is about to run these trials: no claim, or that of a driver that is gone.
+
+    Of trials that were handed to a scheduler only the scheduler knows; they are not left.
+    """
+    try:
+        claims = {claimant(store, trial_id) for trial_id in trial_ids} - {None}
+        known = [read_submission(store, each) for each in claims if each is not None]
+        return all(
+            each is None or (each.launcher == DRIVEN and not is_held(store, each.id)) for each in known
+        )
+    except (OSError, ValueError):  # a folder that we may only read, a torn file: we do not know
+        return False
+
+
+def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:
+    """Claim trials for a submission; an earlier claim ends."""
+    for trial_id in trial_ids:
+        folder = store.trial_dir(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / CLAIM, json.dumps({"submission": submission}))
+        (folder / ATTEMPT).unlink(missing_ok=True)
+
+
+def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> Attempt | None:
+    """Claim a trial, unless a job that the same launcher submitted earlier has begun it: return that attempt.
+
+    Jobs of a driver that died while it submitted start at any moment. Under the trial's lock none of them is
+    about to run it; where one is, this waits until it has said so. A lock that stays is that of a driver that
+    runs the trial itself, for another launcher.
+    """
+    end_s = time.monotonic() + _ABOUT_TO_S
+    while True:
+        with store.locked(trial_id) as is_free:
+            begun = _begun(store, trial_id, submission.launcher)
+            is_over = is_free or time.monotonic() > end_s
+            if begun is None and is_over:
+                claim(store, [trial_id], submission.id)
+            if begun is not None or is_over:
+                return begun
+        time.sleep(_POLL_S)
+
+
+def claimant(store: Store, trial_id: str) -> str | None:
+    """Return the submission that a trial is claimed for."""
+    path = store.trial_dir(trial_id) / CLAIM
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["submission"])
+    except FileNotFoundError:
+        return None
+
+
+def release(store: Store, trial_id: str, submission: str) -> None:
+    """End the claim of a submission on a trial; that of another one stands."""
+    if claimant(store, trial_id) == submission:
+        (store.trial_dir(trial_id) / CLAIM).unlink(missing_ok=True)
+
+
+def write_attempt(store: Store, trial_id: str, attempt: Attempt) -> None:
+    """Write that a trial starts, or how its attempt ended."""
+    write_atomically(store.trial_dir(trial_id) / ATTEMPT, json.dumps(encode(attempt)))
+
+
+def read_attempt(store: Store, trial_id: str, submission: str) -> Attempt | None:
+    """Return the attempt at a trial for `submission`."""
+    attempt = _read(Attempt, store.trial_dir(trial_id) / ATTEMPT)
+    return attempt if attempt is not None and attempt.submission == submission else None
+
+
+def record_for(store: Store, trial_id: str, submission: str) -> Record | None:
+    """Return the record of a trial if it ran for `submission`."""
+    try:
+        record = store.read(trial_id)
+    except (FileNotFoundError, ValueError):
+        return None
+    job = record.environment.get("job")
+    return record if isinstance(job, Mapping) and job.get("submission") == submission else None
+
+
+def _begun(store: Store, trial_id: str, launcher: str) -> Attempt | None:
+    """Return the attempt of a job at a trial that is claimed for a submission to `launcher`."""
+    earlier = claimant(store, trial_id)
+    known = None if earlier is None else read_submission(store, earlier)
+    if known is None or known.launcher != launcher:
+        return None
+    attempt = read_attempt(store, trial_id, known.id)
+    return attempt if attempt is not None and attempt.job is not None else None
+
+
+def _read(cls: type[T], path: Path) -> T | None:
+    try:
+        return decode(cls, json.loads(path.read_text(encoding="utf-8")), path.name)
+    except FileNotFoundError:
+        return None

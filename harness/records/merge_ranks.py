@@ -1,0 +1,291 @@
+"""What the ranks of one trial measured, as one: maxima over ranks, the first difference, the slowest step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from statistics import fmean
+
+from harness.records.measured import (
+    Allocator,
+    MeasuredMemory,
+    MeasuredTime,
+    MeasuredWork,
+    MemoryNumbers,
+    RankResult,
+)
+from harness.records.parity import PARTS, Difference, Parity, PartParity
+from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory(MemoryNumbers):
+    """The bytes of one rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineMemory:
+    """The twin's bytes, maximum over ranks."""
+
+    saved_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory(MeasuredMemory):
+    """The bytes of a trial, maximum over ranks.
+
+    `peak_phase`, `peak_module` and `timeline` are those of the rank with the highest peak; `largest_saved`
+    and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
+    """
+
+    by_rank: tuple[RankMemory, ...]
+    predicted_peak_bytes: int | None = None
+    baseline: BaselineMemory | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineWork:
+    """The twin's FLOPs, maximum over ranks."""
+
+    forward_flops: int
+    backward_flops: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work(MeasuredWork):
+    """The work of a trial, maximum over ranks.
+
+    Fields:
+        named, never_fired: of the strategy; never fired means on no rank.
+    """
+
+    named: tuple[str, ...] = ()
+    never_fired: tuple[str, ...] = ()
+    offloaded_bytes: int = 0
+    chunks: int = 0
+    baseline: BaselineWork | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Step times in seconds, the slowest rank's at each index."""
+
+    variant: tuple[float, ...]
+    twin: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Time:
+    """The speed of a trial.
+
+    Fields:
+        step_time_s: of the variant.
+        ratio_to_baseline: variant / twin; `None` without a twin.
+        tokens_per_s: a device, at the median step time.
+        mfu: FLOPs of the plain model over the device's peak rate, at the median step time.
+        hfu: the same with recomputation.
+        energy_j: joules a step, all devices.
+    """
+
+    step_time_s: Quantiles
+    ratio_to_baseline: Ratio | None
+    tokens_per_s: float | None
+    mfu: float | None
+    hfu: float | None
+    peak_flops_per_s_source: str | None
+    peak_flops_per_s: float | None = None
+    energy_j: float | None = None
+    samples_s: Samples = field(default_factory=lambda: Samples(variant=()))
+
+
+def merge_memory(
+    ranks: Sequence[RankResult], *, is_plain: bool, predicted_peak_bytes: int | None = None
+) -> Memory:
+    """Return the memory of a trial.
+
+    Args:
+        ranks: all of them, by rank.
+        is_plain: the trial is its own baseline, so that its numbers are the baseline's where no twin ran.
+        predicted_peak_bytes: what was predicted before the trial ran.
+    """
+    memories = [rank.memory for rank in ranks]
+    highest = max(memories, key=lambda memory: memory.peak_bytes)
+    fullest = max(memories, key=lambda memory: memory.saved_bytes)
+    return Memory(
+        **{name: max(getattr(memory, name) for memory in memories) for name in _byte_fields(MemoryNumbers)},
+        peak_phase=highest.peak_phase,
+        peak_module=highest.peak_module,
+        allocator=_merge_allocators([memory.allocator for memory in memories]),
+        timeline=highest.timeline,
+        largest_saved=fullest.largest_saved,
+        saved_by_module=fullest.saved_by_module,
+        by_rank=tuple(_rank_memory(rank) for rank in ranks),
+        predicted_peak_bytes=predicted_peak_bytes,
+        baseline=_baseline_memory(ranks, is_plain=is_plain),
+    )
+
+
+def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
+    """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
+    works = [rank.work for rank in ranks]
+    seen = [rank.observation for rank in ranks]
+    return Work(
+        forward_flops=max(work.forward_flops for work in works),
+        backward_flops=max(work.backward_flops for work in works),
+        recomputed_flops=max(work.recomputed_flops for work in works),
+        recomputed_ops=_highest(work.recomputed_ops for work in works),
+        calls=_highest(work.calls for work in works),
+        collectives=_highest_by_phase([work.collectives for work in works]),
+        collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
+        named=seen[0].named,
+        never_fired=tuple(
+            name for name in seen[0].never_fired if all(name in other.never_fired for other in seen)
+        ),
+        offloaded_bytes=max(other.offloaded_bytes for other in seen),
+        chunks=max(other.chunks for other in seen),
+        baseline=_baseline_work(ranks, is_plain=is_plain),
+    )
+
+
+def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
+    """Return the parity of a trial: equal only where all ranks are; `None` unless all ranks compared."""
+    parities = [rank.parity for rank in ranks if rank.parity is not None]
+    return _merge_links(parities) if parities and len(parities) == len(ranks) else None
+
+
+def _merge_links(parities: Sequence[Parity]) -> Parity:
+    return Parity(
+        level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
+        steps=min(parity.steps for parity in parities),
+        losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
+        compared=parities[0].compared,
+        chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
+        **{name: _merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS},
+    )
+
+
+def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
+    """Return the speed of a trial, a step being as slow as its slowest rank; `None` unless all were timed."""
+    times = [rank.time for rank in ranks if rank.time is not None]
+    if not times or len(times) < len(ranks) or not times[0].variant_s:
+        return None
+    samples = Samples(
+        variant=_slowest([time.variant_s for time in times]), twin=_slowest([time.twin_s for time in times])
+    )
+    step_time_s = quantiles(samples.variant)
+    tokens, rate = times[0].tokens_per_step, _lowest_rate(times)
+    return Time(
+        step_time_s=step_time_s,
+        ratio_to_baseline=ratio_to_baseline(samples.variant, samples.twin) if samples.twin else None,
+        tokens_per_s=None if tokens is None else tokens / len(ranks) / step_time_s.median,
+        mfu=_utilisation(work.baseline, step_time_s.median, rate),
+        hfu=_utilisation(work, step_time_s.median, rate),
+        peak_flops_per_s_source=times[0].peak_flops_per_s_source,
+        peak_flops_per_s=rate,
+        energy_j=_total([time.energy_j for time in times]),
+        samples_s=samples,
+    )
+
+
+def _byte_fields(cls: type[MemoryNumbers | Allocator]) -> list[str]:
+    return [field.name for field in fields(cls) if field.name.endswith("_bytes")]
+
+
+def _rank_memory(rank: RankResult) -> RankMemory:
+    numbers = {field.name: getattr(rank.memory, field.name) for field in fields(MemoryNumbers)}
+    return RankMemory(rank=rank.rank, **numbers)
+
+
+def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | None:
+    known = [allocator for allocator in allocators if allocator is not None]
+    if not known:
+        return None
+    highest = {
+        name: max(
+            (value for allocator in known if (value := getattr(allocator, name)) is not None), default=None
+        )
+        for name in _byte_fields(Allocator)
+    }
+    return Allocator(source=known[0].source, **highest)  # type: ignore[arg-type]  # requested bytes are never None
+
+
+def _baseline_memory(ranks: Sequence[RankResult], *, is_plain: bool) -> BaselineMemory | None:
+    memories = [rank.baseline.memory for rank in ranks if rank.baseline is not None]
+    if is_plain and not memories:
+        memories = [rank.memory for rank in ranks]
+    if len(memories) < len(ranks):
+        return None
+    return BaselineMemory(
+        saved_bytes=max(memory.saved_bytes for memory in memories),
+        peak_bytes=max(memory.peak_bytes for memory in memories),
+    )
+
+
+def _baseline_work(ranks: Sequence[RankResult], *, is_plain: bool) -> BaselineWork | None:
+    works = [rank.baseline.work for rank in ranks if rank.baseline is not None]
+    if is_plain and not works:
+        works = [rank.work for rank in ranks]
+    if len(works) < len(ranks):
+        return None
+    return BaselineWork(
+        forward_flops=max(work.forward_flops for work in works),
+        backward_flops=max(work.backward_flops for work in works),
+    )
+
+
+def _highest(counts: Iterable[Counts]) -> dict[str, int]:
+    highest: dict[str, int] = {}
+    for count in counts:
+        for name, value in count.items():
+            highest[name] = max(value, highest.get(name, value))
+    return highest
+
+
+def _highest_by_phase(phases: Sequence[Mapping[str, Counts]]) -> dict[str, dict[str, int]]:
+    names = dict.fromkeys(name for by_phase in phases for name in by_phase)
+    return {name: _highest(by_phase.get(name, {}) for by_phase in phases) for name in names}
+
+
+def _merge_parts(parts: Sequence[PartParity]) -> PartParity:
+    differences = [part.first_difference for part in parts if part.first_difference is not None]
+    return PartParity(
+        equal=all(part.equal for part in parts),
+        max_abs=_worst([part.max_abs for part in parts]),
+        max_rel=_worst([part.max_rel for part in parts]),
+        first_difference=min(differences, key=_moment, default=None),
+    )
+
+
+def _moment(difference: Difference) -> tuple[int, int]:
+    return difference.step, difference.rank
+
+
+def _worst(values: Sequence[float]) -> float:
+    """Return the largest value; NaN, which no order knows, is worse than any number."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+def _slowest(samples: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(max(step) for step in zip(*samples, strict=True))
+
+
+def _lowest_rate(times: Sequence[MeasuredTime]) -> float | None:
+    rates = [time.peak_flops_per_s for time in times if time.peak_flops_per_s is not None]
+    return min(rates) if len(rates) == len(times) else None
+
+
+def _utilisation(work: Work | BaselineWork | None, step_time_s: float, rate: float | None) -> float | None:
+    if work is None or rate is None:
+        return None
+    return (work.forward_flops + work.backward_flops) / step_time_s / rate
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

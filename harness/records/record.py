@@ -1,0 +1,219 @@
+"""The record of a trial: what ran, how it ended, what was measured, what follows from it.
+
+Records are append-only and versioned. Bytes are integers, maxima over ranks unless `by_rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records.fields import decode, encode
+from harness.records.measured import RankResult
+from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
+from harness.records.parity import Parity
+from harness.records.verdict import VERDICTS, verdict
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a trial did not end well.
+
+    Fields:
+        kind: exception class, signal name or `exit <code>`.
+        message: what it said.
+        rank: the culprit; `None` when no rank was started.
+        phase: `build`, `instrument`, `parity` or `timing`; `None` before them.
+        log: path of the culprit's log.
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+    phase: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """The record of one trial; `to_dict` is what stands in `record.json`.
+
+    Fields:
+        trial_id: content address of `experiment`.
+        environment_id: content address of everything else that decides the numbers.
+        name: the sweep.
+        started_at, finished_at: ISO 8601 with time zone.
+        experiment: resolved; as the user wrote it where it was refused.
+        plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
+        note: what a reader should know beside the numbers.
+    """
+
+    schema_version: int
+    trial_id: str
+    environment_id: str
+    name: str
+    started_at: str
+    finished_at: str
+    experiment: dict[str, Any]
+    status: str
+    error: Failure | None
+    verdict: str
+    parity: Parity | None
+    memory: Memory | None
+    work: Work | None
+    time: Time | None
+    plan: dict[str, Any] | None
+    environment: dict[str, Any]
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        encoded: dict[str, Any] = encode(self)
+        return encoded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What is known of a trial before it runs; the fields are those of the record."""
+
+    trial_id: str
+    environment_id: str
+    name: str
+    experiment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a trial ended.
+
+    Fields:
+        status: one of `STATUSES`.
+        error: `None` exactly when `status` is `ok`.
+        started_at, finished_at: ISO 8601 with time zone.
+    """
+
+    status: str
+    error: Mapping[str, Any] | None
+    started_at: str
+    finished_at: str
+
+
+def build(
+    identity: Identity,
+    ending: Ending,
+    rank_results: Sequence[Mapping[str, Any]] = (),
+    *,
+    environment: Mapping[str, Any] | None = None,
+    predicted_peak_bytes: int | None = None,
+    note: str | None = None,
+) -> Record:
+    """Return the record of a trial that was started.
+
+    Measurements of a trial that did not end well are left out: a maximum over some of its ranks is none.
+
+    Args:
+        identity: of the trial.
+        ending: from the agent.
+        rank_results: what the ranks wrote, in any order; all of them when the status is `ok`.
+        environment: as the driver sees it; rank 0's own description wins where there is one.
+        predicted_peak_bytes: what was predicted before the trial ran.
+        note: for readers.
+
+    Raises:
+        ValueError: a rank result has not the agreed form; the message names rank and path.
+    """
+    ranks = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
+    ranks = sorted(ranks, key=lambda rank: rank.rank) if ending.status == "ok" else []
+    is_plain = is_baseline(identity.experiment)
+    memory = (
+        merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes) if ranks else None
+    )
+    work = merge_work(ranks, is_plain=is_plain) if ranks else None
+    parity = merge_parity(ranks)
+    unneeded = ranks[0].observation.unneeded if ranks else None
+    promising = ("ac", "chunk") if unneeded is None else ("ac",)
+    saves_nothing = _names(identity.experiment, *promising) == {"none"}
+    return _record(
+        identity,
+        ending,
+        verdict=verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity),
+        parity=parity,
+        memory=memory,
+        work=work,
+        time=None if work is None else merge_time(ranks, work),
+        plan=ranks[0].observation.plan if ranks else None,
+        environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
+        note="; ".join(each for each in (note, unneeded) if each) or None,
+    )
+
+
+def refused(
+    identity: Identity, message: str, *, at: str, environment: Mapping[str, Any] | None = None
+) -> Record:
+    """Return the record of a point that may not run.
+
+    Args:
+        identity: of the point; its experiment may be incomplete.
+        message: of the refusal, with configuration path and remedy.
+        at: ISO 8601 time of the refusal.
+        environment: as the driver sees it.
+    """
+    error = {"kind": "ConfigError", "message": message}
+    ending = Ending(status="refused", error=error, started_at=at, finished_at=at)
+    return build(identity, ending, environment=environment)
+
+
+def validate(value: object) -> Record:
+    """Return the record that a JSON value describes.
+
+    Raises:
+        ValueError: it is no record of this version; the message names the path.
+    """
+    version = value.get("schema_version") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping) and version != SCHEMA_VERSION:
+        raise ValueError(f"record.schema_version: must be {SCHEMA_VERSION}, got {version!r}")
+    record = decode(Record, value, "record")
+    for name, found, options in (("status", record.status, STATUSES), ("verdict", record.verdict, VERDICTS)):
+        if found not in options:
+            raise ValueError(f"record.{name}: must be one of {', '.join(options)}, got {found!r}")
+    if (record.error is None) != (record.status == "ok"):
+        raise ValueError(
+            f"record.error: must be null exactly when the status is ok, which is {record.status!r}"
+        )
+    return record
+
+
+def is_baseline(experiment: Mapping[str, Any]) -> bool:
+    """Whether `experiment` enables neither AC nor chunking nor sharding; false where it does not say."""
+    return _names(experiment, "ac", "chunk", "shard") == {"none"}
+
+
+def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:
+    """Return what is chosen for `groups`; `None` where the experiment does not say."""
+    chosen = (experiment.get(group) for group in groups)
+    return {choice.get("name") if isinstance(choice, Mapping) else None for choice in chosen}
+
+
+def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank knows of its environment; of foreign processes the driver may know more."""
+    return {key: value for key, value in environment.items() if value is not None}
+
+
+def _record(identity: Identity, ending: Ending, **measured: Any) -> Record:
+    error = None if ending.error is None else decode(Failure, ending.error, "error")
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        trial_id=identity.trial_id,
+        environment_id=identity.environment_id,
+        name=identity.name,
+        started_at=ending.started_at,
+        finished_at=ending.finished_at,
+        experiment=identity.experiment,
+        status=ending.status,
+        error=error,
+        **measured,
+    )

@@ -1,0 +1,256 @@
+"""The records of one sweep on disk: `<root>/<trial_id>/record.json`, written whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError
+from harness.records.record import Record, validate
+
+RECORD = "record.json"
+MARKER = "published.json"
+"""What the publisher leaves beside a record that it has published."""
+
+LOCK = ".lock"
+"""What a command holds while it decides about a trial and runs it; it stays, because a lock on a file that
+another command deletes protects nothing."""
+
+CLAIM = "claim.json"
+"""For which submission a trial is to run."""
+
+ATTEMPT = "attempt.json"
+"""That a trial has been started, for which submission, by whom."""
+
+SUBMISSIONS = ".submissions"
+"""Below the sweep's folder: what was handed to lanes and schedulers."""
+
+FINISHED = ("ok", "oom", "refused")
+"""Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
+failed; `rerun=true` runs any."""
+
+_ESCAPED_HALF = re.compile(r"\\u[dD]")
+_HALF = re.compile("[\ud800-\udfff]")
+_NOT_THE_TRIAL = ("name", "tracker", "launcher")
+_LOCK_POLL_S = 0.1
+_MAX_NAME_BYTES = 255  # of a folder, on every usual file system
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unreadable:
+    """A file that should be a record and is none.
+
+    Fields:
+        path: of the file.
+        reason: what is wrong with it.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """Everything that a sweep's folder holds.
+
+    Fields:
+        records: by trial_id.
+        unreadable: torn and foreign files, which are skipped.
+    """
+
+    records: tuple[Record, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The records of one sweep.
+
+    Fields:
+        root: the sweep's folder, `outputs/<name>`; made by the first that writes there.
+    """
+
+    root: Path
+
+    def trial_dir(self, trial_id: str) -> Path:
+        """Return the folder of a trial, which need not exist."""
+        return self.root / trial_id
+
+    def record_path(self, trial_id: str) -> Path:
+        """Return the path of a trial's record, which need not exist."""
+        return self.trial_dir(trial_id) / RECORD
+
+    def require_writable(self) -> None:
+        """Make the sweep's folder and refuse one where no file can be written and locked.
+
+        Raises:
+            ConfigError: naming `outputs_dir` and what the operating system said.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root) as probe:
+                fcntl.flock(probe, fcntl.LOCK_EX)
+        except OSError as error:
+            raise ConfigError("outputs_dir", f"cannot write {str(self.root)!r}: {error.strerror}") from error
+
+    @contextmanager
+    def locked(self, trial_id: str | None = None) -> Iterator[bool]:
+        """Try to hold a trial, or the whole sweep, against other processes; yield whether it is held.
+
+        The kernel lets go of what a dead process held.
+
+        Args:
+            trial_id: `None` is the sweep, held while a command plans and hands trials over.
+        """
+        folder = self.root if trial_id is None else self.trial_dir(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Hold the whole sweep, as soon as no other command does: nobody else hands over the same trials."""
+        while True:
+            with self.locked() as is_held:
+                if is_held:
+                    yield
+                    return
+            time.sleep(_LOCK_POLL_S)
+
+    def prepare(self, trial_id: str) -> Path:
+        """Return the folder of a trial that is about to run, cleared of what an earlier attempt left.
+
+        An earlier record stays until the new one replaces it.
+        """
+        folder = self.trial_dir(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in {RECORD, MARKER, LOCK, CLAIM, ATTEMPT}:
+                path.unlink()
+        return folder
+
+    def write(self, record: Record) -> Path:
+        r"""Write `record`, replacing an earlier one of the same trial, and return its path.
+
+        Half characters, which Python makes of bytes that are no UTF-8 in file names and messages, become
+        words like `\udc80`: nothing that reads a record could write them again.
+        """
+        folder = self.trial_dir(record.trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(folder / RECORD, _HALF.sub(lambda half: rf"\\u{ord(half[0]):04x}", text) + "\n")
+        return folder / RECORD
+
+    def read(self, trial_id: str) -> Record:
+        """Return the record of a trial.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: the file is torn or foreign; the message says how.
+        """
+        record = validate(parsed(self.record_path(trial_id).read_text(encoding="utf-8")))
+        if record.trial_id != trial_id:
+            raise ValueError(f"record.trial_id: must be {trial_id!r} as its folder, got {record.trial_id!r}")
+        return record
+
+    def digest(self, trial_id: str) -> str:
+        """Return 12 hexadecimal digits of the SHA-256 of a trial's record file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return hashlib.sha256(self.record_path(trial_id).read_bytes()).hexdigest()[:12]
+
+    def finished(self, trial_id: str, environment_id: str) -> Record | None:
+        """Return the record that makes running this trial in this environment unnecessary, or `None`."""
+        try:
+            record = self.read(trial_id)
+        except (FileNotFoundError, ValueError):
+            return None
+        is_same = record.environment_id == environment_id
+        return record if is_same and record.status in FINISHED else None
+
+    def scan(self) -> Scan:
+        """Return all records, and what stands where a record should."""
+        records, unreadable = [], []
+        for path in sorted(self.root.glob(f"*/{RECORD}")):
+            if not re.fullmatch(r"[0-9a-f]{12}", path.parent.name):
+                continue
+            try:
+                records.append(self.read(path.parent.name))
+            except (OSError, ValueError) as error:
+                unreadable.append(Unreadable(path=path, reason=str(error)))
+        return Scan(records=tuple(records), unreadable=tuple(unreadable))
+
+
+def trial_id(experiment: Mapping[str, Any]) -> str:
+    """Return the content address of a resolved experiment: 12 hexadecimal digits.
+
+    It is the start of the SHA-256 of the experiment as canonical JSON (keys sorted, no spaces), without what
+    does not change the trial: name, tracker and launcher.
+
+    Raises:
+        ValueError: the experiment holds a number that is not finite.
+    """
+    kept = {key: value for key, value in experiment.items() if key not in _NOT_THE_TRIAL}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def parsed(text: str) -> Any:
+    """Return the JSON value that `text` describes.
+
+    Raises:
+        ValueError: it is no JSON, or holds half a character.
+    """
+    value = json.loads(text)
+    if _ESCAPED_HALF.search(text):  # two of them may be a whole one
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def check_name(name: str) -> None:
+    """Refuse a sweep name that is not the name of one folder.
+
+    Raises:
+        ConfigError: it is empty, `.` or `..`, too long, or holds a separator or a control character.
+    """
+    if not name.strip() or name in {".", ".."}:
+        raise ConfigError("name", f"must name a folder below outputs_dir, got {name!r}")
+    if any(character in "/\\" or not character.isprintable() for character in name):
+        raise ConfigError("name", f"must hold no path separator and no control character, got {name!r}")
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        raise ConfigError("name", f"must be at most {_MAX_NAME_BYTES} bytes, got {len(name.encode())}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that `path` holds, at any moment and after a crash, the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

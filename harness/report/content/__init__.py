@@ -1,0 +1,1 @@
+"""What a report consists of: tables, figures, notes, answers."""

@@ -1,0 +1,312 @@
+"""What a reader should take away, in sentences that follow from records: the answer stands first."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from harness.records.record import STATUSES, is_baseline
+from harness.records.verdict import VERDICTS
+from harness.report.content.columns import first_line, mark, notes, ratio
+from harness.report.content.pareto import Front, Point, front
+from harness.report.content.plan_notes import remarks
+from harness.report.model.baseline import baseline, is_sharded, of_baseline
+from harness.report.model.document import Claim, Code, Line, Number, Part
+from harness.report.model.number_words import Unit
+from harness.report.model.sweep import Entry, Sweep
+
+MOST_SETTINGS = 6
+"""More models, meshes and recipes than these are left to the tables."""
+
+_MOST_NAMED = 4
+_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
+_ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
+_SHARE = "memory/peak_bytes : memory/baseline/peak_bytes"
+
+
+def answer(sweep: Sweep) -> tuple[Claim, ...]:
+    """Return what is best in each setting, the best examined first, what is wrong, and how trials ended."""
+    settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
+    places = _places(sweep, [setting for setting, _ in settings])
+    best = (claim for setting, entries in settings for claim in _of_setting(entries, places[setting]))
+    return (*best, *_remarked(sweep), *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
+
+
+def _measured(entries: Sequence[Entry]) -> int:
+    return sum(entry.record.memory is not None for entry in entries)
+
+
+def _places(sweep: Sweep, settings: Sequence[str]) -> dict[str, str]:
+    """Return where and how each setting ran; environments are told apart where nothing else does it."""
+    first = {setting: sweep.by_setting[setting][0] for setting in settings}
+    found = {setting: _place(entry) for setting, entry in first.items()}
+    for setting in _alike(found):
+        environment = first[setting].record.environment
+        versions = [f"{key} {environment.get(key)}" for key in _differing(first.values())]
+        found[setting] = ", ".join([found[setting], *(_COMMIT.sub(r"\1", each) for each in versions)])
+    for setting in _alike(found):
+        found[setting] += f", environment {first[setting].record.environment_id}"
+    return found
+
+
+def _alike(places: Mapping[str, str]) -> list[str]:
+    shared = {place for place, count in Counter(places.values()).items() if count > 1}
+    return [setting for setting, place in places.items() if place in shared]
+
+
+def _differing(entries: Iterable[Entry]) -> list[str]:
+    environments = [entry.record.environment for entry in entries]
+    return [key for key in _ENVIRONMENT if len({str(each.get(key)) for each in environments}) > 1]
+
+
+def _place(entry: Entry) -> str:
+    """Return where a trial ran, and with which recipe: device, model, ranks."""
+    environment = entry.record.environment
+    sizes = [entry.value(f"experiment/mesh/{size}") for size in ("dp_replicate", "dp_shard", "tp")]
+    ranks = math.prod(size for size in sizes if isinstance(size, int))
+    device = environment.get("device") or "an unknown device"
+    recipe = f", {entry.recipe}" if entry.recipe else ""
+    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){recipe}"
+
+
+def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
+    found = front(entries)
+    tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
+    saving = [point for point in tried if _saves(point.entry)]
+    if saving:
+        yield from _offers(found, saving, place)
+    elif tried:
+        yield Claim(
+            line=(
+                f"On {place}: nothing timed saves peak memory; ",
+                *_keeps(tried[0].entry),
+                *_at_time(tried[0].entry),
+                ".",
+            ),
+            trial_ids=tuple(point.entry.trial_id for point in found.points),
+        )
+    elif found.points:
+        plain_model = found.points[0].entry
+        yield Claim(
+            line=(
+                f"On {place}: ",
+                *_named(entries),
+                " needs ",
+                *_peak(plain_model),
+                "; no other trial has numbers.",
+            ),
+            trial_ids=(plain_model.trial_id,),
+        )
+    yield from _untimed(entries, saving, place)
+    yield from _dominated(found)
+
+
+def _named(entries: Sequence[Entry]) -> Line:
+    """Return the words for a baseline: beside sharded trials it is sharded by the mesh."""
+    is_one_of_them = any(is_sharded(entry.record.experiment) for entry in entries)
+    return (Code(text="shard=none"),) if is_one_of_them else ("the plain model",)
+
+
+def _untimed(entries: Sequence[Entry], saving: Sequence[Point], place: str) -> Iterator[Claim]:
+    """Yield what needs less memory than all that was timed."""
+    measured = [entry for entry in entries if entry.record.time is None and _is_offer(entry)]
+    smallest = min(measured, key=_peak_bytes, default=None)
+    if smallest is None or (saving and saving[0].peak_bytes <= _peak_bytes(smallest)):
+        return
+    yield Claim(
+        line=("There, " if saving else f"On {place}: ", *_keeps(smallest), "; its time was not measured."),
+        trial_ids=(smallest.trial_id,),
+    )
+
+
+def _offers(found: Front, saving: Sequence[Point], place: str) -> Iterator[Claim]:
+    """Yield what keeps least memory, and what costs least time among what saves any."""
+    best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
+    least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
+    equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
+    compared = tuple(point.entry.trial_id for point in found.points)
+    yield Claim(
+        line=(
+            f"On {place}: ",
+            *_keeps(least.entry),
+            *_at_time(least.entry),
+            *(_shared(equal, len(compared)) if len(compared) > 1 else (".",)),
+        ),
+        trial_ids=compared,
+    )
+    if quickest is not least and quickest not in equal:
+        yield Claim(
+            line=(
+                "There, ",
+                *_keeps(quickest.entry),
+                *_at_time(quickest.entry),
+                *_pace(quickest, least, saving),
+            ),
+            trial_ids=compared,
+        )
+
+
+def _shared(equal: Sequence[Point], count: int) -> Iterator[Part]:
+    """Yield of how many trials a peak is the lowest, and which others have it in a time as good."""
+    yield f": the lowest peak of {count} trials"
+    for index, point in enumerate(equal[:_MOST_NAMED]):
+        yield ", " if index else ", shared with "
+        yield Code(text=point.entry.choice)
+        yield from (" (", *ratio(point.entry), ")")
+    yield "."
+
+
+def _pace(quickest: Point, least: Point, saving: Sequence[Point]) -> Iterator[Part]:
+    """Yield what may be said of the lowest time: intervals that meet rank nothing."""
+    if quickest.ratio.high >= least.ratio.low:
+        yield from (": not clearly quicker than ", Code(text=least.entry.choice), ".")
+    elif all(quickest.ratio.high < point.ratio.low for point in saving if point is not quickest):
+        yield ": the quickest that saves."
+    else:
+        yield ": nothing that saves is clearly quicker."
+
+
+def _dominated(found: Front) -> Iterator[Claim]:
+    """Yield one sentence a dominating trial, with what needs neither less memory nor less time."""
+    losers: dict[str, list[Point]] = {}
+    for point in found.points:
+        by = found.dominated.get(point.entry.trial_id)
+        if by is not None and not is_baseline(point.entry.record.experiment):
+            losers.setdefault(by.entry.trial_id, []).append(point)
+    for trial_id, points in losers.items():
+        by = found.dominated[points[0].entry.trial_id]
+        line: list[Part] = [Code(text=by.entry.choice), " dominates "]
+        for index, point in enumerate(points[:_MOST_NAMED]):
+            line += [", " if index else "", Code(text=point.entry.choice), " (", *_peak(point.entry)]
+            line += [" at ", *ratio(point.entry), ")"]
+        more = len(points) - _MOST_NAMED
+        others = f" and {more} more" if more > 0 else ""
+        yield Claim(
+            line=(*line, f"{others}: neither less memory nor less time."),
+            trial_ids=(trial_id, *(point.entry.trial_id for point in points)),
+        )
+
+
+def _untrusted(sweep: Sweep) -> Iterator[Claim]:
+    """Yield what computes something else than what it is compared with, and what does nothing."""
+    for verdict in ("differs", "inert"):
+        found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
+        for entry in found[:_MOST_NAMED]:
+            reason = next((note for note in notes(entry.record)), "no part is named")
+            why = _apart(entry) if verdict == "differs" else (" does nothing: ",)
+            line: Line = (entry.trial, *why, f"{reason.removeprefix('parity: ')}.")
+            yield Claim(line=line, trial_ids=(entry.trial_id,))
+        if len(found) > _MOST_NAMED:
+            line = (_count(len(found), f"verdict={verdict}"), f" trials in all are of the verdict {verdict}.")
+            yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in found))
+
+
+def _apart(entry: Entry) -> Line:
+    return (" differs from ", *baseline(entry.record.experiment), ": ")
+
+
+def _remarked(sweep: Sweep) -> Iterator[Claim]:
+    """Yield what became of plans; of trials that do nothing it is said with that."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sweep.entries:
+        for remark in remarks(entry.record) if entry.record.verdict != "inert" else ():
+            groups.setdefault(remark, []).append(entry)
+    for remark, entries in list(groups.items())[:_MOST_NAMED]:
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        line: Line = (entries[0].trial, f"{more}: {remark}.")
+        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
+
+
+def _failed(sweep: Sweep) -> Iterator[Claim]:
+    """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sweep.entries:
+        if entry.record.error is not None:
+            error = entry.record.error
+            groups.setdefault(f"{entry.record.status}, {error.kind}: {first_line(error)}", []).append(entry)
+    for reason, entries in sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_NAMED]:
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        line: Line = (entries[0].trial, f"{more}: {reason}")
+        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
+
+
+def _overview(sweep: Sweep) -> Iterator[Claim]:
+    """Yield how many trials there are and how they ended, what went wrong in words."""
+    records = sweep.records
+    line: list[str | Number] = [_count(len(records), "records"), f" {_trials(len(records))}"]
+    for key, values in (("status", STATUSES), ("verdict", VERDICTS)):
+        for value in values:
+            count = sum(getattr(record, key) == value for record in records)
+            if count:
+                line += [": " if value == _first(records, key, values) and key == "status" else ", "]
+                line += [_count(count, f"{key}={value}"), f" {value}"]
+    if sweep.waiting:
+        yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
+        line += [f"; {len(sweep.waiting)} {yet}"]
+    if sweep.unreadable:
+        line += [f"; {len(sweep.unreadable)} unreadable"]
+    yield Claim(line=(*line, "."), trial_ids=tuple(record.trial_id for record in records))
+
+
+def _first(records: Sequence[object], key: str, values: Sequence[str]) -> str:
+    present = {getattr(record, key) for record in records}
+    return next(value for value in values if value in present)
+
+
+def _count(count: int, what: str) -> Number:
+    return Number(value=count, unit=Unit.COUNT, path=f"count {what}")
+
+
+def _trials(count: int) -> str:
+    return "trial" if count == 1 else "trials"
+
+
+def _saves(entry: Entry) -> bool:
+    share = entry.number(_SHARE, Unit.SHARE)
+    return share is not None and share.value < 1
+
+
+def _is_offer(entry: Entry) -> bool:
+    return entry.record.verdict == "neutral" and not is_baseline(entry.record.experiment) and _saves(entry)
+
+
+def _peak_bytes(entry: Entry) -> int:
+    assert entry.record.memory is not None, "only measured trials are compared"
+    return entry.record.memory.peak_bytes
+
+
+def _keeps(entry: Entry) -> Line:
+    share, whole = entry.number(_SHARE, Unit.SHARE), entry.number("memory/baseline/peak_bytes", Unit.BYTES)
+    shown = mark(entry).text
+    name: Line = (Code(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
+    if share is None or whole is None:
+        return (*name, " needs ", *_peak(entry))
+    experiment = entry.record.experiment
+    of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
+    return (
+        *name,
+        " keeps " if share.value < 1 else " needs ",
+        share,
+        " of the peak memory",
+        *of,
+        " (",
+        *_peak(entry),
+        " of ",
+        whole,
+        ")",
+    )
+
+
+def _at_time(entry: Entry) -> Line:
+    line = ratio(entry)
+    if isinstance(line[0], Number):
+        return (" at ", *line, " the step time")
+    return (" at a step time that cannot be told from ", *of_baseline(entry.record.experiment), *line[1:])
+
+
+def _peak(entry: Entry) -> Line:
+    peak = entry.number("memory/peak_bytes", Unit.BYTES)
+    assert peak is not None, "only measured trials are compared"
+    return (peak,)

@@ -1,0 +1,147 @@
+"""The columns of the results table, and the sentences about a trial: one definition for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from harness.records.merge_ranks import Memory, Work
+from harness.records.record import Failure, Record
+from harness.records.statistics import is_distinguishable
+from harness.records.verdict import inert_because
+from harness.report.content.plan_notes import remarks
+from harness.report.model.document import Line, Mark, Number
+from harness.report.model.number_words import Unit, printable
+from harness.report.model.sweep import Entry
+
+NOTHING = "-"
+PHASES = ("forward", "backward", "optimizer")
+
+_MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
+_RATIO = "time/ratio_to_baseline"
+
+
+def cells(entry: Entry) -> dict[str, Line]:
+    """Return the cell of every column."""
+    return {heading: cell(entry) for heading, cell in _CELLS.items()}
+
+
+def notes(record: Record) -> Iterator[str]:
+    """Yield what a reader should know beside the numbers: failures, differences, inaction."""
+    if record.error is not None:
+        yield f"{record.status}, {failure(record.error)}"
+    yield from differences(record)
+    yield from remarks(record)
+    if record.memory is not None and record.work is not None:
+        yield from _inaction(record.verdict, record.memory, record.work)
+    if foreign := record.environment.get("foreign_processes"):
+        yield f"{len(foreign)} foreign process(es) used the device while it ran"
+    if record.note:
+        yield record.note
+
+
+def failure(error: Failure) -> str:
+    """Return what ended a trial: kind, rank, phase and the first line of its message."""
+    rank = "" if error.rank is None else f" on rank {error.rank}"
+    phase = "" if error.phase is None else f" during {error.phase}"
+    return f"{error.kind}{rank}{phase}: {first_line(error)}"
+
+
+def first_line(error: Failure) -> str:
+    """Return how a message begins."""
+    line, *_ = [*printable(error.message).strip().splitlines(), ""]
+    return shortened(line, _MOST_OF_A_LINE)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return no more than `most` characters of `text`, and how many more there are."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def differences(record: Record) -> Iterator[str]:
+    """Yield the first difference of every part that differs from the twin's."""
+    if record.verdict == "differs" and record.parity is not None:
+        yield from record.parity.differences()
+
+
+def phases_of(by_phase: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    """Return the phases worth a number: an optimizer that communicates nothing is left out."""
+    return PHASES if by_phase.get("optimizer") else PHASES[:2]
+
+
+def mark(entry: Entry) -> Mark:
+    """Return the verdict, with what explains it."""
+    record, about = entry.record, "; ".join(notes(entry.record))
+    if record.verdict == "neutral" and record.parity is not None and record.parity.level == "tolerance":
+        return Mark(text="neutral (tolerance)", about=about)
+    return Mark(text=record.verdict, about=about)
+
+
+def ratio(entry: Entry) -> Line:
+    """Return the ratio of step times with its interval; no number where the interval reaches 1 ± 0.01."""
+    time = entry.record.time
+    if time is None or time.ratio_to_baseline is None:
+        return (NOTHING,)
+    median, low, high = (
+        _known(entry, f"{_RATIO}/{name}", unit)
+        for name, unit in (("median", Unit.RATIO), ("low", Unit.BOUND), ("high", Unit.BOUND))
+    )
+    interval: Line = (" [", low, ", ", high, "]")
+    return (median, *interval) if is_distinguishable(time.ratio_to_baseline) else ("≈ 1", *interval)
+
+
+def _number(path: str, unit: Unit) -> Callable[[Entry], Line]:
+    def cell(entry: Entry) -> Line:
+        number = entry.number(path, unit)
+        return (NOTHING,) if number is None else (number,)
+
+    return cell
+
+
+def _utilisation(entry: Entry) -> Line:
+    # a peak that each trial measured for itself drifts with the machine: it must not rank rows
+    time = entry.record.time
+    if time is None or (time.peak_flops_per_s_source or "").startswith("measured"):
+        return (NOTHING,)
+    mfu, hfu = (entry.number(f"time/{name}", Unit.UTILISATION) or NOTHING for name in ("mfu", "hfu"))
+    return (mfu, " / ", hfu)
+
+
+def _collectives(entry: Entry) -> Line:
+    if entry.record.work is None:
+        return (NOTHING,)
+    by_phase = entry.record.work.collectives
+    names = dict.fromkeys(name for phase in PHASES for name in by_phase.get(phase, {}))
+    line: list[str | Number] = []
+    for name in names:
+        line += [", " if line else "", f"{name} "]
+        for phase in phases_of(by_phase):
+            count = entry.number(f"work/collectives/{phase}/{name}", Unit.COUNT)
+            line += ["" if phase == "forward" else "+", count or "0"]
+    return tuple(part for part in line if part != "") or (NOTHING,)
+
+
+def _known(entry: Entry, path: str, unit: Unit) -> Number:
+    number = entry.number(path, unit)
+    assert number is not None, path
+    return number
+
+
+_CELLS: dict[str, Callable[[Entry], Line]] = {
+    "status": lambda entry: (Mark(text=entry.record.status),),
+    "verdict": lambda entry: (mark(entry),),
+    "saved": _number("memory/saved_bytes", Unit.BYTES),
+    "peak": _number("memory/peak_bytes", Unit.BYTES),
+    "predicted peak": _number("memory/predicted_peak_bytes", Unit.BYTES),
+    "recomputed FLOPs": _number("work/recomputed_flops", Unit.FLOPS),
+    "step time vs baseline": ratio,
+    "tokens/s": _number("time/tokens_per_s", Unit.RATE),
+    "MFU / HFU": _utilisation,
+    "collectives": _collectives,
+}
+
+
+def _inaction(verdict: str, memory: Memory, work: Work) -> Iterator[str]:
+    if work.never_fired:
+        yield f"never fired: {', '.join(work.never_fired)}"
+    if verdict == "inert":
+        yield f"inert: {inert_because(memory, work)}"

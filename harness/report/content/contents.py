@@ -1,0 +1,111 @@
+"""What a report on a sweep contains, the answer first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.report.content.answer import MOST_SETTINGS, answer
+from harness.report.content.details import MOST_DETAILED, detailed, details
+from harness.report.content.figures import MOST_BARS, figures
+from harness.report.content.tables import (
+    collectives,
+    commands,
+    environment,
+    failures,
+    first_differences,
+    prediction,
+    results,
+    verdicts,
+)
+from harness.report.model.document import Claim, Document, Figure, Line, Section, Table
+from harness.report.model.sweep import Sweep
+
+_MOST_DEVICES = 2
+
+
+def document(sweep: Sweep) -> Document:
+    """Return the report on `sweep`; parts that no record has numbers for are left out."""
+    chosen = detailed(sweep)
+    sections = (
+        Section(key="figures", title="Figures", claims=_limits(sweep), items=figures(sweep)),
+        Section(key="trials", title="Trials", items=_filled([results(sweep)])),
+        Section(
+            key="parity",
+            title="Is the mathematics unchanged?",
+            claims=first_differences(sweep),
+            items=_filled([verdicts(sweep)]),
+        ),
+        Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
+        Section(key="traffic", title="More numbers", items=_filled([collectives(chosen), prediction(sweep)])),
+        Section(
+            key="details",
+            title="Each trial",
+            claims=_detail_limit(sweep),
+            items=tuple(details(entry) for entry in chosen),
+        ),
+        Section(key="method", title="Protocol", items=_filled([environment(sweep), commands(chosen)])),
+    )
+    return Document(
+        title=sweep.name,
+        subtitle=subtitle(sweep),
+        partial=partial(sweep),
+        answer=answer(sweep),
+        sections=tuple(section for section in sections if section.items),
+    )
+
+
+def partial(*sweeps: Sweep) -> str:
+    """Return the sentence about trials without a record; empty where there are none."""
+    incomplete = [sweep for sweep in sweeps if sweep.waiting]
+    if not incomplete:
+        return ""
+    if all(sweep.is_left for sweep in incomplete):
+        return "Partial: interrupted; the same command continues."
+    return "Partial: trials are still without a record."
+
+
+def subtitle(sweep: Sweep) -> Line:
+    """Return where and when the sweep ran, and whether more of it is to come."""
+    environments = [record.environment for record in sweep.records]
+    devices = Counter(str(each["device"]) for each in environments if each.get("device"))
+    torches = sorted({str(each["torch"]) for each in environments if each.get("torch")})
+    times = sorted(record.finished_at for record in sweep.records)
+    where = ", ".join(device for device, _ in devices.most_common(_MOST_DEVICES))
+    more = f" and {len(devices) - _MOST_DEVICES} more" if len(devices) > _MOST_DEVICES else ""
+    version = f"torch {', '.join(torches)}" if torches else ""
+    parts = [f"{where}{more}", version, times[-1][:10] if times else "no record yet"]
+    waiting = len(sweep.waiting)
+    if waiting:
+        total = waiting + len(sweep.entries)
+        parts.append(f"partial: {len(sweep.entries)} of {total} trials have a record")
+    return (" · ".join(filter(None, parts)),)
+
+
+def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
+    return tuple(table for table in tables if table.rows)
+
+
+def _limits(sweep: Sweep) -> tuple[Claim, ...]:
+    lines = []
+    if len(sweep.entries) > MOST_BARS:
+        lines.append(
+            f"Figures with a bar a trial show the {MOST_BARS} trials with the lowest peaks of the setting "
+            "with the most trials; the tables have all."
+        )
+    if len(sweep.by_setting) > MOST_SETTINGS:
+        lines.append(
+            f"The answer is about {MOST_SETTINGS} of {len(sweep.by_setting)} settings, "
+            "those with the most trials."
+        )
+    return tuple(Claim(line=(line,), trial_ids=()) for line in lines)
+
+
+def _detail_limit(sweep: Sweep) -> tuple[Claim, ...]:
+    if len(sweep.entries) <= MOST_DETAILED:
+        return ()
+    line = (
+        f"Details, collectives and commands are of {MOST_DETAILED} of {len(sweep.entries)} trials: what went "
+        "wrong, what is best, then others. The CSV file has every number and command."
+    )
+    return (Claim(line=(line,), trial_ids=()),)

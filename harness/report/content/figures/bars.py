@@ -1,0 +1,115 @@
+"""Figures with a bar a trial: memory by kind, FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.content.figures.parts import BAR_HEIGHT, MIB, bars_height, names_axis, row_of, tip
+from harness.report.model.document import Figure
+from harness.report.model.sweep import Entry
+
+_KINDS = {
+    "parameters": "memory/parameter_bytes",
+    "gradients": "memory/gradient_bytes",
+    "optimizer": "memory/optimizer_bytes",
+    "saved": "memory/saved_bytes",
+}
+
+
+def memory_figure(entries: Sequence[Entry]) -> Figure | None:
+    """Return stacked memory by kind, a bar a trial, with the peak as a tick."""
+    columns = _KINDS | {"activations": "memory/activation_peak_bytes", "peak": "memory/peak_bytes"}
+    rows = [
+        row_of(entry, columns) | {"owner": f"{memory.peak_phase}, {memory.peak_module}"}
+        for entry in entries
+        if (memory := entry.record.memory) is not None
+    ]
+    if not rows:
+        return None
+    kinds = [*_KINDS, "temporary"]
+    bars = {
+        "transform": [
+            {"calculate": "max(0, datum.activations - datum.saved)", "as": "temporary"},
+            {"fold": kinds, "as": ["kind", "bytes"]},
+            {"calculate": f"datum.bytes / {MIB}", "as": "mib"},
+            {"calculate": f"indexof({kinds!r}, datum.kind)", "as": "order"},
+        ],
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": names_axis(rows),
+            "x": {"field": "mib", "type": "quantitative", "title": "MiB", "stack": "zero"},
+            "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
+            "order": {"field": "order"},
+            "tooltip": [tip("name", "trial"), tip("kind", "kind"), tip("bytes", "bytes", ",d")],
+        },
+    }
+    peaks = {
+        "transform": [{"calculate": f"datum.peak / {MIB}", "as": "mib"}],
+        "mark": {"type": "tick", "thickness": 3, "size": BAR_HEIGHT},
+        "encoding": {
+            "y": names_axis(rows),
+            "x": {"field": "mib", "type": "quantitative"},
+            "tooltip": [
+                tip("name", "trial"),
+                tip("peak", "peak bytes", ",d"),
+                tip("owner", "reached in"),
+            ],
+        },
+    }
+    return Figure(
+        key="memory",
+        title="Memory by kind",
+        about=(
+            "Bytes on the device, maximum over ranks. Temporary is what forward and backward hold at their "
+            "peak beyond what forward saved. The tick is the peak of the step: not all kinds live at the "
+            "same time, so it may lie inside the bar."
+        ),
+        spec={"height": bars_height(rows), "layer": [bars, peaks]},
+        rows=tuple(rows),
+        paths=columns,
+    )
+
+
+def work_figure(entries: Sequence[Entry]) -> Figure | None:
+    """Return FLOPs of a step, a bar a trial: forward, backward, recomputed."""
+    columns = {
+        "forward": "work/forward_flops",
+        "backward_all": "work/backward_flops",
+        "recomputed": "work/recomputed_flops",
+    }
+    rows = [row_of(entry, columns) for entry in entries if entry.record.work is not None]
+    if not rows:
+        return None
+    kinds = ["forward", "backward", "recomputed"]
+    return Figure(
+        key="work",
+        title="FLOPs of a step",
+        about=(
+            "Matmuls, convolutions and attention, maximum over ranks. Recomputed are forward operators that "
+            "run in backward."
+        ),
+        spec={
+            "height": bars_height(rows),
+            "transform": [
+                {"calculate": "datum.backward_all - datum.recomputed", "as": "backward"},
+                {"fold": kinds, "as": ["kind", "flops"]},
+                {"calculate": f"indexof({kinds!r}, datum.kind)", "as": "order"},
+            ],
+            "mark": {"type": "bar"},
+            "encoding": {
+                "y": names_axis(rows),
+                "x": {
+                    "field": "flops",
+                    "type": "quantitative",
+                    "title": "FLOPs",
+                    "stack": "zero",
+                    "axis": {"format": "~s"},
+                },
+                "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
+                "order": {"field": "order"},
+                "tooltip": [tip("name", "trial"), tip("kind", "kind"), tip("flops", "FLOPs", ",d")],
+            },
+        },
+        rows=tuple(rows),
+        paths=columns,
+    )

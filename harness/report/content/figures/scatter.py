@@ -1,0 +1,153 @@
+"""Figures with a point a trial: memory against time, predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.records.record import is_baseline
+from harness.report.content.figures.parts import MIB, SYMBOLS, row_of, tip
+from harness.report.content.pareto import front
+from harness.report.model.baseline import of_baselines
+from harness.report.model.document import Figure
+from harness.report.model.sweep import Sweep
+
+_MOST_LABELLED = 14
+_MOST_WHISKERS = 300
+_MOST_SHAPES = 6
+_RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
+_SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
+
+
+def front_figure(sweep: Sweep) -> Figure | None:
+    """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
+    columns = {
+        "share": "memory/peak_bytes : memory/baseline/peak_bytes",
+        "ratio": "time/ratio_to_baseline/median",
+        "low": "time/ratio_to_baseline/low",
+        "high": "time/ratio_to_baseline/high",
+        "peak_bytes": "memory/peak_bytes",
+    }
+    rows = []
+    for entries in sweep.by_setting.values():
+        found = front(entries)
+        for point in found.points:
+            by, experiment = found.dominated.get(point.entry.trial_id), point.entry.record.experiment
+            rows.append(
+                row_of(point.entry, columns)
+                | {
+                    "variant": point.entry.family,
+                    "place": sweep.where(point.entry),
+                    "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
+                    "is_best": by is None,
+                    "label": point.entry.choice if by is None and not is_baseline(experiment) else "",
+                    "verdict": point.entry.record.verdict,
+                }
+            )
+    rows = [row | {"number": number} for number, row in enumerate(rows) if "share" in row]
+    if not rows:
+        return None
+    drawn = {row["trial_id"] for row in rows}
+    owned, named = of_baselines(entry.record.experiment for entry in sweep.entries if entry.trial_id in drawn)
+    tooltip = [
+        tip("name", "trial"),
+        tip("peak_bytes", "peak bytes", ",d"),
+        tip("share", f"peak, share of {owned}", ".1%"),
+        tip("ratio", "step time ratio", ".3f"),
+        tip("low", "from", ".3f"),
+        tip("high", "to", ".3f"),
+        tip("verdict", "verdict"),
+        tip("by", "front"),
+    ]
+    places = {row["place"] for row in rows}
+    scale = {"zero": False, "padding": 14}
+    x = {"field": "ratio", "type": "quantitative", "scale": scale, "axis": {"tickCount": 8}}
+    y = {"field": "share", "type": "quantitative", "scale": scale, "axis": {"format": "%", "tickCount": 6}}
+    points = {
+        "mark": {"type": "point", "size": 90, "strokeWidth": 2, "opacity": 1},
+        "encoding": {
+            "x": x | {"title": f"step time, times {owned}"},
+            "y": y | {"title": f"peak memory, share of {owned}"},
+            "color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS},
+            "fillOpacity": {"condition": {"test": "datum.is_best", "value": 0.85}, "value": 0},
+            "fill": {"field": "variant", "type": "nominal", "legend": None},
+            "tooltip": tooltip,
+        }
+        | (
+            {"shape": {"field": "place", "type": "nominal", "title": "where", "legend": _SHAPES}}
+            if 1 < len(places) <= _MOST_SHAPES
+            else {}
+        ),
+    }
+    layers: list[dict[str, Any]] = [points]
+    if len(rows) <= _MOST_WHISKERS:
+        whiskers = {"x": x | {"field": "low", "title": ""}, "x2": {"field": "high"}, "y": y | {"title": ""}}
+        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
+        layers.insert(0, {"mark": {"type": "rule", "opacity": 0.35}, "encoding": whiskers | colour})
+    labelled = [row["number"] for row in rows if row["label"]]
+    if len(labelled) <= _MOST_LABELLED:
+        parities = sorted({number % 2 for number in labelled})
+        layers += [_labels(parity, x | {"title": ""}, y | {"title": ""}) for parity in parities]
+    return Figure(
+        key="front",
+        title="Memory against time",
+        about=(
+            "Down and left is better. Filled points are not dominated: nothing else needs as little memory "
+            f"in as little time. Bars are 95 % intervals. At 1 and 100 % is {named}. "
+            "Trials that differ or are inert are left out."
+        ),
+        spec={"height": 380, "layer": layers},
+        rows=tuple(rows),
+        paths=columns,
+    )
+
+
+def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of points on the front, in turns above and below: neighbours are often close."""
+    return {
+        "transform": [{"filter": f"datum.label && datum.number % 2 == {parity}"}],
+        "mark": {"type": "text", "align": "left", "dx": 9, "dy": -8 if parity else 12},
+        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+    }
+
+
+def prediction_figure(sweep: Sweep) -> Figure | None:
+    """Return predicted against measured peak; on the diagonal they agree."""
+    columns = {"predicted": "memory/predicted_peak_bytes", "measured": "memory/peak_bytes"}
+    rows = [row for entry in sweep.entries if "predicted" in (row := row_of(entry, columns))]
+    if not rows:
+        return None
+    ends = [min(row["measured"] for row in rows) / MIB, max(row["measured"] for row in rows) / MIB]
+    log = {"type": "log"}
+    diagonal = {
+        "data": {"values": [{"at": end} for end in ends]},
+        "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5},
+        "encoding": {
+            "x": {"field": "at", "type": "quantitative", "scale": log},
+            "y": {"field": "at", "type": "quantitative", "scale": log},
+        },
+    }
+    points = {
+        "transform": [
+            {"calculate": f"datum.predicted / {MIB}", "as": "x"},
+            {"calculate": f"datum.measured / {MIB}", "as": "y"},
+        ],
+        "mark": {"type": "point", "filled": True, "size": 60},
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": "predicted peak, MiB", "scale": log},
+            "y": {"field": "y", "type": "quantitative", "title": "measured peak, MiB", "scale": log},
+            "tooltip": [
+                tip("name", "trial"),
+                tip("predicted", "predicted bytes", ",d"),
+                tip("measured", "measured bytes", ",d"),
+            ],
+        },
+    }
+    return Figure(
+        key="prediction",
+        title="Predicted and measured peak",
+        about="On the dashed diagonal, what was predicted before the trial ran is what was measured.",
+        spec={"height": 320, "layer": [diagonal, points]},
+        rows=tuple(rows),
+        paths=columns,
+    )

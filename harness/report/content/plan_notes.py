@@ -1,0 +1,69 @@
+"""What a plan came to, in sentences: what a row's numbers show only to who knows the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.records.record import Record
+from harness.report.model.labels import group_name
+from harness.report.model.number_words import human_bytes
+
+_SHARDED = re.compile(r"S\d")  # in the name of a candidate, as in `RS0 = RR x RS0`
+
+
+def remarks(record: Record) -> Iterator[str]:
+    """Yield what became of a budget, and that a sharding shards nothing."""
+    if record.status != "ok":
+        return
+    plan = record.plan or {}
+    yield from _chunks(record, plan.get("chunk") or {})
+    sharding = plan.get("sharding")
+    if sharding is not None and _shards_nothing(sharding):
+        yield f"nothing is sharded: {_who(record.experiment)} runs the whole model{_by(record.experiment)}"
+
+
+def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
+    chosen = group_name(record.experiment, "chunk")
+    if record.memory is None or chosen not in {"budget", "minimum"}:
+        return
+    if not plan.get("regions") and record.work is not None and not record.work.chunks:
+        if chosen == "minimum":  # of a budget that is kept anyway the record has a note
+            yield "no chunk makes the activation peak lower"
+        return
+    budget_bytes, peak_bytes = plan.get("budget_bytes"), record.memory.activation_peak_bytes
+    if isinstance(budget_bytes, int) and peak_bytes > budget_bytes:
+        ac = group_name(record.experiment, "ac")
+        beside = "" if ac in {"none", "?"} else f" with ac={ac}"
+        budget, peak = _told_apart(budget_bytes, peak_bytes)
+        yield f"the budget of {budget} is not kept: {peak}{beside}"
+
+
+def _told_apart(one: int, other: int) -> tuple[str, str]:
+    """Return two numbers of bytes in words, exact where the words would be equal."""
+    words = human_bytes(one), human_bytes(other)
+    return words if words[0] != words[1] else (f"{one:,} B", f"{other:,} B")
+
+
+def _shards_nothing(sharding: Mapping[str, Any]) -> bool:
+    names = sharding.get("candidates", {}).values()
+    return sharding.get("communicated_bytes") == 0 and not any(_SHARDED.search(name) for name in names)
+
+
+def _who(experiment: Mapping[str, Any]) -> str:
+    """Return which ranks are meant: FSDP may shard parameters over others."""
+    mesh = experiment.get("mesh")
+    is_only_axis = isinstance(mesh, Mapping) and mesh.get("dp_shard", 1) == 1
+    return "every rank" if is_only_axis else "every tensor-parallel rank"
+
+
+def _by(experiment: Mapping[str, Any]) -> str:
+    """Return the machine that a cheapest plan is cheapest on."""
+    shard = experiment.get("shard")
+    if not isinstance(shard, Mapping) or shard.get("name") != "cheapest":
+        return ""
+    return (
+        f"; cheapest at flops_per_s={shard.get('flops_per_s'):g} "
+        f"bandwidth_bytes_per_s={shard.get('bandwidth_bytes_per_s'):g} latency_s={shard.get('latency_s'):g}"
+    )

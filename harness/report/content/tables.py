@@ -1,0 +1,213 @@
+"""The tables of a report: results, verdicts by mesh, failures, collectives, environment, commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.report.content.columns import NOTHING, PHASES, cells, differences, mark, shortened
+from harness.report.content.terminal_table import LEGEND
+from harness.report.model.baseline import of_baselines
+from harness.report.model.commands import command
+from harness.report.model.document import Claim, Code, Line, Mark, Number, Part, Table
+from harness.report.model.fields_read import as_read
+from harness.report.model.number_words import Unit, printable
+from harness.report.model.sweep import Entry, Sweep
+
+_PROTOCOL = ("protocol", "data")
+_ENVIRONMENT = (
+    "device",
+    "cpus",
+    "host",
+    "torch",
+    "cuda",
+    "driver",
+    "python",
+    "backend",
+    "commit",
+    "packages",
+)
+_MOST_VALUES = 6
+_MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
+
+
+def results(sweep: Sweep) -> Table:
+    """Return every trial with its numbers, the columns that a terminal shows."""
+    found = [{"trial": (entry.trial,)} | cells(entry) for entry in sweep.entries]
+    headings = tuple(found[0]) if found else ()
+    shown = [name for name in headings if any(row[name] != (NOTHING,) for row in found)]
+    return Table(
+        key="results",
+        title="All trials",
+        columns=tuple(shown),
+        rows=tuple(tuple(row[name] for name in shown) for row in found),
+        about=LEGEND,
+    )
+
+
+def verdicts(sweep: Sweep) -> Table:
+    """Return verdicts by variant and mesh; what a verdict rests on is on its mark."""
+    places = list(dict.fromkeys(sweep.place(entry) for entry in sweep.entries))
+    variants: dict[str, dict[str, list[Part]]] = {}
+    for entry in sweep.entries:
+        found = variants.setdefault(entry.variant, {}).setdefault(sweep.place(entry), [])
+        shown = mark(entry) if entry.record.status == "ok" else _ending(entry)
+        found += [*([" "] if found else []), shown]
+    rows = [
+        ((Code(text=variant),), *(tuple(by_place.get(place, [NOTHING])) for place in places))
+        for variant, by_place in variants.items()
+    ]
+    return Table(
+        key="verdicts",
+        title="Verdicts",
+        columns=("variant", *places),
+        rows=tuple(rows),
+        about=(
+            "neutral: outputs, loss, gradients, buffers, random state and parameters equal those of "
+            f"{of_baselines(record.experiment for record in sweep.records)[1]}, bit for bit. "
+            "neutral (tolerance): within what the trial's note says; a tensor below the share of the largest "
+            "of its part that stands there is measured by that share. Where a trial has no verdict, how it "
+            "ended."
+        ),
+    )
+
+
+def first_differences(sweep: Sweep) -> tuple[Claim, ...]:
+    """Return the sentence about every first difference."""
+    return tuple(
+        Claim(line=(entry.trial, f": {text}."), trial_ids=(entry.trial_id,))
+        for entry in sweep.entries
+        for text in differences(entry.record)
+    )
+
+
+def failures(sweep: Sweep) -> Table:
+    """Return what did not end well, with rank and phase."""
+    failed = [(entry, entry.record.error) for entry in sweep.entries if entry.record.error is not None]
+    rows: list[tuple[Line, ...]] = [
+        (
+            (entry.trial,),
+            (Mark(text=entry.record.status),),
+            (Code(text=error.kind),),
+            (entry.number("error/rank", Unit.COUNT) or NOTHING,),
+            (error.phase or NOTHING,),
+            (shortened(" ".join(printable(error.message).split()), _MOST_OF_A_MESSAGE),),
+            (Code(text=error.log) if error.log else NOTHING,),
+        )
+        for entry, error in failed
+    ]
+    return Table(
+        key="failures",
+        title="What did not end well",
+        columns=("trial", "status", "kind", "rank", "phase", "message", "log"),
+        rows=tuple(rows),
+    )
+
+
+def collectives(entries: Sequence[Entry]) -> Table:
+    """Return number and payload of collectives by phase."""
+    rows: list[tuple[Line, ...]] = [
+        ((entry.trial,), (name,), *(cell for phase in PHASES for cell in _traffic(entry, phase, name)))
+        for entry in entries
+        for name in _collective_names(entry)
+    ]
+    headings = [f"{phase}{suffix}" for phase in PHASES for suffix in ("", " bytes")]
+    return Table(
+        key="collectives",
+        title="Collectives",
+        columns=("trial", "collective", *headings),
+        rows=tuple(rows),
+        about="Started by a rank in one step, and their payload; maximum over ranks.",
+        is_folded=True,
+    )
+
+
+def prediction(sweep: Sweep) -> Table:
+    """Return predicted and measured peaks, and how far they are apart."""
+    quotient = "memory/predicted_peak_bytes : memory/peak_bytes"
+    rows: list[tuple[Line, ...]] = []
+    for entry in sweep.entries:
+        share = entry.number(quotient, Unit.UTILISATION)
+        if share is not None:
+            paths = quotient.split(" : ")
+            numbers = [entry.number(path, Unit.BYTES) or NOTHING for path in paths]
+            rows.append(((entry.trial,), *((number,) for number in numbers), (share,)))
+    return Table(
+        key="predictions",
+        title="Predicted and measured peak",
+        columns=("trial", "predicted", "measured", "predicted of measured"),
+        rows=tuple(rows),
+        is_folded=True,
+    )
+
+
+def environment(sweep: Sweep) -> Table:
+    """Return on what and how it was measured: every value that occurs."""
+    rows: list[tuple[Line, ...]] = []
+    for key in _ENVIRONMENT:
+        rows += _occurring(key, [entry.record.environment.get(key) for entry in sweep.entries])
+    for group in _PROTOCOL:
+        rows += _occurring(group, [entry.record.experiment.get(group) for entry in sweep.entries])
+    experiments = as_read(sweep.records)
+    scalars = dict.fromkeys(
+        key
+        for experiment in experiments
+        for key, value in experiment.items()
+        if not isinstance(value, Mapping)
+    )
+    for key in scalars:
+        rows += _occurring(key, [experiment.get(key) for experiment in experiments])
+    return Table(
+        key="environment", title="Protocol and environment", columns=("what", "value"), rows=tuple(rows)
+    )
+
+
+def commands(entries: Sequence[Entry]) -> Table:
+    """Return the command that repeats each trial."""
+    rows = [
+        ((entry.trial,), (Code(text=line) if line is not None else "was refused before it was complete",))
+        for entry in entries
+        for line in [command(entry.record.experiment)]
+    ]
+    return Table(
+        key="commands",
+        title="How to repeat a trial",
+        columns=("trial", "command"),
+        rows=tuple(rows),
+        about="Add name=<sweep> to keep results apart.",
+        is_folded=True,
+    )
+
+
+def _ending(entry: Entry) -> Mark:
+    return Mark(text=entry.record.status, about=mark(entry).about)
+
+
+def _collective_names(entry: Entry) -> list[str]:
+    work = entry.record.work
+    return (
+        [] if work is None else list(dict.fromkeys(name for by in work.collectives.values() for name in by))
+    )
+
+
+def _traffic(entry: Entry, phase: str, name: str) -> tuple[Line, Line]:
+    count: Number | None = entry.number(f"work/collectives/{phase}/{name}", Unit.COUNT)
+    payload = entry.number(f"work/collective_bytes/{phase}/{name}", Unit.BYTES)
+    return (count or NOTHING,), (payload or NOTHING,)
+
+
+def _occurring(key: str, values: Sequence[Any]) -> Iterator[tuple[Line, ...]]:
+    """Yield one row a value, the most frequent first; nothing where no trial has one."""
+    counts = Counter(_in_words(value) for value in values if value is not None)
+    for word, count in counts.most_common(_MOST_VALUES):
+        of = "" if len(counts) == 1 else f" ({count} of {len(values)})"
+        yield (key,), (f"{word}{of}",)
+    if len(counts) > _MOST_VALUES:
+        yield (key,), (f"and {len(counts) - _MOST_VALUES} more",)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items() if item is not None)
+    return str(value)

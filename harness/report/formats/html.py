@@ -1,0 +1,156 @@
+"""A report as one HTML file that needs no network: light and dark, on a phone, with a keyboard.
+
+Every number is a `<data value>` with its exact value and where it stands in which record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.report.content.columns import NOTHING
+from harness.report.model.document import (
+    Code,
+    Document,
+    Figure,
+    Line,
+    Mark,
+    Number,
+    Part,
+    Table,
+    Trial,
+    plain,
+)
+
+_PAGE = Path(__file__).parent / "page"
+_EMBED = "window.acbenchEmbed = vegaEmbed;"
+_SORTABLE = ("results", "failures")
+
+
+def to_html(document: Document, *, records: int, refresh_s: int | None = None) -> str:
+    """Return the page.
+
+    Args:
+        document: the report.
+        records: how many it was made from.
+        refresh_s: reload the page that often, for a sweep that runs; `None` never.
+    """
+    writer = _Writer(document)
+    environment = Environment(
+        loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=False
+    )
+    environment.filters |= {
+        "line": writer.line,
+        "table": writer.table,
+        "specification": _specification,
+    }
+    has_figures = any(isinstance(item, Figure) for section in document.sections for item in section.items)
+    return environment.get_template("page.html.j2").render(
+        document=document,
+        records=records,
+        refresh_s=refresh_s,
+        style=Markup(_asset("page.css")),  # noqa: S704 (our own file)
+        script=Markup(_asset("page.js")),  # noqa: S704 (our own file)
+        library=Markup(_library()) if has_figures else "",  # noqa: S704 (a pinned package)
+        has_figures=has_figures,
+    )
+
+
+class _Writer:
+    """Writes lines and tables; a trial's name links to its details where the document has them."""
+
+    def __init__(self, document: Document) -> None:
+        self._anchors = {
+            item.key for section in document.sections for item in section.items if isinstance(item, Table)
+        }
+
+    def line(self, line: Line, of: str = "") -> Markup:
+        return Markup("".join(self._part(part, of) for part in line))  # noqa: S704 (parts are escaped)
+
+    def table(self, table: Table) -> Markup:
+        numeric = [_is_numeric(column) for column in zip(*table.rows, strict=True)]
+        body = "".join(self._row(row, numeric) for row in table.rows)
+        headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+        about = f'<p class="about">{escape(table.about)}</p>' if table.about else ""
+        name = f' aria-label="{escape(table.title)}"'
+        kind = ' class="sortable"' if table.key in _SORTABLE else ""
+        shown = (
+            f'<div class="scroll" tabindex="0" role="region"{name}>'
+            f'<table{kind} id="table-{escape(table.key)}"{name}>'
+            f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>{about}"
+        )
+        if table.is_folded:
+            title = f"<summary>{escape(table.title)}</summary>"
+            return Markup(f'<details id="{escape(table.key)}">{title}{shown}</details>')  # noqa: S704 (escaped)
+        title = f'<h3 id="{escape(table.key)}-title">{escape(table.title)}</h3>'
+        return Markup(f"{title}{shown}")  # noqa: S704 (escaped)
+
+    def _row(self, row: tuple[Line, ...], numeric: Sequence[bool]) -> str:
+        of = _common(row)
+        first, *others = row
+        cells = "".join(
+            f"<td{' class=number' if is_number else ''}>{self.line(cell, of)}</td>"
+            for cell, is_number in zip(others, numeric[1:], strict=True)
+        )
+        name = f' data-t="{escape(of)}"' if of else ""
+        return f'<tr{name}><th scope="row">{self.line(first, of)}</th>{cells}</tr>\n'
+
+    def _part(self, part: Part, of: str) -> str:
+        match part:
+            case Number():
+                source = _source(part)
+                owner = f' data-t="{escape(source)}"' if source and source != of else ""
+                origin = f'data-p="{escape(part.path)}"{owner}'
+                return f'<data value="{part.value}" {origin}>{escape(str(part))}</data>'
+            case Trial():
+                anchor, name = f"trial-{part.trial_id}", escape(part.name)
+                return f'<a href="#{escape(anchor)}">{name}</a>' if anchor in self._anchors else name
+            case Code():
+                text = f"<code>{escape(part.text)}</code>"
+                return f"<pre>{text}</pre>" if "\n" in part.text else text
+            case Mark():
+                title = f' title="{escape(part.about)}"' if part.about else ""
+                return (
+                    f'<span class="mark {escape(part.text.split(" ")[0])}"{title}>{escape(part.text)}</span>'
+                )
+            case str():
+                return escape(part)
+
+
+def _common(row: Iterable[Line]) -> str:
+    """Return the record that the numbers of a row come from, if it is one."""
+    sources = {_source(part) for line in row for part in line if isinstance(part, Number)}
+    return sources.pop() if len(sources) == 1 else ""
+
+
+def _source(number: Number) -> str:
+    return f"{number.trial_id}@{number.sweep}" if number.sweep else number.trial_id
+
+
+def _is_numeric(column: Sequence[Line]) -> bool:
+    """Whether a column holds one number a cell, or nothing."""
+    found = [cell for cell in column if plain(cell) != NOTHING]
+    return bool(found) and all(len(cell) == 1 and isinstance(cell[0], Number) for cell in found)
+
+
+def _specification(figure: Figure) -> Markup:
+    text = json.dumps({**figure.spec, "data": {"values": list(figure.rows)}}, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 (a script element ends at its first `<`)
+
+
+def _asset(name: str) -> str:
+    return (_PAGE / name).read_text(encoding="utf-8")
+
+
+@cache
+def _library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
+    bundle: str = vl_convert.javascript_bundle(_EMBED)
+    return "(() => {" + bundle.replace("</script", "<\\/script") + "})();"

@@ -1,0 +1,1 @@
+"""Publishing records to W&B, in a process of its own."""

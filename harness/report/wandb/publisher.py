@@ -1,0 +1,307 @@
+"""Sends finished records to a tracker from a process of its own, within a deadline.
+
+Nothing a tracker does can hurt a sweep: ranks never import it, and neither does this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.records.fields import decode
+from harness.records.record import Record
+from harness.records.store import MARKER, RECORD, Store
+
+TRACKERS = ("offline", "online", "none")
+FOLDER = "wandb"
+"""Of the tracker's files, below the sweep's folder."""
+
+LOG = "publisher.log"
+REPORT = "report.json"
+"""Below `FOLDER`: for which records the report was last written, and under which id W&B has it."""
+
+_KEPT_SETTINGS = (
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_ENTITY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CONFIG_DIR",
+    "WANDB_EXTRA_HTTP_HEADERS",
+)
+"""Credentials and address. What else a user's shell sets (run id, mode, sweep) belongs to another run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracker:
+    """Where finished trials are shown.
+
+    Fields:
+        name: `offline` writes W&B's files into the sweep's folder, `online` sends them too, `none` does
+            nothing.
+        project: of W&B.
+        entity: of W&B; `None` is the account's default.
+        deadline_s: longest time in seconds that publishing may take; what is missing is sent next time.
+    """
+
+    name: str = "offline"
+    project: str = "acbench"
+    entity: str | None = None
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        require_one_of("tracker.name", self.name, TRACKERS)
+        require_at_least("tracker.deadline_s", self.deadline_s, 1)
+        if not self.project.strip():
+            raise ConfigError("tracker.project", f"must name a project, got {self.project!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """What publishing came to; as a string, one line for people.
+
+    Fields:
+        published: records of this call that the tracker has now.
+        remaining: records that it has not.
+        folder: where the offline files are.
+        problem: why records remain, or why the report is not current; `None` when all is well.
+        report_url: where the report is; `None` where none was sent.
+    """
+
+    published: int
+    remaining: int
+    folder: Path
+    problem: str | None
+    report_url: str | None = None
+
+    def __str__(self) -> str:
+        report = "" if self.report_url is None else f", report {self.report_url}"
+        done = f"W&B: {self.published} published, files in {self.folder}{report}"
+        if self.problem is None:
+            return done
+        what = f"{self.remaining} not published" if self.remaining else "the report is not up to date"
+        return f"{done}; {what}, the same command tries again: {self.problem}; see {self.folder / LOG}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marker:
+    """What stands beside a published record.
+
+    Fields:
+        digest: of the record file that was published.
+        run_dir: of its offline files, relative to the sweep's folder.
+    """
+
+    digest: str
+    run_dir: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportMarker:
+    """What stands in `REPORT`.
+
+    Fields:
+        digest: of the records that the specification was written from.
+        project, entity: where it is to be, as they were asked for.
+        sent_digest: of the records that the report in W&B is about; `None` until it was sent.
+        report_id, url: of W&B.
+    """
+
+    digest: str
+    project: str
+    entity: str | None
+    sent_digest: str | None = None
+    report_id: str | None = None
+    url: str | None = None
+
+
+def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Published | None:
+    """Publish the finished records of a sweep that are not published yet, online with a report on them.
+
+    A process of its own does it and is ended, with everything it started, when the deadline passes. Trouble
+    of any kind ends in `Published.problem`; the next call continues.
+
+    Args:
+        store: of the sweep.
+        tracker: where to.
+        with_report: write the report's specification offline, too.
+
+    Returns:
+        What was done; `None` for `tracker=none`.
+    """
+    if tracker.name == "none":
+        return None
+    online = tracker.name == "online"
+    waiting, with_report = pending(store, online=online), with_report or online
+    is_needed = bool(waiting) or (with_report and not _has_report(store, tracker))
+    problem = _run_publisher(store.root, tracker, _modules(waiting, with_report)) if is_needed else None
+    remaining = len(pending(store, online=online)) if waiting else 0
+    is_done = not remaining and (not with_report or _has_report(store, tracker))
+    if not is_done and problem is None:
+        problem = "the publisher ended without a reason"
+    marker = report_marker(store)
+    return Published(
+        published=len(waiting) - remaining,
+        remaining=remaining,
+        folder=store.root / FOLDER,
+        problem=None if is_done else problem,
+        report_url=marker.url if marker is not None and online else None,
+    )
+
+
+def report_marker(store: Store) -> ReportMarker | None:
+    """Return what is known of the sweep's report; `None` where none was written or the file is torn."""
+    try:
+        value = json.loads((store.root / FOLDER / REPORT).read_text(encoding="utf-8"))
+        return decode(ReportMarker, value, REPORT)
+    except (OSError, ValueError):
+        return None
+
+
+def records_digest(store: Store) -> str:
+    """Return 12 hexadecimal digits that change whenever a record comes, goes or changes."""
+    names = sorted(path.parent.name for path in store.root.glob(f"*/{RECORD}"))
+    text = " ".join(f"{name}:{store.digest(name)}" for name in names)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _has_report(store: Store, tracker: Tracker) -> bool:
+    """Whether the report on the current records is where `tracker` wants it."""
+    marker = report_marker(store)
+    if marker is None or (marker.project, marker.entity) != (tracker.project, tracker.entity):
+        return False
+    digest = marker.sent_digest if tracker.name == "online" else marker.digest
+    return digest == records_digest(store)
+
+
+def _modules(waiting: Sequence[Record], with_report: bool) -> list[str]:
+    """Return the programs to run, in this order: a report needs its runs."""
+    return ["wandb_publish"] * bool(waiting) + ["wandb_report"] * with_report
+
+
+def pending(store: Store, *, online: bool) -> list[Record]:
+    """Return the records that the tracker does not have: no offline files or, online, files not yet sent."""
+    return [
+        record
+        for record in store.scan().records
+        if (marker := marker_of(store, record.trial_id)) is None or (online and not is_sent(store, marker))
+    ]
+
+
+def marker_of(store: Store, trial_id: str) -> Marker | None:
+    """Return the marker of a trial whose current record has offline files."""
+    try:
+        value = json.loads((store.trial_dir(trial_id) / MARKER).read_text(encoding="utf-8"))
+        marker = Marker(digest=value["digest"], run_dir=value["run_dir"])
+    except (OSError, ValueError, KeyError, TypeError):  # absent, torn or foreign: publish again
+        return None
+    is_current = marker.digest == store.digest(trial_id) and (store.root / marker.run_dir).is_dir()
+    return marker if is_current else None
+
+
+def is_sent(store: Store, marker: Marker) -> bool:
+    """Whether `wandb sync` has left its mark in a run's folder."""
+    return any((store.root / marker.run_dir).glob("*.wandb.synced"))
+
+
+def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str | None:
+    """Run programs one after the other, in a process each, and return what went wrong first."""
+    folder, end = root.resolve() / FOLDER, time.monotonic() + tracker.deadline_s
+    code = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("w", encoding="utf-8") as log:
+            for module in modules:
+                if code == 0:
+                    code = _wait(_start(module, root.resolve(), tracker, log), end - time.monotonic())
+    except subprocess.TimeoutExpired:
+        return f"the deadline of {tracker.deadline_s:g} s passed"
+    except OSError as error:  # no space, no permission: trouble of the tracker, not of the sweep
+        return str(error)
+    return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
+
+
+def _start(module: str, root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]:
+    arguments = [
+        "--mode",
+        tracker.name,
+        "--project",
+        tracker.project,
+        "--deadline-s",
+        str(tracker.deadline_s),
+    ]
+    arguments += [] if tracker.entity is None else ["--entity", tracker.entity]
+    return subprocess.Popen(  # noqa: S603 (our own module, no shell)
+        [sys.executable, "-m", f"harness.report.{module}", *arguments, "--", str(root)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=_environment(root / FOLDER),
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> int:
+    """Return the exit code; nothing that the process started is left, however the waiting ends."""
+    try:
+        return process.wait(timeout=deadline_s)
+    finally:
+        _end(process)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("WANDB_") or key in _KEPT_SETTINGS
+    }
+    here = str(Path(__file__).parents[3])
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")])),
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_DISABLE_GIT": "true",
+        "WANDB_DISABLE_CODE": "true",
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "data"),
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the publisher and all it started; wandb-core has a session of its own: no group holds all."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # it must not start another while we look
+    started = list(_descendants(process.pid))
+    for pid in (process.pid, *started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`, found in /proc; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended while we looked
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    waiting = children.get(pid, [])
+    while waiting:
+        child = waiting.pop()
+        yield child
+        waiting += children.get(child, [])
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,1 @@
+"""Many trials: what is left to do, followed to its records."""

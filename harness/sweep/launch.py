@@ -1,0 +1,128 @@
+"""Points in, records out: plan the whole sweep, hand over what is left to do, follow it to its records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.launchers.base import Launcher, Sweep
+from harness.launchers.interrupts import Interrupts
+from harness.launchers.local import Local
+from harness.launchers.progress import SweepProgress
+from harness.launchers.run_task import now
+from harness.launchers.task import Point
+from harness.measure.environment import describe, environment_id
+from harness.records.record import Identity, Record, refused
+from harness.records.store import Store, write_atomically
+from harness.report.wandb.publisher import Tracker, publish
+from harness.sweep.plan import plan_sweep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What does not change a trial: where it is kept and what the exit code means.
+
+    Fields:
+        name: the sweep; its folder below `outputs_dir`.
+        outputs_dir: root of all results.
+        rerun: run points that have a finished record again.
+        strict: exit 1 also for a verdict other than `neutral`, a status other than `ok`, and a point that
+            is still on its way.
+    """
+
+    name: str = "default"
+    outputs_dir: str = "outputs"
+    rerun: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a sweep came to.
+
+    Fields:
+        records: of every point that has one, in the order of the points.
+        missing: distinct points without a record: on their way, or not reached when the sweep was stopped.
+        is_stopped: somebody stopped it.
+    """
+
+    records: Sequence[Record]
+    missing: int
+    is_stopped: bool
+
+
+def run_sweep(
+    points: Sequence[Point], run: Run, tracker: Tracker, launcher: Launcher | None = None
+) -> Result:
+    """Run the points that have no finished record yet.
+
+    A trial that fails becomes a record and the next one starts. The first Ctrl-C of a sweep lets the running
+    trials end, the second raises `KeyboardInterrupt`; trials without a record run again next time.
+
+    Args:
+        points: all that were asked for.
+        run: settings of the command.
+        tracker: told of the records when all are there.
+        launcher: that runs the trials; `None` is this machine, one after the other.
+
+    Raises:
+        ConfigError: the sweep's folder cannot be written, or the launcher cannot work; nothing has run.
+    """
+    store = Store(Path(run.outputs_dir) / run.name)
+    store.require_writable()
+    launcher = Local() if launcher is None else launcher
+    with Interrupts(is_patient=len(points) > 1) as interrupts, SweepProgress() as progress:
+        sweep = Sweep(store=store, name=run.name, rerun=run.rerun, progress=progress, interrupts=interrupts)
+        with store.planning():
+            plan = plan_sweep(points, launcher, store, name=run.name, rerun=run.rerun)
+            sys.stderr.write(f"{plan}\n")
+            progress.start(len(plan.refused) + len(plan.to_run) + len(plan.in_flight))
+            found = dict(plan.done)
+            for point, label in plan.refused:
+                found[point.trial_id] = _refuse(sweep, point, label)
+            records = launcher.dispatch(sweep, plan.to_run, plan.in_flight)
+        for record in records:
+            found[record.trial_id] = record
+    published = publish(store, tracker)
+    if published is not None:
+        sys.stderr.write(f"{published}\n")
+    distinct = {point.trial_id for point in points}
+    return Result(
+        records=[found[point.trial_id] for point in points if point.trial_id in found],
+        missing=len(distinct - found.keys()),
+        is_stopped=interrupts.is_asked,
+    )
+
+
+def exit_code(result: Result, *, strict: bool) -> int:
+    """Return 0 when every record is a result and nothing was stopped.
+
+    With `strict`, when every point has a record that is `ok` and `neutral`.
+    """
+    records = result.records
+    if strict:
+        is_good = all(record.status == "ok" and record.verdict == "neutral" for record in records)
+        return int(not is_good or result.missing > 0)
+    is_bad = any(record.status in {"failed", "timeout", "lost"} for record in records)
+    return int(is_bad or result.is_stopped)
+
+
+def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
+    """Return the record of a point that may not run, and leave it on disk."""
+    environment = describe("cpu")
+    address = environment_id(environment)
+    found = None if sweep.rerun else sweep.store.finished(point.trial_id, address)
+    if found is not None:
+        sweep.progress.point_finished(label, f"{found.status}, done before", found.verdict)
+        return found
+    identity = Identity(
+        trial_id=point.trial_id, environment_id=address, name=sweep.name, experiment=point.resolved
+    )
+    trial_dir = sweep.store.prepare(point.trial_id)
+    write_atomically(trial_dir / "experiment.yaml", point.yaml)
+    record = refused(identity, str(point.refusal), at=now(), environment=environment)
+    sweep.store.write(record)
+    sweep.progress.point_finished(label, record.status, record.verdict)
+    return record

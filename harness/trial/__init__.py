@@ -1,0 +1,1 @@
+"""One trial inside one rank: build, measure, prove, time."""

@@ -1,0 +1,46 @@
+"""Sharding of a trial: what its variant decides, before anything has memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.experiment.experiment import Experiment
+from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
+from strategies.regions.blocks import children_of
+from strategies.shard.base import Sharding
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.plans import ShardPlan
+from strategies.tracing.shadow import compute_in
+
+
+def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch.device) -> ShardPlan | None:
+    """Return what the sharding variant decides, on a model without memory; `None` where there is none.
+
+    Args:
+        experiment: of the trial.
+        inputs: of one rank; meta tensors are enough.
+        device: on which the trial runs; autocast depends on it.
+
+    Raises:
+        StrategyError: the variant does not fit the model.
+    """
+    if not isinstance(experiment.shard, Sharding):
+        return None
+    spec, mesh = experiment.model, experiment.mesh
+    with torch.device("meta"):
+        model = spec.build().to(dtype=PARAMETER_DTYPE[experiment.dtype]).train()
+    is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
+    if is_cast:
+        units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
+        compute_in(COMPUTE_DTYPE[experiment.dtype], model, units.values())
+    axis = TensorAxis(
+        ranks=mesh.tp,
+        splits=spec.tensor_parallel_plan(),
+        data_ranks=mesh.dp,
+        parameter_shards=mesh.dp_shard,
+        parameter_itemsize=PARAMETER_DTYPE[experiment.dtype].itemsize if is_cast else None,
+    )
+    with autocast(experiment, device)():
+        return experiment.shard.plan(model, inputs, axis)

@@ -1,0 +1,245 @@
+"""The life of a trial inside one rank: build, instrument, prove parity, time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment
+from harness.measure.environment import describe
+from harness.measure.memory.allocator import install
+from harness.measure.nvml import energy_meter
+from harness.measure.speed.peak_rates import peak_flops
+from harness.measure.speed.timing import Samples, clock_for, consecutive, interleave
+from harness.measure.step import allocator_truth, instrument
+from harness.models.base import Batch, LanguageModelSpec
+from harness.ranks.entry import RankContext
+from harness.records.parity import Parity
+from harness.trial.assemble import Assembled, assemble
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.plan_sharding import plan_sharding
+from harness.trial.precision import COMPUTE_DTYPE
+from harness.trial.proof import Prover
+from strategies.regions.host import allocating_on_host
+from strategies.shard.model.plans import ShardPlan
+
+BASELINES = ("paired", "sequential", "none")
+
+_UNMEASURED_STEPS = 2
+"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPlan:
+    """What a rank is asked to do.
+
+    Fields:
+        experiment: the trial.
+        baseline: how the twin is compared: `paired` (side by side, timed A B B A), `sequential` (one
+            after the other, where two models do not fit) or `none` (where the twin does not fit at all).
+    """
+
+    experiment: Experiment
+    baseline: str = "paired"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bench:
+    """Everything the phases of one rank share."""
+
+    plan: TrialPlan
+    context: RankContext
+    devices: DeviceMesh | None
+    batch: Callable[[int], Batch]
+    sharding: ShardPlan | None
+
+    def assemble(self, experiment: Experiment) -> Assembled:
+        """Return a fresh model; its weights are those of every other one of this seed."""
+        return assemble(experiment, self.context.device, self.devices, self.batch(0), sharding=self.sharding)
+
+    def stepper(self, experiment: Experiment) -> Callable[[], None]:
+        """Return a function that trains a fresh model by one step, on one batch over and over."""
+        trainee, batch = self.assemble(experiment), self.batch(0)
+        return lambda: _step(trainee, batch)
+
+
+def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None) -> dict[str, Any]:
+    """Run one trial in this rank and return its rank result.
+
+    Args:
+        plan: the trial.
+        context: of the rank.
+        devices: the mesh, for a process that runs several trials on one; made here by default. Its groups
+            stay, with threads of their own, until the process ends.
+
+    Phases `build` and `instrument` concern the variant alone; everything that needs the twin happens in
+    `parity` and `timing`, so that running out of memory there never hides what the variant needs.
+    """
+    mesh = plan.experiment.mesh
+    install()
+    with cpu_stands_in_for_cuda(mesh, context.device):
+        context.phase("build")
+        devices = devices or device_mesh(mesh, context.device)
+        batch = _batches(plan.experiment, context)
+        bench = _Bench(
+            plan=plan,
+            context=context,
+            devices=devices,
+            batch=batch,
+            sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
+        )
+        variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
+        context.phase("parity")
+        baseline = None if plan.baseline == "none" else _measure(bench, plan.experiment.twin())
+        proven = None if plan.baseline == "none" else _prove(bench)
+        context.phase("timing")
+        return {
+            "rank": context.rank,
+            "local_rank": context.local_rank,
+            **variant,
+            "baseline": baseline and {key: baseline[key] for key in ("memory", "work")},
+            "parity": proven and proven.as_json(),
+            "time": _time(bench),
+            "environment": describe(context.device, plan.experiment.files),
+        }
+
+
+def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Batch]:
+    """Return a function from the step number to this rank's share of the batch, on its device."""
+    fixed = experiment.model.fixed_batch()
+    if fixed is not None:
+        moved = fixed.to(context.device)
+        return lambda _step: moved
+    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
+
+    def batch(step: int) -> Batch:
+        share = source.batch(
+            step=step,
+            batch_size=experiment.batch_size,
+            seed=experiment.seed,
+            dp_rank=dp_rank(experiment.mesh, context.rank),
+            dp_size=experiment.mesh.dp,
+        )
+        return share.to(context.device)
+
+    return batch
+
+
+def _measure(
+    bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Return memory, work and observation of one step of `experiment`, alone in this process."""
+    trainee = bench.assemble(experiment)
+    on_built()
+    for step in range(_UNMEASURED_STEPS):
+        _step(trainee, bench.batch(step))
+    batch = bench.batch(_UNMEASURED_STEPS)
+    report = instrument(trainee, batch, is_host=allocating_on_host)
+    observation = trainee.observe()
+    truth = allocator_truth(trainee, batch, report.live)
+    _release(trainee)
+    return {
+        "memory": asdict(report.memory) | {"allocator": truth and asdict(truth)},
+        "work": asdict(report.work),
+        "observation": asdict(observation),
+    }
+
+
+def _step(trainee: Assembled, batch: Batch) -> None:
+    trainee.zero_grad()
+    _, loss = trainee.forward(batch)
+    trainee.backward(loss)
+    trainee.update()
+
+
+def _prove(bench: _Bench) -> Parity:
+    """Train variant and twin from the same weights on the same data and compare every step."""
+    experiment, context = bench.plan.experiment, bench.context
+    prover = Prover(
+        assembled=bench.assemble,
+        batch=bench.batch,
+        rank=context.rank,
+        dp_rank=dp_rank(experiment.mesh, context.rank),
+        is_sequential=bench.plan.baseline == "sequential",
+        progress=context.progress,
+    )
+    with _deterministic(enabled=experiment.protocol.deterministic):
+        return prover.prove(experiment)
+
+
+def _time(bench: _Bench) -> dict[str, Any] | None:
+    """Return the step times of variant and twin in this rank; `None` where the protocol times nothing."""
+    experiment, context = bench.plan.experiment, bench.context
+    if experiment.protocol.timed_pairs == 0:
+        return None
+    samples, energy_j = _samples(bench)
+    rate = peak_flops(context.device, COMPUTE_DTYPE[experiment.dtype])
+    return {
+        **asdict(samples),
+        "tokens_per_step": _tokens_per_step(experiment),
+        "peak_flops_per_s": rate.flops_per_s,
+        "peak_flops_per_s_source": rate.source,
+        "energy_j": energy_j,
+    }
+
+
+def _samples(bench: _Bench) -> tuple[Samples, float | None]:
+    """Return the timed steps, and the energy of a variant's step."""
+    experiment, protocol = bench.plan.experiment, bench.plan.experiment.protocol
+    clock, progress = clock_for(bench.context.device), bench.context.progress
+    warmup, pairs = protocol.warmup_steps, protocol.timed_pairs
+    if bench.plan.baseline == "paired":
+        variant, twin = bench.stepper(experiment), bench.stepper(experiment.twin())
+        samples = interleave(variant, twin, warmup=warmup, pairs=pairs, clock=clock, progress=progress)
+        return samples, _energy_j(bench, variant)
+    twin_s: tuple[float, ...] = ()
+    if bench.plan.baseline == "sequential":
+        twin_s = consecutive(
+            bench.stepper(experiment.twin()), warmup=warmup, count=pairs, clock=clock, progress=progress
+        )
+        gc.collect()
+    variant = bench.stepper(experiment)
+    variant_s = consecutive(variant, warmup=warmup, count=pairs, clock=clock, progress=progress)
+    return Samples(variant_s=variant_s, twin_s=twin_s), _energy_j(bench, variant)
+
+
+def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:
+    """Return the joules of one step, from the device's counter over as many steps as were timed."""
+    device, count = bench.context.device, bench.plan.experiment.protocol.timed_pairs
+    if device.type != "cuda":
+        return None
+    with energy_meter(device.index) as energy:
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize(device)
+    return None if energy.joules is None else energy.joules / count
+
+
+def _tokens_per_step(experiment: Experiment) -> int | None:
+    model = experiment.model
+    if not isinstance(model, LanguageModelSpec) or model.fixed_batch() is not None:
+        return None
+    return experiment.batch_size * experiment.sequence_length
+
+
+@contextmanager
+def _deterministic(*, enabled: bool) -> Iterator[None]:
+    """Ask for deterministic kernels within the scope; what has none raises and names itself."""
+    torch.use_deterministic_algorithms(enabled)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _release(trainee: Assembled) -> None:
+    """Give the memory of `trainee` back before the next model is built."""
+    trainee.zero_grad()
+    gc.collect()

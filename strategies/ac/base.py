@@ -1,0 +1,148 @@
+"""What all AC variants share: where regions stand, and what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from strategies.base import Observation, Strategy, check_simple_fields
+from strategies.errors import StrategyError
+from strategies.regions.blocks import find_blocks, sharded_fsdp1_unit
+from strategies.regions.offloading import HostLedger, Offloading
+from strategies.regions.operators import SaveList
+from strategies.regions.recomputation import Recomputation
+from strategies.regions.region import (
+    Around,
+    Region,
+    RegionCallSite,
+    enclose,
+    refuse_enclosed,
+    refuse_own_forward,
+    regions,
+)
+
+RegionMaker: TypeAlias = Callable[[], Region]
+"""Makes the region of one module of a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationCheckpointing(Strategy):
+    """A variant that puts one region around each chosen block, in place.
+
+    Fields:
+        layers_fqn: FQN of the ModuleList, ModuleDict or Sequential whose children are the blocks.
+        module_classes: class names of the blocks, wherever they are; wins over `layers_fqn`.
+    """
+
+    layers_fqn: str = ""
+    module_classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_simple_fields("ac", self)
+        names: Any = self.module_classes
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) for name in names):
+            raise StrategyError("ac.module_classes", f"must be a list of class names, got {names!r}")
+        object.__setattr__(self, "module_classes", tuple(self.module_classes))
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
+        """Return `model`, with a region around each chosen block.
+
+        Raises:
+            StrategyError: no such blocks, the model is checkpointed already, or a block has its own
+                `forward` on the instance.
+        """
+        refuse_enclosed(model)
+        blocks = find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        chosen = {fqn: blocks[fqn] for fqn in self._chosen(list(blocks))}
+        refuse_own_forward(chosen)
+        self._check_blocks(model, chosen)
+        make = self._region_maker()
+        for block in chosen.values():
+            enclose(block, make())
+        return model
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:
+        """Return a callable that runs `model` as one region, like `checkpoint(model, ...)` in a loop.
+
+        Raises:
+            StrategyError: the model is checkpointed already, or the variant chooses among blocks.
+        """
+        refuse_enclosed(model)
+        return RegionCallSite(model, self._region_maker()())
+
+    def observe(self, model: nn.Module) -> Observation:
+        """Return what the regions of `model` showed: bytes of the latest step, operators of all steps."""
+        return _merged([region.observe() for region in regions(model).values()])
+
+    def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
+        return fqns
+
+    def _check_blocks(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        """Refuse blocks that the variant cannot stand around."""
+
+    def _region_maker(self) -> RegionMaker:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recomputing(ActivationCheckpointing):
+    """A variant that recomputes activations of its regions in backward.
+
+    Fields:
+        preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
+            gradients wrong and nothing says so.
+        early_stop: end a recomputation when the last needed tensor is there; reentrant never does.
+        use_reentrant: the older implementation of torch, which runs forward without autograd.
+        offload: the saved inputs of regions wait in host memory.
+    """
+
+    preserve_rng_state: bool = True
+    early_stop: bool = True
+    use_reentrant: bool = False
+    offload: bool = False
+
+    def _check_blocks(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        for fqn, block in blocks.items() if self.use_reentrant else ():
+            unit = sharded_fsdp1_unit(model, fqn, block)
+            if unit is not None:
+                # measured: setStorage raises where the unit's weights are freed before the inner backward
+                raise StrategyError(
+                    "ac.use_reentrant",
+                    f"{fqn!r} lies inside the sharded FSDP1 unit {unit!r}, whose weights are freed before "
+                    "recomputation; use ac.use_reentrant=false or wrap_order=outside_fsdp",
+                )
+
+    def _region_maker(self) -> RegionMaker:
+        save_list, ledger = self._save_list(), HostLedger()
+
+        def make() -> Region:
+            recomputation = Recomputation(
+                preserve_rng_state=self.preserve_rng_state,
+                early_stop=self.early_stop,
+                use_reentrant=self.use_reentrant,
+                save_list=save_list,
+            )
+            if not self.offload:
+                return recomputation
+            return Around(outer=Offloading(ledger=ledger), inner=recomputation)
+
+        return make
+
+    def _save_list(self) -> SaveList | None:
+        return None
+
+
+def _merged(observations: Sequence[Observation]) -> Observation:
+    if not observations:
+        return Observation()
+    named = observations[0].named
+    return Observation(
+        named=named,
+        never_fired=tuple(name for name in named if all(name in o.never_fired for o in observations)),
+        # regions of one model share one ledger, so each of them tells the sum
+        offloaded_bytes=max(observation.offloaded_bytes for observation in observations),
+    )

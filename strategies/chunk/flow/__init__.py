@@ -1,0 +1,1 @@
+"""Which dimension goes through an operator, and where a loop can begin and end."""

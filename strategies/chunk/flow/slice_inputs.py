@@ -1,0 +1,61 @@
+"""Regions that take a part of a value, rather than the value of which they use a part.
+
+The gradient of what a loop takes is as large as that. A loop over queries that takes queries, keys and values
+together, for its own queries only, would hold three times the gradient that it makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from strategies.chunk.flow.grow_region import Region
+from strategies.chunk.flow.rules import slots
+from strategies.estimate.cost import is_view
+from strategies.estimate.liveness import Key, bytes_of, key_of
+
+
+def narrowed(region: Region) -> Region:
+    """Return the region without views that are smaller than what it takes; they run in front of it."""
+    members = set(region.members)
+    views: dict[fx.Node, fx.Node] = {}  # of what is taken, to what they look at
+    for node in region.members:
+        inputs = slots(node)
+        if len(inputs) != 1 or not is_view(node):
+            continue
+        source = inputs[0]
+        root = source if source not in members else views.get(source)
+        if root is not None and _storages(node) <= _storages(root):
+            views[node] = root
+    small = {root for root in views.values() if _is_small(region, root, views)}
+    gone = {node for node, root in views.items() if root in small}
+    kept = [node for node in region.members if node not in gone]
+    if not gone or len(kept) < 2:  # noqa: PLR2004 (one operator gains nothing)
+        return region
+    early = gone | set(region.before)
+    return replace(
+        region,
+        members=kept,
+        axes={node: region.axes[node] for node in kept},
+        needs={node: region.needs[node] for node in kept},
+        before=[node for node in region.window if node in early],
+        copies=region.copies - gone,
+        is_narrow=True,
+    )
+
+
+def _is_small(region: Region, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
+    """Whether members use `root` through views only, and these are smaller together."""
+    if not isinstance(root.meta.get("val"), Tensor):
+        return False
+    users = [node for node in region.members if root in slots(node)]
+    own = {node for node, each in views.items() if each is root}
+    used = [node for node in own if any(user in region.axes and user not in own for user in node.users)]
+    total = sum(bytes_of(node.meta["val"]) for node in used)
+    return all(user in own for user in users) and 0 < total < bytes_of(root.meta["val"])
+
+
+def _storages(node: fx.Node) -> set[Key]:
+    return {key_of(leaf) for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)}

@@ -1,0 +1,333 @@
+"""Forward and backward of a schedule, as storages see them: an estimate that guides the search.
+
+What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
+the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
+with the operator that made the storage. What operators of backward hold for themselves is left out, and so
+are gradients of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from strategies.chunk.flow.rules import slots
+from strategies.chunk.loops.loop import Body, Loop, Schedule, highest
+from strategies.estimate.cost import Machine, cost_of, is_view
+from strategies.estimate.liveness import (
+    IDLE,
+    Key,
+    Profile,
+    Step,
+    Storages,
+    bytes_of,
+    gradient_of,
+    key_of,
+    simulate,
+)
+
+BACKWARD_SHARE = 2.0
+"""Time of the gradients of an operator / time of the operator."""
+
+
+class Saved(Enum):
+    """Where what autograd saves of a scope is between forward and backward."""
+
+    KEPT = auto()
+    RECOMPUTED = auto()  # nowhere: its forward runs again
+    ELSEWHERE = auto()  # in host memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """The pass of an inner scope, as the scope around it sees it, its results left out.
+
+    Fields:
+        saved_bytes: what it keeps between forward and backward.
+        forward_bytes, backward_bytes: the highest totals during each.
+        seconds: of both.
+    """
+
+    saved_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    seconds: float
+
+
+def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
+    """Return the storages that autograd keeps for the gradient of each node of a graph recorded with it."""
+    return {node: frozenset(_saved(node)) for node in graph.nodes}
+
+
+def _saved(node: fx.Node) -> Iterable[Key]:
+    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    function = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
+    if function is None or node.op != "call_function":
+        return
+    for name in dir(function):
+        if name.startswith("_saved_"):
+            try:
+                saved = getattr(function, name)
+            except RuntimeError:  # it was written in place since, as nobody will read it
+                continue
+            yield from (key_of(each) for each in tree_leaves(saved) if isinstance(each, Tensor))
+
+
+def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) -> list[Loop]:
+    """Return the loops of whose results autograd saves nothing, nor of what follows from them."""
+    loops = [item for item in schedule.items if isinstance(item, Loop)]
+    inside = {node for loop in loops for node in loop.region.members}
+
+    def is_unread(loop: Loop) -> bool:
+        reached = [give.node for give in loop.gives]
+        for node in reached:  # grows
+            users = [user for user in node.users if user not in loop.region.members]
+            if any(user in inside or saves.get(user) for user in users):
+                return False
+            reached += [user for user in users if user not in reached]
+        return True
+
+    return [loop for loop in loops if is_unread(loop)]
+
+
+def has_gradient(node: fx.Node) -> bool:
+    """Whether backward computes a gradient for the value of a node, those of parameters left out.
+
+    The gradient of a view of a parameter is a view of the parameter's.
+    """
+    if "gradient" not in node.meta:
+        tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+        requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
+        node.meta["gradient"] = requires_grad and not _is_parameter(node)
+    return bool(node.meta["gradient"])
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
+
+
+class _Backward(NamedTuple):
+    """The backward of an operator none of whose values comes from a loop.
+
+    Fields:
+        given: gradients of its results.
+        wanted: gradients of its inputs, with their bytes.
+        saved: storages that autograd keeps for it.
+    """
+
+    given: frozenset[Key]
+    wanted: tuple[tuple[Key, int], ...]
+    saved: frozenset[Key]
+
+
+@dataclass(kw_only=True, slots=True)
+class Pass:
+    """Forward and backward of a schedule.
+
+    Fields:
+        schedule: without results in the memory of inputs.
+        saves: storages that autograd keeps, by node.
+        calls: the passes of inner scopes.
+        tail_bytes: what the loss holds while it is computed, its input left out.
+
+    What does not depend on the schedule is remembered in the last two, by passes of one graph together.
+    """
+
+    schedule: Schedule
+    saves: Mapping[fx.Node, frozenset[Key]]
+    calls: Mapping[fx.Node, Call]
+    tail_bytes: int = 0
+    _backwards: dict[fx.Node, _Backward] = field(default_factory=dict)
+    _seconds: dict[fx.Node | Loop, float] = field(default_factory=dict)
+
+    def profile(self) -> Profile:
+        """Return what is alive in forward by item, with the loss, and in backward by item, the last first."""
+        schedule = self.schedule
+        forward = schedule.steps()
+        kept = schedule.kept()
+        for index, item in enumerate(schedule.items):
+            if not isinstance(item, Loop) and item in self.calls:
+                call, step = self.calls[item], forward[index]
+                more = call.forward_bytes - call.saved_bytes
+                forward[index] = step._replace(
+                    makes={**step.makes, ("saved", item): call.saved_bytes}, private_bytes=more
+                )
+        sizes: dict[Key, int] = {}
+        for step in forward:
+            sizes |= step.makes
+        born: set[Key] = set()
+        gradients = self._gradients(schedule.outputs, born, sizes)
+        steps = [*forward, Step(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
+        steps += [
+            IDLE if step is IDLE and not self.saves[item] else self._backward(item, step, born, sizes)  # type: ignore[index]
+            for item, step in zip(reversed(schedule.items), reversed(forward), strict=True)
+        ]
+        return simulate(steps, ())
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time of forward and backward; a pass is asked for one machine only."""
+        known, calls, total = self._seconds, self.calls, 0.0
+        for item in self.schedule.items:
+            if item in calls:
+                total += calls[item].seconds  # type: ignore[index]
+                continue
+            if item not in known:
+                known[item] = _seconds_of(item, machine)
+            total += known[item]
+        return total
+
+    def as_call(self, machine: Machine, after: Saved = Saved.KEPT) -> Call:
+        """Return the pass as the scope around it sees it.
+
+        Args:
+            machine: whose time is told.
+            after: where forward leaves what autograd saves of it.
+        """
+        profile, count = self.profile(), len(self.schedule.items)
+        results = sum(
+            size
+            for step in self.schedule.steps()
+            for key, size in step.makes.items()
+            if key in self.schedule.kept()
+        )
+        if after is not Saved.KEPT:
+            again = 0.0
+            if after is Saved.RECOMPUTED:
+                skipped = sum(loop.seconds(machine) for loop in unread_loops(self.schedule, self.saves))
+                again = self.schedule.seconds(machine) - skipped
+            return Call(
+                saved_bytes=0,
+                forward_bytes=self.schedule.profile().peak_bytes - results,
+                backward_bytes=profile.peak_bytes - results,
+                seconds=self.seconds(machine) + again,
+            )
+        return Call(
+            saved_bytes=max(profile.before_bytes[count] - results, 0),
+            forward_bytes=max(profile.live_bytes[:count], default=0) - results,
+            backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results,
+            seconds=self.seconds(machine),
+        )
+
+    def _gradients(
+        self, nodes: Iterable[fx.Node], born: set[Key], sizes: Mapping[Key, int]
+    ) -> dict[Key, int]:
+        """Return the gradients that are born for values of `nodes`."""
+        made: dict[Key, int] = {}
+        for node in nodes:
+            if not has_gradient(node):
+                continue
+            for key in self.schedule.of(node):
+                gradient = gradient_of(key)
+                if gradient not in born:
+                    born.add(gradient)
+                    made[gradient] = sizes[key] if key in sizes else bytes_of(node.meta["val"])
+        return made
+
+    def _backward(
+        self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]
+    ) -> Step:
+        if isinstance(item, Loop):
+            return self._loop_backward(item, born, sizes)
+        if item in self.calls or self.schedule.is_moved(item):
+            return self._node_backward(item, forward, born, sizes)
+        if item not in self._backwards:
+            self._backwards[item] = self._alone(item)
+        given, wanted, saved = self._backwards[item]
+        makes = {key: size for key, size in wanted if key not in born}
+        held = saved | (given & born)
+        born.update(makes)
+        return Step(makes=makes, holds=held)
+
+    def _alone(self, item: fx.Node) -> _Backward:
+        """Return the backward of a node whose values lie on the storages of the graph."""
+        storages = self.schedule.storages
+        wanted = {
+            gradient_of(key): storages.size(key, bytes_of(node.meta["val"]))
+            for node in item.all_input_nodes
+            if has_gradient(node)
+            for key in storages.of[node]
+        }
+        of_inputs = {key for node in item.all_input_nodes for key in storages.of[node]}
+        return _Backward(
+            given=frozenset(gradient_of(key) for key in storages.of[item]),
+            wanted=tuple(wanted.items()),
+            saved=self.saves[item] & (of_inputs | set(storages.made[item])),
+        )
+
+    def _node_backward(self, item: fx.Node, forward: Step, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+        inputs = item.all_input_nodes
+        held = born & {gradient_of(key) for key in self.schedule.of(item)}
+        makes = self._gradients(inputs, born, sizes)
+        if item in self.calls:
+            call = self.calls[item]
+            held |= {("saved", item), *(key for node in inputs for key in self.schedule.of(node))}
+            private = max(call.backward_bytes - call.saved_bytes, 0)
+            return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+        for node in inputs:
+            if self.saves[item] & set(self.schedule.storages.of[node]):
+                held |= self.schedule.of(node)
+        return Step(makes=makes, holds=frozenset(held | (self.saves[item] & set(forward.makes))))
+
+    def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+        assert loop.backward is not None
+        inputs = [take.node for take in loop.takes]
+        held = born & {gradient_of(key) for give in loop.gives for key in self.schedule.of(give.node)}
+        makes = self._gradients(inputs, born, sizes)
+        held |= {key for node in inputs for key in self.schedule.of(node)}
+        private = loop.backward.peak_bytes(loop.length)
+        return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+
+
+def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
+    """Return the time of forward and backward of one item that is no call."""
+    if isinstance(item, Loop):
+        return item.seconds(machine) * (2 + BACKWARD_SHARE)
+    return cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE) if item.op == "call_function" else 0.0
+
+
+def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop | None:
+    """Return the loop with the memory of its body's backward.
+
+    `None` where it would save what an operator writes to: backward may come after the write.
+    """
+    if any(take.node.meta.get("written", False) for take in loop.takes):
+        return None
+    forward = loop.body_steps(storages, is_writing=False)
+    members = set(loop.region.members)
+    totals: list[list[int]] = []
+    for steps, grows in zip(forward, (True, False), strict=True):
+        born: set[Key] = set()
+        backward = []
+        for node in reversed(loop.region.members):
+            is_growing = bool(loop.region.axes[node])
+            held: set[Key] = {key for key in born if key in {gradient_of(each) for each in storages.of[node]}}
+            kept: set[Key] = {
+                key for source in slots(node) if source in members for key in storages.of[source]
+            }
+            held |= saves[node] & (kept | set(storages.of[node]))
+            makes: dict[Key, int] = {}
+            for slot, source in enumerate(slots(node)):
+                take = loop.local(node, slot)
+                if take is not None and take.axis is None:  # added to its total, by products at once
+                    if not grows and source.meta["val"].requires_grad and not loop.adds_gradients(node):
+                        makes["gradient", source, node] = bytes_of(source.meta["val"])
+                    continue
+                if not has_gradient(source) or is_growing is not grows:
+                    continue
+                for key in storages.of[source]:
+                    if gradient_of(key) not in born:
+                        born.add(gradient_of(key))
+                        makes[gradient_of(key)] = storages.made.get(source, {}).get(
+                            key, bytes_of(source.meta["val"])
+                        )
+            backward.append(Step(makes=makes, holds=frozenset(held)))
+        totals.append(list(simulate([*steps, *backward], ()).live_bytes))
+    return replace(loop, backward=Body(size=loop.size, totals=highest(zip(*totals, strict=True))))

@@ -1,0 +1,101 @@
+"""Results of a loop in the memory of an input that dies with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from strategies.chunk.loops.loop import Give, Loop, Schedule, Take
+from strategies.estimate.liveness import Key, bytes_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Takeover:
+    """What loops of one graph may write over.
+
+    Fields:
+        outside: storages of inputs of the graph, parameters and buffers, which somebody else may look at.
+        is_possible: false where autograd may have kept what dies.
+    """
+
+    outside: frozenset[Key]
+    is_possible: bool
+
+    @classmethod
+    def of(cls, schedule: Schedule, donated: frozenset[fx.Node]) -> Takeover:
+        """Return it for the graph of a schedule; inputs in `donated` may be overwritten."""
+        storages = schedule.storages
+        standing = storages.standing.items()
+        outside = frozenset(key for node, keys in standing if node not in donated for key in keys)
+        return cls(outside=outside, is_possible=not storages.has_gradients)
+
+    def chosen(self, schedule: Schedule, at: int) -> Loop:
+        """Return the loop at a position, with as many results as possible in the memory of inputs."""
+        plain, trial = _without(schedule, at)
+        dying = self._dying(trial, at)
+        gives: list[Give] = []
+        for give in plain.gives:
+            used = {each.into for each in gives}
+            takes = (take for take in plain.takes if take.node not in used)
+            into = (take.node for take in takes if self._fits(plain, give, take, dying, trial))
+            gives.append(replace(give, into=next(into, None)))
+        return replace(plain, gives=tuple(gives))
+
+    def checked(self, schedule: Schedule, at: int) -> Loop:
+        """Return the loop at a position with only those results in the memory of inputs that may be there."""
+        plain, trial = _without(schedule, at)
+        dying = self._dying(trial, at)
+        loop = schedule.items[at]
+        assert isinstance(loop, Loop)
+
+        def is_right(give: Give) -> bool:
+            takes = (take for take in plain.takes if take.node is give.into)
+            return any(self._fits(plain, give, take, dying, trial) for take in takes)
+
+        gives = (give if is_right(give) else replace(give, into=None) for give in loop.gives)
+        return replace(plain, gives=tuple(gives))
+
+    def _dying(self, schedule: Schedule, at: int) -> set[Key]:
+        return schedule.last_used(at) - self.outside if self.is_possible else set()
+
+    def _fits(self, loop: Loop, give: Give, take: Take, dying: set[Key], schedule: Schedule) -> bool:
+        node, axis = take.node, take.axis
+        keys = schedule.of(node)
+        if axis is None or axis != give.axis or len(keys) != 1 or not keys <= dying:
+            return False
+        if (
+            not _is_alike(node, give.node)
+            or sum(bool(keys & schedule.of(each.node)) for each in loop.takes) != 1
+        ):
+            return False
+        return _is_written_last(loop, give, node, schedule)
+
+
+def _without(schedule: Schedule, at: int) -> tuple[Loop, Schedule]:
+    """Return the loop at a position with all results in memory of their own, and the schedule with it."""
+    loop = schedule.items[at]
+    assert isinstance(loop, Loop)
+    plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
+    return plain, replace(schedule, items=[*schedule.items[:at], plain, *schedule.items[at + 1 :]])
+
+
+def _is_alike(node: fx.Node, result: fx.Node) -> bool:
+    """Whether a result has the layout of a value, which fills its memory."""
+    old, new = node.meta["val"], result.meta["val"]
+    if (old.shape, old.stride(), old.dtype) != (new.shape, new.stride(), new.dtype):
+        return False
+    return bool(new.is_contiguous() and old.untyped_storage().nbytes() == bytes_of(old))
+
+
+def _is_written_last(loop: Loop, give: Give, node: fx.Node, schedule: Schedule) -> bool:
+    """Whether the body writes the result when it has used up its chunk of the value."""
+    position = {member: index for index, member in enumerate(loop.region.members)}
+    on = set(schedule.storages.of[node])
+    looking = [
+        member
+        for member in loop.region.members
+        if node in member.all_input_nodes or on & set(schedule.storages.of[member])
+    ]
+    users = [user for member in looking if on & set(schedule.storages.of[member]) for user in member.users]
+    return all(position.get(each, -1) <= position[give.node] for each in (*looking, *users))

@@ -1,0 +1,159 @@
+"""Decisions: a schedule without its graph, to be taken again on any graph of the same operators.
+
+Other sequence lengths, and most batch sizes, give other shapes and the same operators: no search again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch import fx
+
+from strategies.chunk.flow.axes import whole
+from strategies.chunk.flow.grow_region import Growth, Seed
+from strategies.chunk.flow.rules import shape_of, sums
+from strategies.chunk.flow.slice_inputs import narrowed
+from strategies.chunk.loops.buffer_reuse import Takeover
+from strategies.chunk.loops.loop import Loop, Schedule, make_loop
+
+Structure: TypeAlias = Hashable
+"""What graphs of the same operators have in common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopDecision:
+    """One loop; nodes are positions in the graph.
+
+    Fields:
+        members: of the region.
+        window: what it was grown from.
+        may_copy: which of these may run twice.
+        is_narrow: whether the region takes parts of values.
+        seed: where it began.
+        dim: of the seed's value; `None` for a sum.
+        sum_index: which sum of the seed it is.
+        length: of a chunk.
+        into: for each result the input whose memory it takes over.
+    """
+
+    members: tuple[int, ...]
+    window: tuple[int, ...]
+    may_copy: Callable[[fx.Node], bool]
+    is_narrow: bool
+    seed: int
+    dim: int | None
+    sum_index: int
+    length: int
+    into: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decisions:
+    """What runs in which order: positions of operators, and loops."""
+
+    items: tuple[int | LoopDecision, ...]
+
+    @property
+    def loops(self) -> list[LoopDecision]:
+        """The loops, in order."""
+        return [item for item in self.items if isinstance(item, LoopDecision)]
+
+
+def structure_of(graph: fx.Graph) -> Structure:
+    """Return what `graph` has in common with graphs of the same operators on other shapes."""
+    return tuple(
+        (node.op, str(node.target), tuple(source.name for source in node.all_input_nodes))
+        for node in graph.nodes
+    )
+
+
+def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
+    """Return the decisions of a schedule of the nodes of `graph`."""
+    at = {node: index for index, node in enumerate(graph.nodes)}
+
+    def decision(loop: Loop) -> LoopDecision:
+        region, seed = loop.region, loop.region.seed
+        return LoopDecision(
+            members=tuple(at[node] for node in region.members),
+            window=tuple(at[node] for node in region.window),
+            may_copy=region.may_copy,
+            is_narrow=region.is_narrow,
+            seed=at[seed.node],
+            dim=None if seed.axis is None else seed.axis.dim,
+            sum_index=0 if seed.axis is not None else [ins for ins, _ in sums(seed.node)].index(seed.ins),
+            length=loop.length,
+            into=tuple(None if give.into is None else at[give.into] for give in loop.gives),
+        )
+
+    return Decisions(
+        items=tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
+    )
+
+
+def take_again(
+    decisions: Decisions, graph: fx.Graph, plain: Schedule, donated: frozenset[fx.Node]
+) -> Schedule | None:
+    """Return the schedule of the same decisions on another graph.
+
+    Args:
+        decisions: on a graph of the same structure.
+        graph: the other one.
+        plain: its schedule without loops.
+        donated: inputs of the graph whose memory may be taken over.
+
+    Returns:
+        `None` where a region does not grow as it did, because a dimension has become 1.
+    """
+    nodes = list(graph.nodes)
+    items: list[fx.Node | Loop] = []
+    for index, item in enumerate(decisions.items):
+        if not isinstance(item, LoopDecision):
+            items.append(nodes[item])
+            continue
+        later = _used_by(decisions.items[index + 1 :], nodes)
+        loop = _loop(item, nodes, later | set(plain.outputs), plain)
+        if loop is None:
+            return None
+        items.append(loop)
+    again, takeover = replace(plain, items=items), Takeover.of(plain, donated)
+    for at, each in enumerate(items):
+        if isinstance(each, Loop):  # another shape may be broadcast, and donations differ
+            again.items = [*again.items[:at], takeover.checked(again, at), *again.items[at + 1 :]]
+    return again
+
+
+def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    positions = [each for item in items for each in ((item,) if isinstance(item, int) else item.members)]
+    return {source for position in positions for source in nodes[position].all_input_nodes}
+
+
+def _loop(
+    decision: LoopDecision,
+    nodes: Sequence[fx.Node],
+    outside: set[fx.Node],
+    plain: Schedule,
+) -> Loop | None:
+    seed_node = nodes[decision.seed]
+    members = [nodes[position] for position in decision.members]
+    window = [nodes[position] for position in decision.window]
+    if decision.dim is not None:
+        seed = Seed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
+    else:
+        ways = sums(seed_node)
+        seed = Seed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
+    region = Growth(window, decision.may_copy).region(seed)
+    if region is not None and decision.is_narrow:
+        region = narrowed(region)
+    if region is None or region.members != members:
+        return None
+    loop = make_loop(region, outside, decision.length, plain.storages)
+    if loop is None or len(loop.gives) != len(decision.into):
+        return None
+    loop = loop.with_length(min(decision.length, loop.size))
+    gives = (
+        replace(give, into=None if position is None else nodes[position])
+        for give, position in zip(loop.gives, decision.into, strict=True)
+    )
+    return replace(loop, gives=tuple(gives))

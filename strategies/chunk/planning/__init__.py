@@ -1,0 +1,1 @@
+"""The search for a plan whose peak fits a budget."""

@@ -1,0 +1,153 @@
+"""Rehearsals: a pass of a model on tensors without memory, which says what it will hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from strategies.base import PlannedStep
+from strategies.chunk.loops.backward import Saved
+from strategies.chunk.planning.scopes import ScopeScheduler, put_all, scopes_of
+from strategies.chunk.running.forward import Program
+from strategies.errors import StrategyError
+from strategies.estimate.meter import LiveBytes
+from strategies.nested.program import device_of, shadowed
+from strategies.regions.offloading import Offloading
+from strategies.regions.recomputation import Recomputation
+from strategies.regions.region import Around, Region, regions
+from strategies.tracing.operators import ScopeGraph, record_scopes
+from strategies.tracing.shadow import Shadow, compute_in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    """One pass of a model.
+
+    Fields:
+        model: plain, without memory.
+        sample: positional inputs.
+        device: that the tensors say they are on.
+        step: what else the pass holds.
+        training: whether it has a backward.
+    """
+
+    model: nn.Module
+    sample: tuple[Any, ...]
+    device: torch.device
+    step: PlannedStep
+    training: bool
+    _recorded: dict[type[nn.Module], dict[Hashable, Program]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
+        """Return the rehearsal of a plain `model`, with or without memory, on the device of the step."""
+        return cls(
+            model=_without_memory(model, step),
+            sample=sample,
+            device=step.device or device_of(tree_flatten(sample)[0]),
+            step=step,
+            training=training,
+        )
+
+    def recorded(self, where: str) -> list[ScopeGraph]:
+        """Return the graphs of the scopes, as the step will run them; the model's comes last.
+
+        Raises:
+            StrategyError: forward cannot be recorded; it names `where`.
+        """
+        shadow, inputs, _ = self.cast()
+        with torch.set_grad_enabled(self.training), self.step.autocast():
+            return record_scopes(
+                shadow, scopes_of(self.model), _inputs_in_use(inputs, self.step), {}, where=where
+            )
+
+    def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
+        """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
+        shadow = Shadow.of(self.model).on(self.device)
+        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
+        return shadow, inputs, targets
+
+    def around(self) -> dict[str, Saved]:
+        """Return what AC does with what autograd saves of modules, by FQN, where it keeps nothing of it."""
+        shadow, inputs, _ = self.cast()
+        if self.step.enclose is None:
+            return {}
+        self.step.enclose(shadow.model, inputs)
+        around = regions(shadow.model)
+        scopes = scopes_of(self.model)
+        for fqn in around:
+            if fqn and fqn not in scopes:
+                raise StrategyError(
+                    "ac",
+                    f"{fqn!r} is no block that is called with a forward of its own under chunks, which would "
+                    "not run its region; name whole blocks, or use chunk=none",
+                )
+        found = {fqn: _saved_by(region) for fqn, region in around.items()}
+        return {fqn: saved for fqn, saved in found.items() if saved is not Saved.KEPT}
+
+    def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
+        """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
+        shadow, inputs, targets = self.cast()
+        assert shadow.mode is not None
+        standing = [*shadow.model.parameters(), *shadow.model.buffers()]
+        standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
+        put_all(shadow.model, schedulers, self._recorded)
+        call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
+        meter = LiveBytes(standing, self.device)
+        with torch.set_grad_enabled(self.training), shadow.mode, meter:
+            if self.training:
+                self._train_once(call, inputs, targets)
+                found = [each.grad for each in shadow.model.parameters() if each.grad is not None]
+                return meter.peak_bytes(found) + self.step.reserved_bytes
+            with self.step.autocast():
+                call(*inputs)
+            return meter.peak_bytes()
+
+    def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
+        """Run forward and backward of what is called for the model."""
+        loss = self.step.loss
+        with self.step.autocast():
+            outputs = call(*inputs)
+            total = None if loss is None else loss(outputs, *targets)
+        if total is not None:
+            del outputs
+            total.backward()  # type: ignore[no-untyped-call]
+            return
+        results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        del outputs
+        gradients = [result.detach().new_ones(()).expand(result.shape) for result in results]
+        torch.autograd.backward(results, gradients)
+
+
+def _saved_by(region: Region) -> Saved:
+    inner = region.inner if isinstance(region, Around) else region
+    if isinstance(inner, Recomputation) and inner.save_list is None:
+        return Saved.RECOMPUTED
+    return Saved.ELSEWHERE if isinstance(inner, Offloading) and inner.kind == "all" else Saved.KEPT
+
+
+def _without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
+    """Return a plain `model` as a step will have it, on the meta device."""
+    shadow = Shadow.of(model).model
+    if step.computes_in is not None:
+        units = [shadow.get_submodule(fqn) for fqn in step.units]
+        compute_in(step.computes_in, shadow, [shadow, *units])
+    return shadow
+
+
+def _inputs_in_use(inputs: tuple[Any, ...], step: PlannedStep) -> tuple[Any, ...]:
+    """Return inputs of a model as its forward sees them."""
+    dtype = step.computes_in
+    if dtype is None:
+        return inputs
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    found: tuple[Any, ...] = tree_map_only(Tensor, cast, inputs)
+    return found

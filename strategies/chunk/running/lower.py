@@ -1,0 +1,241 @@
+"""Schedules as code: one graph of operators, with each loop a module that holds the graph of its body."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from strategies.chunk.flow.axes import Axis
+from strategies.chunk.flow.rules import FACTORIES, SHAPED, slots
+from strategies.chunk.loops.backward import saved_storages, unread_loops
+from strategies.chunk.loops.loop import ADDING, Loop, Schedule, Take
+from strategies.chunk.loops.products import PRODUCTS
+from strategies.chunk.running.runtime import (
+    Buffer,
+    ChunkLoop,
+    call_giving,
+    call_under,
+    contiguous_strides,
+    take_chunk,
+    write_chunk,
+)
+from strategies.estimate.in_place_reuse import Overwrite
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """The code of a scope.
+
+    Fields:
+        module: takes the values of `reads`, the modules of `calls` and the scope's own tensor inputs, in this
+            order, and returns its tensor outputs.
+        reads: names of parameters, buffers and constants of the scope.
+        calls: FQNs of the inner scopes below the scope.
+        loops: in the order in which they run.
+    """
+
+    module: fx.GraphModule
+    reads: tuple[str, ...]
+    calls: tuple[str, ...]
+    loops: tuple[ChunkLoop, ...]
+
+
+def lower(graph: fx.Graph, schedule: Schedule) -> Code:
+    """Return a schedule of the nodes of `graph` as code."""
+    return _Lowering(graph).code(schedule)
+
+
+class _Lowering:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._source = graph
+        self._graph = fx.Graph()
+        self._held: dict[str, nn.Module] = {}
+        self._known: dict[fx.Node, fx.Node] = {}
+        self._callees: dict[str, fx.Node] = {}
+
+    def code(self, schedule: Schedule) -> Code:
+        reads: dict[str, fx.Node] = {}
+        called = dict.fromkeys(str(node.target) for node in self._source.nodes if node.op == "call_module")
+        for node in self._source.nodes:
+            if node.op == "get_attr":
+                if node.target not in reads:
+                    reads[str(node.target)] = self._graph.placeholder(node.name)
+                self._known[node] = reads[str(node.target)]
+        for fqn in called:
+            self._callees[fqn] = self._graph.placeholder(fqn.replace(".", "_"))
+        for node in self._source.nodes:
+            if node.op == "placeholder":
+                self._known[node] = self._graph.placeholder(node.name)
+        loops: list[ChunkLoop] = []
+        unread = unread_loops(schedule, saved_storages(self._source))
+        donated = schedule.donations()
+        for item in schedule.items:
+            if isinstance(item, Loop):
+                loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
+            else:
+                given = donated.get(item, frozenset())
+                self._known[item] = self._copied(item, given, schedule.overwrite(item))
+        self._graph.output(tuple(self._known[node] for node in schedule.outputs))
+        for node, new in self._known.items():
+            new.meta.setdefault("val", node.meta.get("val"))
+        return Code(
+            module=fx.GraphModule(self._held, self._graph, "forward"),
+            reads=tuple(reads),
+            calls=tuple(called),
+            loops=tuple(loops),
+        )
+
+    def _copied(self, node: fx.Node, donated: frozenset[int], overwrite: Overwrite | None) -> fx.Node:
+        if overwrite is not None:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+            return self._graph.create_node("call_function", overwrite.target, args, kwargs, name=node.name)
+        if node.op != "call_module":
+            return self._graph.node_copy(node, self._known.__getitem__)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        given = self._callees[str(node.target)], tuple(sorted(donated))
+        if node.meta["autocast"] or node.meta["detached"]:
+            under = node.meta["autocast"], not node.meta["detached"]
+            return self._graph.call_function(call_under, (*given, *under, *args), kwargs)
+        return self._graph.call_function(call_giving, (*given, *args), kwargs)
+
+    def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:
+        module = chunk_loop(loop, is_unread=is_unread)
+        self._held[name] = module
+        call = self._graph.call_module(name, tuple(self._known[take.node] for take in loop.takes))
+        if len(loop.gives) == 1:
+            self._known[loop.gives[0].node] = call
+            return module
+        for index, give in enumerate(loop.gives):
+            self._known[give.node] = self._graph.call_function(operator.getitem, (call, index))
+        return module
+
+
+def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
+    """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
+    positions = {take.node: index for index, take in enumerate(loop.takes) if take.axis is not None}
+    return ChunkLoop(
+        body=_body(loop, is_writing=True),
+        results=_body(loop, is_writing=False),
+        axes=[take.axis for take in loop.takes],
+        copies=[take.is_copied for take in loop.takes],
+        gives=[
+            _buffer(give.node.meta["val"], give.axis, None if give.into is None else positions[give.into])
+            for give in loop.gives
+        ],
+        size=loop.size,
+        length=loop.length,
+        is_unread=is_unread,
+    )
+
+
+def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
+    is_dense = _aten.is_non_overlapping_and_dense.default(value)
+    strides = value.stride() if is_dense else contiguous_strides(value.shape)
+    return Buffer(
+        shape=tuple(value.shape),
+        strides=tuple(strides),
+        dtype=value.dtype,
+        device=value.device,
+        axis=axis,
+        into=into,
+    )
+
+
+def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
+    """Return the body of a loop, which writes its results or returns them."""
+    graph = fx.Graph()
+    start, length = graph.placeholder("start"), graph.placeholder("length")
+    # a value may be taken twice, along two axes or as a whole
+    outside = {take: graph.placeholder(name) for take, name in zip(loop.takes, _names(loop), strict=True)}
+    gives = {give.node: give for give in loop.gives}
+    buffers = {give.node: graph.placeholder(f"{give.node.name}_all") for give in loop.gives if is_writing}
+    chunks: dict[Take, fx.Node] = {} if is_writing else dict(outside)
+    made: dict[fx.Node, fx.Node] = {}
+    sizes: dict[int, Any] = {1: length}
+
+    def taken(take: Take) -> fx.Node:
+        if take.axis is None:
+            return outside[take]
+        if take not in chunks:
+            chunks[take] = graph.call_function(
+                take_chunk, (outside[take], take.axis, start, length), {"copy": take.is_copied}
+            )
+        return chunks[take]
+
+    def sized(value: Tensor, axis: Axis) -> list[Any]:
+        shape: list[Any] = list(value.shape)
+        factor = axis.factor(shape)
+        if factor not in sizes:
+            sizes[factor] = graph.call_function(operator.mul, (length, factor))
+        shape[axis.dim] = sizes[factor]
+        return shape
+
+    for node in loop.region.members:
+        inputs = iter(
+            [
+                made[source] if take is None else taken(take)
+                for source, take in ((s, loop.local(node, slot)) for slot, s in enumerate(slots(node)))
+            ]
+        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))  # noqa: B023 (used at once)
+        if node in buffers and gives[node].adds_in_place:
+            graph.call_function(ADDING[node.target], (buffers[node], *args))
+            continue
+        args = _local(node, args, loop, sized)  # type: ignore[arg-type]
+        target, args = _called(node, args, loop, is_writing=is_writing)
+        made[node] = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
+        made[node].meta["val"] = node.meta["val"]
+        if node in buffers:
+            axis = gives[node].axis
+            if axis is None:
+                graph.call_function(_aten.add_.Tensor, (buffers[node], made[node]))
+            else:
+                graph.call_function(write_chunk, (buffers[node], axis, start, made[node]))
+    graph.output(None if is_writing else tuple(made[give.node] for give in loop.gives))
+    return fx.GraphModule({}, graph, "body")
+
+
+def _names(loop: Loop) -> list[str]:
+    """Return a name for each thing that a loop takes, each only once."""
+    count: Counter[str] = Counter()
+    found = []
+    for take in loop.takes:
+        name = take.node.name
+        found.append(f"{name}_take_{count[name]}" if count[name] else name)
+        count[name] += 1
+    return found
+
+
+def _called(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, *, is_writing: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the operator that a body calls for a member, and its arguments."""
+    if node in loop.overwrites:
+        return loop.overwrites[node].target, args
+    is_adding = not is_writing and loop.adds_gradients(node)
+    return PRODUCTS[node.target] if is_adding else node.target, args
+
+
+def _local(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[Tensor, Axis], list[Any]]
+) -> tuple[Any, ...]:
+    """Return the arguments of a member with the sizes of a chunk."""
+    axes, value = loop.region.axes[node], node.meta["val"]
+    axis = axes[0] if axes else None
+    if axis is None:
+        return args
+    if node.target in SHAPED:
+        return (args[0], sized(value, axis), *args[2:])
+    if node.target in FACTORIES:
+        return (sized(value, axis), *args[1:])
+    if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
+        return (*args[:3], sized(value[0], axis)[0], *args[4:])
+    return args

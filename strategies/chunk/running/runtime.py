@@ -1,0 +1,295 @@
+"""What runs a loop: chunks of tensors, and the module that calls a body once for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from strategies.chunk.flow.axes import Axis
+from strategies.estimate.meter import LiveBytes
+from strategies.regions.blocks import Chunked, Enclosed
+
+_FEW = 3  # chunks, of which the last may be the one that is shorter
+
+
+def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: bool) -> Tensor:
+    """Return positions `start` to `start + length` of an axis of `tensor`.
+
+    Args:
+        tensor: of any layout.
+        axis: the axis.
+        start, length: in positions of the axis.
+        copy: whether the chunk shall lie densely in memory of its own.
+    """
+    dim, inner, size = axis
+    if axis.outer(tensor.shape) == 1:
+        chunk = tensor.narrow(dim, start * inner, length * inner)
+        return chunk.clone() if copy else chunk
+    parts: Tensor = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
+    return parts.narrow(dim + 1, start, length).flatten(dim, dim + 2)
+
+
+def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
+    """Write `chunk` to the positions of an axis of `buffer` that begin at `start`."""
+    dim, inner, size = axis
+    outer = axis.outer(buffer.shape)
+    length = chunk.shape[dim] // (inner * outer)
+    if outer == 1:
+        buffer.narrow(dim, start * inner, length * inner).copy_(chunk)
+        return
+    parts = buffer.unflatten(dim, (outer, size, inner)).narrow(dim + 1, start, length)
+    parts.copy_(chunk.unflatten(dim, (outer, length, inner)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffer:
+    """Where a result of a loop is put together.
+
+    Fields:
+        shape, strides, dtype, device: of the result.
+        axis: along which it is written; `None` for a sum.
+        into: position of the input whose memory it takes over, or `None`.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    axis: Axis | None
+    into: int | None = None
+
+    def allocate(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
+        """Return the memory of the result."""
+        if self.into is not None and may_overwrite:
+            return takes[self.into]
+        empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+        return empty if self.axis is not None else empty.zero_()
+
+
+_is_again: ContextVar[bool] = ContextVar("is_again", default=False)
+
+
+@contextmanager
+def running_again() -> Iterator[None]:
+    """Leave out loops whose results are unread: what runs inside runs for what autograd has saved."""
+    token = _is_again.set(True)
+    try:
+        yield
+    finally:
+        _is_again.reset(token)
+
+
+GIVEN = "_acbench_given"
+"""The attribute of a chunked module that says which inputs of its next call may be overwritten."""
+
+
+def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
+    """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
+    is_enclosed = isinstance(module, Enclosed | FSDPModule)
+    is_seen = is_enclosed or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
+    if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
+        module.__dict__[GIVEN] = frozenset(given)
+    return module(*args, **kwargs)
+
+
+def call_under(
+    module: nn.Module,
+    given: tuple[int, ...],
+    dtypes: dict[str, torch.dtype],
+    has_gradients: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return `call_giving(module, given, ...)` under autocast, or without gradients."""
+    with ExitStack() as stack:
+        for kind, dtype in dtypes.items():
+            stack.enter_context(torch.autocast(kind, dtype))
+        stack.enter_context(torch.set_grad_enabled(has_gradients and torch.is_grad_enabled()))
+        return call_giving(module, given, *args, **kwargs)
+
+
+class ChunkLoop(nn.Module):
+    """A region as a loop over chunks: its body runs once for each, and writes to preallocated results.
+
+    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk,
+    and adds up the gradients of what every chunk has used.
+
+    Args:
+        body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
+        results: `(start, length, *chunks)` of the same operators, returns them; chunks are what `takes` are
+            cut into.
+        axes: of the takes; `None` for those that are needed whole.
+        copies: which chunks are copied.
+        gives: where the results are put together.
+        size, length: of the axis and of a chunk.
+        is_unread: autograd saves nothing that depends on the results.
+    """
+
+    def __init__(
+        self,
+        *,
+        body: fx.GraphModule,
+        results: fx.GraphModule,
+        axes: Sequence[Axis | None],
+        copies: Sequence[bool],
+        gives: Sequence[Buffer],
+        size: int,
+        length: int,
+        is_unread: bool,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.results = results
+        self.axes = tuple(axes)
+        self.copies = tuple(copies)
+        self.gives = tuple(gives)
+        self.size = size
+        self.length = length
+        self.is_unread = is_unread
+
+    @property
+    def chunks(self) -> int:
+        """How often the body runs in a forward."""
+        return ceil(self.size / self.length)
+
+    def forward(self, *takes: Tensor) -> Any:
+        """Return the results of the region, a tuple where there are several."""
+        if torch.is_grad_enabled() and any(take.requires_grad for take in takes):
+            results = _Recomputed.apply(self, *takes)
+        else:
+            results = self.run(takes, may_overwrite=True)
+        return results[0] if len(self.gives) == 1 else results
+
+    def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
+        """Return the results, without a graph of autograd."""
+        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.gives)
+        if self.is_unread and _is_again.get():
+            return buffers
+        for start, length in self.spans(takes):
+            self.body(start, length, *takes, *buffers)
+        return buffers
+
+    def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Return start and length of each chunk; of more than three that do the same without data, of two."""
+        starts: Sequence[int] = range(0, self.size, self.length)
+        if any(isinstance(take, FakeTensor) for take in takes) and not _is_watched():
+            starts = starts if self.chunks <= _FEW else starts[:2]
+        return [(start, min(self.length, self.size - start)) for start in starts]
+
+
+def _is_watched() -> bool:
+    """Whether something sees every operator: a selective region keeps results of each chunk."""
+    blind = FakeTensorMode | LiveBytes
+    return not all(isinstance(mode, blind) for mode in _get_current_dispatch_mode_stack())
+
+
+class _Recomputed(torch.autograd.Function):
+    """The loop for autograd: saves what it takes, and runs its bodies again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: ChunkLoop, *takes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.loop = loop
+        ctx.save_for_backward(*takes)
+        results = loop.run(takes, may_overwrite=False)
+        ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        takes = ctx.saved_tensors  # asked for once: hooks recompute them
+        needed = zip(ctx.needs_input_grad[1:], takes, strict=True)
+        wanted = [is_needed and take.is_floating_point() for is_needed, take in needed]
+        return None, *_backward(ctx.loop, takes, wanted, gradients)
+
+
+def _backward(
+    loop: ChunkLoop, takes: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
+    leaves = [
+        take.detach().requires_grad_(is_wanted) if axis is None else take.detach()
+        for take, axis, is_wanted in zip(takes, loop.axes, wanted, strict=True)
+    ]
+    totals: list[Tensor | None] = []
+    for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
+        totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
+        if axis is None:
+            leaf.grad = totals[-1]  # autograd adds to it in place
+    for span in loop.spans(takes):
+        _backward_chunk(loop, leaves, gradients, totals, span)
+    return totals
+
+
+def _total(take: Tensor, *, is_sum: bool) -> Tensor:
+    """Return the memory of a gradient, in the layout in which autograd would make it."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(take)
+    total = torch.empty_strided(
+        take.shape,
+        take.stride() if is_dense else contiguous_strides(take.shape),
+        dtype=take.dtype,
+        device=take.device,
+    )
+    return total.zero_() if is_sum else total
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a tensor of this shape whose last dimension is the fastest."""
+    strides, below = [], 1
+    for size in reversed(shape):
+        strides.append(below)
+        below *= max(size, 1)
+    return strides[::-1]
+
+
+def _backward_chunk(
+    loop: ChunkLoop,
+    takes: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    totals: Sequence[Tensor | None],
+    span: tuple[int, int],
+) -> None:
+    start, length = span
+    chunks = [
+        take
+        if axis is None
+        else take_chunk(take, axis, start, length, copy=copy).requires_grad_(total is not None)
+        for take, axis, copy, total in zip(takes, loop.axes, loop.copies, totals, strict=True)
+    ]
+    with torch.enable_grad():
+        results = loop.results(start, length, *chunks)
+    outputs, given = [], []
+    for result, gradient, buffer in zip(results, gradients, loop.gives, strict=True):
+        if gradient is not None and result.requires_grad:
+            axis = buffer.axis
+            outputs.append(result)
+            given.append(gradient if axis is None else take_chunk(gradient, axis, start, length, copy=False))
+    del results, result, gradient
+    if outputs:
+        torch.autograd.backward(outputs, given)
+    for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
+        if total is None or axis is None:
+            continue
+        gradient = chunk.grad
+        if gradient is None:
+            gradient = total.new_zeros(()).expand(_chunk_shape(total, axis, length))
+        write_chunk(total, axis, start, gradient)
+        chunk.grad = None
+
+
+def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:
+    shape = list(tensor.shape)
+    shape[axis.dim] = axis.factor(shape) * length
+    return shape

@@ -1,0 +1,235 @@
+"""Which storages are alive while a list of steps runs: the simulator behind every predicted peak.
+
+A storage is born with the step that makes it and dies after the last step that holds a tensor on it, which is
+what the code of a `torch.fx` graph does: it drops each variable after its last use.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import sub
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from strategies.estimate.in_place_reuse import Overwrite, overwrites
+
+Key: TypeAlias = Hashable
+"""Names a storage."""
+
+_REDUCED_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    }
+)
+_NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+
+
+class Step(NamedTuple):
+    """What one step does to storages.
+
+    Fields:
+        makes: bytes of each storage that is born.
+        holds: storages that must live until the step has ended.
+        private_bytes: what the step holds for itself beyond them, while all of them live.
+    """
+
+    makes: Mapping[Key, int]
+    holds: frozenset[Key]
+    private_bytes: int = 0
+
+
+IDLE = Step(makes={}, holds=frozenset())
+"""That of a view: who uses it holds what it looks at for longer than it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """The bytes alive during each step.
+
+    Fields:
+        live_bytes: by step.
+        before_bytes: alive when the step begins, by step.
+        last: the step with which each storage dies; one more than the last for what is kept.
+    """
+
+    live_bytes: Sequence[int]
+    before_bytes: Sequence[int]
+    last: Mapping[Key, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest total."""
+        return max(self.live_bytes, default=0)
+
+    @property
+    def peak_step(self) -> int:
+        """The first step that reaches it."""
+        return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
+
+
+def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
+    """Return what is alive while `steps` run in order.
+
+    Args:
+        steps: in order.
+        kept: storages that outlive the last step.
+    """
+    last: dict[Key, int] = {}
+    sizes: dict[Key, int] = {}
+    made = [0] * len(steps)
+    for index, step in enumerate(steps):
+        if step is IDLE:
+            continue
+        if step.makes:
+            sizes |= step.makes
+            last |= dict.fromkeys(step.makes, index)
+            made[index] = sum(step.makes.values())
+        last |= dict.fromkeys(step.holds, index)
+    last |= dict.fromkeys(kept, len(steps))
+    lost = [0] * (len(steps) + 1)
+    for key in sizes:
+        lost[last[key]] += sizes[key]
+    alive = list(accumulate(map(sub, made, (0, *lost))))
+    return Profile(
+        live_bytes=[live + step.private_bytes for live, step in zip(alive, steps, strict=True)],
+        before_bytes=list(map(sub, alive, made)),
+        last={key: last[key] for key in sizes},
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Storages:
+    """The storages of a graph's values.
+
+    Fields:
+        of: keys of what a node's value lies on.
+        made: bytes of what a node makes.
+        standing: what inputs, parameters and results of inner scopes lie on that no operator has made.
+        steps: what one node does.
+        overwrites: nodes that may write to the memory of an input instead.
+        has_gradients: whether forward was recorded with gradients on.
+    """
+
+    of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
+    made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
+    standing: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
+    steps: dict[fx.Node, Step] = field(default_factory=dict)
+    overwrites: dict[fx.Node, Overwrite] = field(default_factory=dict)
+    has_gradients: bool = False
+    _sizes: dict[Key, int] = field(default_factory=dict)
+    _readers: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+
+    @classmethod
+    def of_graph(cls, graph: fx.Graph) -> Storages:
+        """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
+        result = next(iter(reversed(graph.nodes)))
+        storages, born = cls(has_gradients=result.meta["has_gradients"]), set[Key]()
+        for node in graph.nodes:
+            tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+            sizes = {
+                key_of(tensor): tensor.untyped_storage().nbytes()
+                + hidden_bytes(node.target, tensor, node.args)
+                for tensor in tensors
+            }
+            storages.of[node] = tuple(sizes)
+            if node.op in {"placeholder", "get_attr"}:
+                storages.standing[node] = frozenset(sizes)
+            elif "standing" in node.meta:
+                storages.standing[node] = frozenset(node.meta["standing"])
+            born |= storages.standing.get(node, frozenset())
+            storages.made[node] = {key: size for key, size in sizes.items() if key not in born}
+            born |= sizes.keys()
+        if not storages.has_gradients:  # autograd may have saved what is overwritten
+            storages.overwrites.update(overwrites(graph, storages.of, storages.made))
+        storages.steps.update((node, storages._step(node)) for node in graph.nodes)
+        return storages
+
+    def _step(self, node: fx.Node) -> Step:
+        of_inputs = {key for source in node.all_input_nodes for key in self.of[source]}
+        private_bytes = promoted_bytes(node)
+        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.of[node])
+        if is_view and node.users and not private_bytes:
+            return IDLE
+        return Step(
+            makes=self.made[node],
+            holds=frozenset(of_inputs.union(self.of[node])),
+            private_bytes=private_bytes,
+        )
+
+    def readers(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Return the nodes that take the value of `node`, or a view of it."""
+        if node not in self._readers:
+            found: set[fx.Node] = set(node.users)
+            for user in node.users:
+                if set(self.of[node]) & set(self.of[user]):
+                    found |= self.readers(user)
+            self._readers[node] = frozenset(found)
+        return self._readers[node]
+
+    def size(self, key: Key, otherwise: int) -> int:
+        """Return the bytes of a storage that a node makes, or else of what lies on one from outside."""
+        if not self._sizes:
+            self._sizes.update(item for made in self.made.values() for item in made.items())
+        return self._sizes.get(key, otherwise)
+
+
+def key_of(tensor: Tensor) -> Key:
+    """Return the key of the storage of a fake tensor, unique while the tensor lives."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
+    return key
+
+
+def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
+    """Return what the storage of a result has beyond that of its fake.
+
+    Some losses are reduced in the memory of their elements, which then holds one number.
+    """
+    if operator not in _REDUCED_IN_PLACE or result.dim():
+        return 0
+    operands = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args[:2]]
+    shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
+    return int(shape.numel() - 1) * result.element_size()
+
+
+def gradient_of(key: Key) -> Key:
+    """Return the key of the gradient of a storage."""
+    return ~key if isinstance(key, int) else ("gradient", key)  # hashed often
+
+
+def promoted_bytes(node: fx.Node) -> int:
+    """Return the bytes of the tensors that torch makes of Python numbers given for tensors."""
+    return numbers_bytes(node.target, node.args)
+
+
+def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
+    positions = (position for position in _tensor_positions(func) if position < len(args))
+    return sum(_NUMBER_BYTES.get(type(args[position]), 0) for position in positions)
+
+
+@functools.cache
+def _tensor_positions(func: Any) -> tuple[int, ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = [] if schema is None else schema.arguments
+    return tuple(i for i, each in enumerate(arguments) if str(each.type) in {"Tensor", "Optional[Tensor]"})
+
+
+def is_operation(node: fx.Node) -> bool:
+    """Whether a node computes: neither an input, nor the output, nor a part of a result."""
+    return node.op in {"call_function", "call_module"} and node.target is not operator.getitem
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that the elements of all tensors in `value` need."""
+    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    tensors = [leaf for leaf in tensors if isinstance(leaf, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

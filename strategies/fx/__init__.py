@@ -1,1 +1,0 @@
-"""Graphs of a model's forward: recording, regions that nest, and the code they become."""

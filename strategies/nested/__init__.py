@@ -1,0 +1,1 @@
+"""Programs of nested regions: a recorded forward, cut into regions, as code."""

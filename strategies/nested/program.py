@@ -1,0 +1,172 @@
+"""A module's forward with its regions, recorded once for each kind of input."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only, tree_unflatten
+
+from strategies.errors import StrategyError
+from strategies.nested.lower import Treatment, lower
+from strategies.nested.scopes import Scope, following
+from strategies.regions.blocks import unwrapped
+from strategies.tracing.functions import Position, Recorder, Recording
+from strategies.tracing.shadow import Shadow
+from strategies.tracing.state import CONSTANTS, frozen, held_by, kind_of_tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """The code of a forward, for one kind of input.
+
+    Fields:
+        name: of the module whose forward it is, for readers.
+        recording: what it was made of.
+        code: takes the tensors among the inputs and returns the tensors among the outputs.
+        modules: the submodules that `code` calls, by their FQN below the module.
+        reads: what the forward read of modules, and found there.
+    """
+
+    name: str
+    recording: Recording
+    code: fx.GraphModule
+    modules: Mapping[str, nn.Module]
+    reads: Mapping[tuple[str, str], object]
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """Return what forward returns."""
+        results = self.code(*tensors)
+        leaves = [
+            results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs
+        ]
+        return tree_unflatten(leaves, self.recording.structure)
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether the code is still that of `module`: a wrapper may be new, a number be another."""
+        return all(value_read(module, *place) == value for place, value in self.reads.items()) and all(
+            submodule(module, fqn) is held for fqn, held in self.modules.items()
+        )
+
+
+def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
+    """Return the forward of a shadow's model.
+
+    Args:
+        shadow: of the module of `scope`, with fake tensors.
+        scope: says what is looked into.
+        args, kwargs: inputs, tensors of the shadow.
+
+    Raises:
+        StrategyError: forward does what a graph cannot hold, or depends on data.
+    """
+    with following(lambda: scope.name):
+        return Recorder(shadow, scope.through, scope.name).record(args, kwargs)
+
+
+def make_program(recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment) -> Program:
+    """Return the code of `recording` over the submodules of `module`.
+
+    Raises:
+        StrategyError: a region does not nest or cannot be recomputed, or begins inside a module with hooks.
+    """
+    for fqn in sorted(scope.through):
+        _refuse_hooks(f"{scope.fqn}.{fqn}".lstrip("."), submodule(module, fqn))
+    modules: dict[str, nn.Module] = {}
+
+    def called(fqn: str) -> nn.Module:
+        modules[fqn] = submodule(module, fqn)
+        return modules[fqn]
+
+    return Program(
+        name=scope.name,
+        recording=recording,
+        code=lower(recording, scope, called, treatment),
+        modules=modules,
+        reads={place: value_read(module, *place) for place in recording.reads},
+    )
+
+
+def value_read(module: nn.Module, fqn: str, name: str) -> object:
+    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
+    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)
+
+
+def _refuse_hooks(fqn: str, module: nn.Module) -> None:
+    """Refuse to go around the call of a module that does more than its forward."""
+    is_unit = isinstance(module, FSDPModule | FullyShardedDataParallel)
+    if is_unit or _has_hooks(module):
+        what = "an FSDP unit" if is_unit else "a module with hooks"
+        problem = f"a region begins inside {fqn!r}, {what}, and ends outside of it"
+        raise StrategyError("ac.labels", f"{problem}, or the other way round; end it with {fqn!r}")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
+    return any(vars(module)[f"_{kind}"] for kind in kinds)
+
+
+def submodule(module: nn.Module, fqn: str) -> nn.Module:
+    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
+    found = module
+    for name in fqn.split(".") if fqn else ():
+        found = getattr(unwrapped(found), name)
+    return found
+
+
+def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeSpec) -> Hashable:
+    """Return what decides how the forward of `module` runs, its inputs' values left out.
+
+    Raises:
+        StrategyError: an input is neither a tensor nor a constant.
+    """
+    looked_into = [submodule(module, fqn) for fqn in sorted(scope.through)]
+    places = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    return (
+        structure,
+        tuple(kind_of_input(leaf) for leaf in leaves),
+        tuple(places.get(id(leaf)) for leaf in leaves),  # a forward may ask whether two inputs are one
+        # what submodules give follows from these too, and forward may ask for its dtype
+        tuple(inner.training for inner in module.modules()),
+        tuple((held.dtype, held.requires_grad) for held in chain(module.parameters(), module.buffers())),
+        tuple(_has_hooks(inner) for inner in looked_into),
+        tuple(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ),
+    )
+
+
+def kind_of_input(leaf: Any) -> Hashable:
+    """Return what decides how a forward runs with the input `leaf`.
+
+    Raises:
+        StrategyError: it is neither a dense tensor nor a constant.
+    """
+    if isinstance(leaf, Tensor):
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            raise StrategyError(
+                "ac", "forward is called with a sparse or nested tensor, which no graph can hold"
+            )
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, CONSTANTS):
+        return type(leaf), leaf
+    raise StrategyError("ac", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
+
+
+def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
+    """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
+    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
+    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
+
+
+def device_of(leaves: list[Any]) -> torch.device:
+    """Return the device of the first tensor; the CPU where there is none, or where it has no memory."""
+    found = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
+    return torch.device("cpu") if found.type == "meta" else found

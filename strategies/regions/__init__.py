@@ -1,0 +1,1 @@
+"""What stands around a block: recomputation, offloading, the policy of saved tensors."""

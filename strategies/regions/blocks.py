@@ -1,0 +1,179 @@
+"""Blocks of a model: found by the FQN of their container, or by class name, through every wrapper.
+
+FSDP1, DDP and `torch.compile` put a module around the user's; FSDP2 and our own regions put a
+dynamic class before the user's. Names given and names shown are those of the plain model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from strategies.errors import StrategyError
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})
+
+
+class Disguised:
+    """Mark of the dynamic classes that strategies put before a user's; see also `FSDPModule`."""
+
+
+class Enclosed(Disguised):
+    """Mark of the dynamic classes that put a region around a module; see `strategies.regions.region`."""
+
+
+class Chunked(Disguised):
+    """Mark of the dynamic classes that run a forward in chunks; see `strategies.chunk.running.forward`."""
+
+
+def find_blocks(
+    model: nn.Module, *, layers_fqn: str, module_classes: tuple[str, ...]
+) -> dict[str, nn.Module]:
+    """Return `{plain FQN: block}` in the order of the model; `module_classes` wins over `layers_fqn`.
+
+    By `layers_fqn` a block is a child of the container as it stands, so that under FSDP1 it is the
+    FSDP unit. By `module_classes` it is the innermost module, inside its unit.
+
+    Raises:
+        StrategyError: nothing is named, a name is missing, no container, empty, or matches nest.
+    """
+    if module_classes:
+        return _by_class(model, module_classes)
+    return children_of(model, layers_fqn)
+
+
+def children_of(model: nn.Module, layers_fqn: str) -> dict[str, nn.Module]:
+    """Return `{plain FQN: child}` of the container `layers_fqn`, a module used twice once.
+
+    Raises:
+        StrategyError: the FQN is empty, missing, no container, or a container of nothing.
+    """
+    children = container_at(model, layers_fqn).named_children()
+    return {f"{layers_fqn}.{name}": block for name, block in children}
+
+
+def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
+    """Return the plain FQNs of the children of `layers_fqn`, a module used twice under both.
+
+    Raises:
+        StrategyError: as of `children_of`.
+    """
+    return [f"{layers_fqn}.{name}" for name in container_at(model, layers_fqn)._modules]  # noqa: SLF001 (named_children leaves repetitions out)
+
+
+def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
+    """Return the container of blocks `layers_fqn`, below its wrappers.
+
+    Raises:
+        StrategyError: the FQN is empty, missing, no container, or a container of nothing.
+    """
+    if not layers_fqn:
+        raise StrategyError(
+            "ac.layers_fqn", f"is empty; name the module that holds the blocks, {_containers(model)}"
+        )
+    container = unwrapped(model)
+    for part in layers_fqn.split("."):
+        child = dict(container.named_children()).get(part)
+        if child is None:
+            raise StrategyError(
+                "ac.layers_fqn",
+                f"{layers_fqn!r} is not a module of {_root_name(model)}; {_containers(model)}",
+            )
+        container = unwrapped(child)
+    if not isinstance(container, CONTAINERS):
+        raise StrategyError(
+            "ac.layers_fqn",
+            f"{layers_fqn!r} is a {plain_class(container).__name__}, "
+            f"not a ModuleList, ModuleDict or Sequential; {_containers(model)}",
+        )
+    if not any(True for _ in container.children()):
+        raise StrategyError("ac.layers_fqn", f"{layers_fqn!r} holds no blocks; {_containers(model)}")
+    return container
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class the user wrote, below the dynamic classes of FSDP2 and of strategies."""
+    dynamic = (FSDPModule, Disguised)
+    return next(c for c in type(module).__mro__ if issubclass(c, nn.Module) and not issubclass(c, dynamic))
+
+
+def plain_named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield `(plain FQN, module)` for every module, wrappers before what they wrap."""
+    inside_ddp = isinstance(model, DistributedDataParallel)
+    for name, module in model.named_modules():
+        parts = [part for part in name.split(".") if part not in _WRAPPED_NAMES]
+        if inside_ddp and parts[0] == "module":
+            parts = parts[1:]
+        yield ".".join(parts), module
+
+
+def sharded_fsdp1_unit(model: nn.Module, fqn: str, block: nn.Module) -> str | None:
+    """Return the FQN of the FSDP1 unit that shards `block` from outside; `None` where none does.
+
+    Args:
+        model: the model, with its wrappers.
+        fqn: plain FQN of `block`.
+        block: a module of `model`; a block that is itself a unit is sharded by nobody else.
+    """
+    unit = None
+    for name, module in plain_named_modules(model):
+        if module is block:
+            break
+        if isinstance(module, FullyShardedDataParallel) and f"{fqn}.".startswith(f"{name}." if name else ""):
+            unit = (name or _root_name(model), module)
+    if unit is None or isinstance(block, FullyShardedDataParallel):
+        return None
+    return unit[0] if unit[1].sharding_strategy is not ShardingStrategy.NO_SHARD else None
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside FSDP1, DDP and `torch.compile` wrappers."""
+    while True:
+        if isinstance(module, FullyShardedDataParallel | DistributedDataParallel):
+            module = module.module
+        elif "_orig_mod" in module._modules:  # noqa: SLF001 (children without the forwarding of OptimizedModule)
+            module = module.get_submodule("_orig_mod")
+        else:
+            return module
+
+
+def _root_name(model: nn.Module) -> str:
+    return plain_class(unwrapped(model)).__name__
+
+
+def _containers(model: nn.Module) -> str:
+    names = [name for name, module in plain_named_modules(model) if name and isinstance(module, CONTAINERS)]
+    return f"containers are: {', '.join(dict.fromkeys(names)) or 'none'}"
+
+
+def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn.Module]:
+    class_names = {name: plain_class(module).__name__ for name, module in plain_named_modules(model) if name}
+    for wanted in module_classes:
+        if wanted not in class_names.values():
+            raise StrategyError("ac.module_classes", _no_such_class(model, wanted, set(class_names.values())))
+    blocks = {
+        name: module
+        for name, module in plain_named_modules(model)
+        if name and plain_class(module).__name__ in module_classes
+    }
+    for name in blocks:
+        outer = next((other for other in blocks if name.startswith(f"{other}.")), None)
+        if outer is not None:
+            raise StrategyError(
+                "ac.module_classes",
+                f"{name!r} ({class_names[name]}) lies inside {outer!r} ({class_names[outer]}); "
+                "name one of them",
+            )
+    return blocks
+
+
+def _no_such_class(model: nn.Module, wanted: str, names: set[str]) -> str:
+    close = difflib.get_close_matches(wanted, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    classes = ", ".join(sorted(names))
+    return f"{wanted!r} is no class of a module in {_root_name(model)}; {hint}classes are: {classes}"

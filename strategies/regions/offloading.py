@@ -1,0 +1,186 @@
+"""The region that offloads: activations wait in host memory between forward and backward.
+
+Autograd calls only the innermost pair of `saved_tensors_hooks`, so what a region does not move, it
+gives to the pair around it: that of an enclosing checkpoint, of another region, or a user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from strategies.base import Observation
+from strategies.errors import StrategyError
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Kept, Moved, Packed, Passed, local_of
+
+__all__ = ["OFFLOAD_KINDS", "HostLedger", "OffloadKind", "Offloading"]
+
+OffloadKind: TypeAlias = Literal["all", "inputs", "internals"]
+"""What of a region's saved tensors is moved: all, those of its inputs, or all but those."""
+
+OFFLOAD_KINDS: tuple[str, ...] = get_args(OffloadKind)
+"""Every `OffloadKind`."""
+
+_Hooks: TypeAlias = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Offloading:
+    """A region whose saved tensors, or a kind of them, go to host memory.
+
+    Saved: on the device, of what `kind` chooses, weights and buffers; what it does not choose is
+        saved as if the region were not there: by the hooks around it, if there are any.
+    Recomputed: nothing by this region. Inside a region that recomputes, what is chosen waits in host
+        memory *instead of* being recomputed. The enclosing region recomputes for the others, as before,
+        and not at all where backward needs none of them.
+    Moved: the other storages of what is chosen, once to the host, and back when backward reads them.
+
+    In a forward that runs inside a backward, such as the recomputation of an enclosing region, the same
+    tensors are chosen but stay where they are: the enclosing checkpoint sees what it saw in forward,
+    and nothing is copied that is read at once or never.
+
+    A tensor that is written in place after it was saved is refused in backward, as it is without hooks.
+
+    Fields:
+        ledger: the copies of all regions of one model, so that a storage saved in two is moved once.
+        kind: `all` chooses every saved tensor; `inputs` those whose storage is that of a tensor among
+            the arguments, be it a view; `internals` all but these.
+
+    Raises:
+        StrategyError: `kind` is none of these.
+    """
+
+    ledger: HostLedger
+    kind: OffloadKind = "all"
+
+    def __post_init__(self) -> None:
+        if self.kind not in OFFLOAD_KINDS:
+            raise StrategyError("offload", f"must be one of {', '.join(OFFLOAD_KINDS)}, got {self.kind!r}")
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, with what autograd saves of it packed into host copies."""
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        pack = _Pack(self, module, inputs)
+        if not pack.is_in_backward:
+            self.ledger.begin_forward()
+        with saved_tensors_hooks(pack, _unpack):
+            try:
+                return body(*args, **kwargs)
+            finally:
+                pack.enclosing = None  # the graph keeps `pack`, which must not keep what stands around
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the storages that this region was the first to move in the latest step.
+
+        The sum over the regions of a ledger is its `offloaded_bytes`.
+        """
+        return self.ledger.traffic_of(self).moved_bytes
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of these storages brought back in the latest step, each time anew."""
+        return self.ledger.traffic_of(self).fetched_bytes
+
+    def observe(self) -> Observation:
+        """Return the bytes that the latest step moved, over all regions of the ledger."""
+        return Observation(offloaded_bytes=self.ledger.offloaded_bytes)
+
+
+class _Pack:
+    """What autograd calls with every tensor that it saves in one call of a region.
+
+    A recomputation must choose as forward did, and it sees other objects in the same places. So a
+    tensor is chosen by its storage and by nothing else: what the module owns, which a first forward
+    may add to, tells only where a chosen tensor waits.
+
+    Attributes:
+        is_in_backward: this call of the region is part of a backward.
+        enclosing: the hooks around the region, which autograd does not call inside.
+    """
+
+    def __init__(self, region: Offloading, module: nn.Module, inputs: list[Tensor]) -> None:
+        # torch's checkpoint asks the first in the same way; nothing public tells either
+        self.is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
+        self.enclosing: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        self._region = region
+        self._kept = _KeptStorages(module, inputs)
+        self._inputs = {_identity(tensor) for tensor in inputs} if region.kind != "all" else set()
+        owned = chain(inputs, module.parameters(), module.buffers())
+        # where there is an accelerator, tensors of the CPU are on the host already
+        self._device_type = next((t.device.type for t in owned if t.device.type != "cpu"), "cpu")
+
+    def __call__(self, saved: Tensor) -> Packed:
+        local = local_of(saved)
+        if local is None or not self._is_chosen(local):
+            return self._packed_around(saved)
+        if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
+            return Kept.make(saved)
+        return Moved.make(saved, local, ledger=self._region.ledger, region=self._region)
+
+    def _is_chosen(self, local: Tensor) -> bool:
+        if self._region.kind == "all":
+            return True
+        return (_storage_identity(local) in self._inputs) == (self._region.kind == "inputs")
+
+    def _packed_around(self, saved: Tensor) -> Packed:
+        if self.enclosing is None:
+            return Kept.make(saved)
+        pack, unpack = self.enclosing
+        return Passed(handle=pack(saved), unpack_handle=unpack)
+
+
+def _unpack(packed: Packed) -> Tensor:
+    return packed.unpack()
+
+
+class _KeptStorages:
+    """Storages that stay on the device: weights, buffers, and tensors kept as attributes.
+
+    Where FSDP gathers inside the region, the weights are other storages once forward runs, so they
+    are looked up whenever autograd saves something; elsewhere once.
+    """
+
+    def __init__(self, module: nn.Module, inputs: list[Tensor]) -> None:
+        self._owners = list(module.modules())
+        self._gathers = any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in self._owners)
+        self._given = {_identity(tensor) for tensor in inputs if isinstance(tensor, nn.Parameter)}
+        self._identities = self._given | self._owned()
+
+    def __contains__(self, local: Tensor) -> bool:
+        if self._gathers:
+            self._identities = self._given | self._owned()
+        return _storage_identity(local) in self._identities
+
+    def _owned(self) -> set[int | None]:
+        return {
+            _identity(tensor)
+            for owner in self._owners
+            # FSDP1 without original parameters puts views of its flat parameter among plain attributes
+            for tensors in (owner._parameters, owner._buffers, vars(owner))  # noqa: SLF001 (not recursive)
+            for tensor in tensors.values()
+            if isinstance(tensor, Tensor)
+        }
+
+
+def _identity(tensor: Tensor) -> int | None:
+    local = local_of(tensor)
+    return _storage_identity(local) if local is not None else None
+
+
+def _storage_identity(local: Tensor) -> int:
+    identity: int = local.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+    return identity

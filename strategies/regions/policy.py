@@ -1,0 +1,126 @@
+"""The policy of selective-op AC: which operator calls of one region call are saved.
+
+torch looks a saved output up by operator and invocation index and does not run the operator again.
+An operator that draws random numbers (attention with dropout) would then leave the generator where
+recomputation found it, and every later dropout would differ from forward's, silently. So the
+generator's state after each saved random operator is noted in forward and put back in recomputation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from strategies.regions.operators import Operator, SaveList
+
+
+def selective_contexts(
+    save_list: SaveList, fired: set[str]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of forward and of recomputation for one call of one region.
+
+    Args:
+        save_list: what is saved; every `save_list.recompute_every`-th counted matmul is not.
+        fired: receives the entries of `save_list` that an operator of forward matches.
+    """
+    counted = 0
+
+    def policy(_context: Any, operator: Operator, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        nonlocal counted
+        entries = save_list.entries_of(operator)
+        if not entries:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        fired.update(entries)
+        if save_list.recompute_every and operator in save_list.counted:
+            counted += 1
+            if counted % save_list.recompute_every == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE
+
+    forward, recompute = create_selective_checkpoint_contexts(policy)
+    random = frozenset(operator for operator in save_list.operators if _is_random(operator))
+    if not random:
+        return forward, recompute
+    states: deque[tuple[torch.device, Tensor]] = deque()
+    return _inside(forward, _NoteGenerator(random, states)), _inside(
+        recompute, _RestoreGenerator(random, states)
+    )
+
+
+class _NoteGenerator(TorchDispatchMode):
+    """Note the generator's state after every operator of `random` that draws."""
+
+    def __init__(self, random: frozenset[Operator], states: deque[tuple[torch.device, Tensor]]) -> None:
+        super().__init__()
+        self._random = random
+        self._states = states
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self._random and _draws(func, args, kwargs or {}):
+            device = _device(args)
+            self._states.append((device, _generator_state(device)))
+        return out
+
+
+class _RestoreGenerator(TorchDispatchMode):
+    """Put the noted state back where forward had it."""
+
+    def __init__(self, random: frozenset[Operator], states: deque[tuple[torch.device, Tensor]]) -> None:
+        super().__init__()
+        self._random = random
+        self._states = states
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self._random and _draws(func, args, kwargs or {}):
+            _set_generator_state(*self._states.popleft())
+        return out
+
+
+@contextmanager
+def _inside(
+    outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
+) -> Iterator[None]:  # the mode entered last is asked first
+    with outer, inner:
+        yield
+
+
+def _is_random(operator: Operator) -> bool:
+    return isinstance(operator, OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _draws(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 (torch has no public schema)
+    if "dropout_p" not in names:
+        return True
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", 0.0) > 0.0)
+
+
+def _device(args: tuple[Any, ...]) -> torch.device:
+    return next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+        return
+    torch.set_rng_state(state)

@@ -1,0 +1,109 @@
+"""The region that recomputes: `torch.utils.checkpoint` around a module, both implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from strategies.base import Observation
+from strategies.regions.operators import SaveList
+from strategies.regions.policy import selective_contexts
+
+
+@dataclass(kw_only=True, slots=True)
+class Recomputation:
+    """A region whose activations are dropped in forward and computed again in backward.
+
+    Fields:
+        preserve_rng_state: recompute with the random numbers of forward.
+        early_stop: end a recomputation when the last needed tensor is there (not reentrant).
+        use_reentrant: the older implementation, which runs forward without autograd.
+        save_list: operators whose outputs are kept; `None` keeps none.
+        fired: entries of `save_list` that an operator in forward has matched, in any step.
+    """
+
+    preserve_rng_state: bool
+    early_stop: bool
+    use_reentrant: bool
+    save_list: SaveList | None = None
+    fired: set[str] = field(default_factory=set)
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        if self.use_reentrant:
+            return self._reentrant(module, body, args, kwargs)
+        return self._non_reentrant(body, args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return the named operators and those that have never fired here."""
+        named = self.save_list.named if self.save_list is not None else ()
+        return Observation(named=named, never_fired=tuple(n for n in named if n not in self.fired))
+
+    def _non_reentrant(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # keyword tensors travel as positions: torch looks for devices with RNG state only there
+        names, count = tuple(kwargs), len(args)
+
+        def run(*inputs: Any) -> Any:
+            return body(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
+
+        return checkpoint(
+            run,
+            *args,
+            *kwargs.values(),
+            use_reentrant=False,
+            preserve_rng_state=self.preserve_rng_state,
+            early_stop=self.early_stop,
+            context_fn=self._contexts if self.save_list is not None else noop_context_fn,
+        )
+
+    def _contexts(self) -> tuple[Any, Any]:
+        assert self.save_list is not None
+        return selective_contexts(self.save_list, self.fired)
+
+    def _reentrant(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # this implementation sees neither keywords nor nested structures: both sides are flattened
+        inputs, inputs_spec = tree_flatten((args, kwargs))
+        anchor = _anchor(module, inputs)
+        if anchor is None and not _require_grad(inputs):
+            return body(*args, **kwargs)  # a frozen region keeps nothing for backward
+        outputs_spec = None
+
+        def run(_anchor: Tensor | None, *leaves: Any) -> tuple[Any, ...]:
+            nonlocal outputs_spec
+            positional, keywords = tree_unflatten(leaves, inputs_spec)
+            outputs, outputs_spec = tree_flatten(body(*positional, **keywords))
+            return tuple(outputs)
+
+        outputs = checkpoint(
+            run, anchor, *inputs, use_reentrant=True, preserve_rng_state=self.preserve_rng_state
+        )
+        assert outputs_spec is not None
+        return tree_unflatten(outputs, outputs_spec)
+
+
+def _anchor(module: nn.Module, inputs: list[Any]) -> Tensor | None:
+    """Return an empty input that requires grad where no other does and parameters do.
+
+    Without one, the outputs of a region whose inputs are token numbers would not require grad, and its
+    parameters would silently get no gradient.
+    """
+    if _require_grad(inputs) or not _require_grad(module.parameters()):
+        return None
+    device = next((leaf.device for leaf in inputs if isinstance(leaf, Tensor)), None)
+    return torch.empty(0, device=device, requires_grad=True)
+
+
+def _require_grad(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(list(values)))

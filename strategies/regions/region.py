@@ -1,0 +1,162 @@
+"""Regions: how a strategy puts itself around one module without renaming anything.
+
+The module's class is exchanged for a dynamic subclass, as FSDP2's `fully_shard` does. Parameters,
+buffers, submodules, hooks and `state_dict` keys stay where they are, because the module does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.fsdp import FSDPModule
+
+from strategies.base import Observation
+from strategies.errors import StrategyError
+from strategies.regions.blocks import Enclosed, plain_class, plain_named_modules
+
+_ATTRIBUTE = "_acbench_region"
+
+_OWN_CHECKPOINTING = {  # flag of a module -> the call on the model that clears it
+    "gradient_checkpointing": "gradient_checkpointing_disable()",  # transformers
+    "grad_checkpointing": "set_grad_checkpointing(False)",  # timm
+}
+
+
+class Region(Protocol):
+    """What runs in place of one module's forward, and the notes it takes."""
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, having arranged what autograd keeps of it.
+
+        Args:
+            module: the module the region stands around, for its parameters and buffers.
+            body: the module's own forward (or call, when its sharding hooks belong inside).
+            args: positional inputs of the call.
+            kwargs: keyword inputs of the call.
+        """
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed in this region."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Around:
+    """A region around a region: what `inner` saves for backward, `outer` packs."""
+
+    outer: Region
+    inner: Region
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, run by `inner` inside `outer`."""
+        return self.outer(module, lambda *a, **k: self.inner(module, body, a, k), args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return the operators that `inner` saw and the bytes that `outer` moved."""
+        return replace(self.inner.observe(), offloaded_bytes=self.outer.observe().offloaded_bytes)
+
+
+class RegionCallSite:
+    """A model called through one region, or through none; the model stays untouched."""
+
+    def __init__(self, model: nn.Module, region: Region | None) -> None:
+        self.model = model
+        self.region = region
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `model(*args, **kwargs)`, run as one region."""
+        if self.region is None:
+            return self.model(*args, **kwargs)
+        return self.region(self.model, self.model, args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed in the region."""
+        return self.region.observe() if self.region is not None else Observation()
+
+
+def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> None:
+    """Put `region` around `module`, in place.
+
+    On a module that FSDP2 shards the region holds the whole call, so that gathering the parameters
+    is repeated in recomputation; everywhere else it holds `forward`, and hooks stay outside.
+
+    Args:
+        module: plain or sharded.
+        region: what runs in its place.
+        holds_call: false for a region that holds `forward` on a sharded module too.
+    """
+    module.__dict__[_ATTRIBUTE] = region
+    original: Any = type(module)
+    module.__class__ = _enclosed_class(original, holds_call and isinstance(module, FSDPModule))
+
+
+def regions(model: nn.Module) -> dict[str, Region]:
+    """Return `{plain FQN: region}` of the enclosed modules of `model`."""
+    return {
+        name: vars(module)[_ATTRIBUTE]
+        for name, module in plain_named_modules(model)
+        if isinstance(module, Enclosed)
+    }
+
+
+def refuse_enclosed(model: nn.Module) -> None:
+    """Refuse a model that carries a region or a wrapper of torch already, or checkpoints by itself.
+
+    Raises:
+        StrategyError: naming the first such module.
+    """
+    for name, module in plain_named_modules(model):
+        where = name or plain_class(module).__name__
+        if isinstance(module, Enclosed | ActivationWrapper):
+            raise StrategyError("ac", f"{where!r} is already checkpointed; apply one variant to a model")
+        for flag, remedy in _OWN_CHECKPOINTING.items():
+            if getattr(module, flag, False) is True:
+                raise StrategyError("ac", f"{where!r} has {flag} on; call {remedy} on the model before")
+
+
+def refuse_own_forward(blocks: Mapping[str, nn.Module]) -> None:
+    """Refuse blocks with a `forward` set on the instance, which would win over that of the region's class.
+
+    FSDP2 blocks pass: there the region holds the whole call.
+
+    Raises:
+        StrategyError: naming the first such block.
+    """
+    for fqn, block in blocks.items():
+        if "forward" in vars(block) and not isinstance(block, FSDPModule):
+            problem = f"{fqn!r} has a forward set on the instance, which no region can hold"
+            raise StrategyError("ac", f"{problem}; set it after the variant is applied")
+
+
+class _EnclosedForward(Enclosed):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        region: Region = vars(self)[_ATTRIBUTE]
+        return region(self, super().forward, args, kwargs)  # type: ignore[misc, arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+
+
+class _EnclosedCall(Enclosed):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        region: Region = vars(self)[_ATTRIBUTE]
+        return region(self, super().__call__, args, kwargs)  # type: ignore[misc, arg-type]
+
+
+@cache  # one class per class, so that identical blocks stay identical to compilers and pickles
+def _enclosed_class(original: type[Any], holds_call: bool) -> type[nn.Module]:
+    mixin = _EnclosedCall if holds_call else _EnclosedForward
+    return type(f"Enclosed{original.__name__}", (mixin, original), {"__module__": original.__module__})
+
+
+def _rebuild(original: Any) -> nn.Module:
+    enclosed = _enclosed_class(original, False)  # what FSDP2 shards is not copied
+    return enclosed.__new__(enclosed)

@@ -1,0 +1,67 @@
+"""The contract of sharding variants: they plan without a device, and realise the plan on a mesh axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from strategies.base import Strategy, Tolerance
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.realisation import realise
+
+_REASON = (
+    "ranks add their parts of a sum first, and then these to each other, which rounds otherwise; "
+    "AdamW divides gradients by their size, those that are only rounding too"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding(Strategy):
+    """A strategy that decides how the operators of a model are sharded over one mesh axis.
+
+    Measured on the nano models over three steps of AdamW: gradients differ by 4e-7 in the first step, which
+    grows to 2e-4 as the parameters, up to 6e-4 apart, take their own ways. In bf16 2e-2 becomes 1e-1.
+    """
+
+    tolerance: ClassVar[Tolerance | None] = Tolerance(
+        relative=1e-3, parameters=1e-2, floor=1e-2, reason=_REASON
+    )
+    reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(
+        relative=1e-1, parameters=3e-1, floor=5e-2, reason=_REASON
+    )
+
+    step_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-4, floor=1e-3, reason=_REASON)
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+        """Return what is decided for `model`; nothing of it runs.
+
+        Args:
+            model: plain; on the meta device or any other.
+            sample: positional inputs of one rank; meta tensors are enough.
+            axis: to shard over.
+
+        Raises:
+            StrategyError: the model is unsuitable, or no plan meets what is asked.
+        """
+        raise NotImplementedError
+
+    def realise(self, model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
+        """Return `model`, changed in place to run as `plan` says; without communication.
+
+        Args:
+            model: the one that was planned for, with the same parameters on every rank of the mesh.
+            plan: what `plan` returned.
+            mesh: of one axis, with as many ranks.
+
+        Raises:
+            StrategyError: the mesh has another shape, or the model carries a plan or a region already.
+        """
+        return realise(model, plan, mesh, where="shard")
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to shard over)
+        """Return `model` untouched: without a mesh there is one rank, which holds everything."""
+        return model

@@ -1,0 +1,1 @@
+"""The calculus of sharding candidates: derived, counted, executed and verified."""

@@ -1,0 +1,73 @@
+"""Products: how candidates of operators that multiply two operands are named, and which the peer has.
+
+Labels `b0`, `b1`, … are batch dimensions, numbered as in the output. Operators in rows, `(…, k) x (k, n)`,
+are named by logical dimensions, `S0S1 = S0R x RS1_2`; batched ones, `(b, i, k) x (b, k, j)`, by labels,
+`Sb0Si1 = Sb0Si1 x Sb0`.
+"""
+
+from __future__ import annotations
+
+from strategies.shard.candidates.layout import grouped_sequence
+from strategies.shard.candidates.operation import Choice, Dimensions, Operation
+
+_MATRIX = 2
+
+
+def name_in_rows(operation: Operation, choices: tuple[Choice, ...]) -> str:
+    """Return `output = input x weight` in logical dimensions, and which batch dimensions are sharded."""
+    specs = [
+        "".join(grouped_sequence(operand.placements(choices), operand.logical)[:_MATRIX]) or "R"
+        for operand in _factors(operation)
+    ]
+    return "_".join([f"{specs[0]} = {' x '.join(specs[1:])}", *_batch_dims(choices)])
+
+
+def is_classic_in_rows(used: tuple[Choice, ...]) -> bool:
+    """Return whether the peer has it: one batch dimension at most, and not with replicated axes only."""
+    batch = {choice for choice in used if _is_batch(choice)}
+    leaves_axes = None in used and set(used) <= {None, *batch}
+    return len(batch) <= 1 and not (batch and leaves_axes)
+
+
+def name_batched(operation: Operation, choices: tuple[Choice, ...]) -> str:
+    """Return `output = input x other` in labels, and which batch dimensions if there are several."""
+    output, left, right = _factors(operation)
+    inner = {choice for choice in choices if choice is not None and not _is_batch(choice)}
+    specs = [_lettered(operand, choices) for operand in (output, left)]
+    for index, operand in enumerate((output, left)):
+        if specs[index] and not inner <= set(operand.labels):
+            specs[index] += "R"
+    text = f"{specs[0] or 'R'} = {specs[1] or 'R'} x {_lettered(right, choices) or 'R'}"
+    has_several = sum(map(_is_batch, output.labels)) > 1
+    return "_".join([text, *_batch_dims(choices)]) if has_several else text
+
+
+def is_classic_batched(used: tuple[Choice, ...]) -> bool:
+    """Return whether the peer has it: every axis shards, and one batch dimension is sharded."""
+    return None not in used and len({choice for choice in used if _is_batch(choice)}) == 1
+
+
+def _factors(operation: Operation) -> tuple[Dimensions, ...]:
+    """Return the output, and the first two operands of the first term."""
+    inputs = {operand.name: operand for operand in operation.inputs}
+    return (operation.outputs[0], *(inputs[name] for name in operation.terms[0][:2]))
+
+
+def _is_batch(choice: Choice) -> bool:
+    return choice is not None and choice.startswith("b") and choice[1:].isdigit()
+
+
+def _batch_dims(choices: tuple[Choice, ...]) -> list[str]:
+    """Return the number of the sharded batch dimension; where they differ, of every axis that has one."""
+    dims = [choice[1:] for choice in choices if choice is not None and _is_batch(choice)]
+    return dims[:1] if len(set(dims)) == 1 else dims
+
+
+def _lettered(operand: Dimensions, choices: tuple[Choice, ...]) -> str:
+    """Return `Sb0Si1`: by the first letter of labels, which mesh axes shard it."""
+    axes: dict[str, str] = {}
+    for label in operand.labels:
+        for axis, choice in enumerate(choices):
+            if label is not None and choice == label:
+                axes[label[0]] = axes.get(label[0], "") + str(axis)
+    return "".join(f"S{letter}{''.join(sorted(found))}" for letter, found in axes.items())

@@ -1,0 +1,119 @@
+"""Verification: a candidate run on a mesh against the dense operator, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from strategies.shard.candidates.candidate import Candidate, Operand
+from strategies.shard.candidates.execution import apply_all, distribute, place
+from strategies.shard.candidates.operation import Dimensions, LocalOperands, Operation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Something that this rank has and the dense operator has not.
+
+    Fields:
+        what: `output`, `gradient of weight`, or `buffer running_mean`.
+        problem: in words, with the largest relative difference where there is one.
+    """
+
+    what: str
+    problem: str
+
+
+def verify(
+    candidate: Candidate, mesh: DeviceMesh, *, relative: float = 1e-12, seed: int = 0
+) -> tuple[Difference, ...]:
+    """Return in what this rank's parts of output and gradients differ from the dense operator's.
+
+    Operands are drawn as by `draw`. Nothing is gathered: every rank compares its own parts, so a rank
+    that missed a reduction is seen, and the only collectives are the candidate's. Collective: every
+    rank of the mesh calls it.
+
+    Args:
+        candidate: what to run.
+        mesh: of the candidate's shape.
+        relative: largest accepted |actual - expected| / max|expected| of one tensor; sums over ranks
+            are taken in another order than the dense ones.
+        seed: of the drawn operands; the same on all ranks.
+
+    Raises:
+        StrategyError: the mesh has another shape.
+    """
+    operation = candidate.operation
+    whole, upstream = draw(operation, seed=seed, device=mesh.device_type)
+    placed = distribute(candidate, mesh, whole)  # before the dense operator updates its buffers
+    dense = operation.compute(LocalOperands(tensors=whole))
+    expected = (dense,) if isinstance(dense, Tensor) else dense
+    torch.autograd.backward(expected, upstream)
+
+    outputs = apply_all(candidate, mesh, placed)
+    gradients = [place(each, to, mesh) for each, to in zip(upstream, candidate.outputs, strict=True)]
+    torch.autograd.backward(outputs, gradients)
+    compared: list[tuple[str, Operand, Tensor | None, Tensor | None]] = [
+        (operand.name, operand, wanted.detach(), actual)
+        for operand, wanted, actual in zip(candidate.outputs, expected, outputs, strict=True)
+    ]
+    for operand in candidate.inputs:
+        wanted, actual = whole[operand.name], placed[operand.name]
+        compared.append((f"gradient of {operand.name}", operand, wanted.grad, actual.grad))
+        if operand.type == "buffer":
+            compared.append((f"buffer {operand.name}", operand, wanted, actual))
+    return tuple(
+        Difference(what=what, problem=problem)
+        for what, operand, wanted, actual in compared
+        if (problem := _problem(operand, wanted, actual, mesh, relative))
+    )
+
+
+def draw(
+    operation: Operation, *, seed: int = 0, device: str = "cpu"
+) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+    """Return whole operands by name, and gradients of the outputs.
+
+    Real numbers are normally distributed, integers uniformly; what is differentiable requires a
+    gradient.
+
+    Args:
+        operation: which operands.
+        seed: of the numbers, which are the same on every device.
+        device: where they go.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    operands = {
+        each.name: _drawn(each, operation, generator).to(device).requires_grad_(each.is_differentiable)
+        for each in operation.inputs
+    }
+    return operands, tuple(_drawn(each, operation, generator).to(device) for each in operation.outputs)
+
+
+def _drawn(operand: Dimensions, operation: Operation, generator: torch.Generator) -> Tensor:
+    dtype = operation.dtype_of(operand)
+    if operand.below is not None:
+        return torch.randint(operand.below, operand.shape, generator=generator, dtype=dtype)
+    return torch.randn(operand.shape, generator=generator, dtype=dtype)
+
+
+def _problem(
+    operand: Operand, expected: Tensor | None, actual: Tensor | None, mesh: DeviceMesh, relative: float
+) -> str | None:
+    """Return what is wrong with this rank's part of `actual`, `None` where nothing is."""
+    if expected is None or actual is None:
+        return None if expected is actual else f"is {'missing' if actual is None else 'unexpected'}"
+    if not isinstance(actual, DTensor) or actual.placements != operand.placements:
+        return f"is not placed as {operand.placements}"
+    wanted = place(expected, operand, mesh).to_local()
+    part = actual.to_local().detach()
+    if (part.shape, part.dtype) != (wanted.shape, wanted.dtype):
+        return f"is {tuple(part.shape)} {part.dtype}, not {tuple(wanted.shape)} {wanted.dtype}"
+    scale = float(expected.abs().max())
+    distance = float((part - wanted).abs().max())
+    if distance <= relative * scale:  # false for NaN
+        return None
+    return f"is {distance / scale if scale else distance:.1e} off, more than {relative:.0e}"

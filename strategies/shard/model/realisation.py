@@ -1,0 +1,211 @@
+"""Realisation of a plan: every leaf module that the plan changes gets a class that runs it as planned.
+
+As with regions, the class is exchanged for a dynamic subclass: names, hooks and `state_dict` keys stay.
+What is sharded becomes a `DTensor` parameter of the mesh axis, which FSDP2 shards further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from strategies.errors import StrategyError
+from strategies.regions.blocks import Disguised
+from strategies.shard.candidates.execution import redistribute
+from strategies.shard.candidates.layout import local_part
+from strategies.shard.candidates.redistribution import Step
+from strategies.shard.model.module_options import Held
+from strategies.shard.model.plans import PlacedModule, ShardPlan
+from strategies.tracing.shadow import PARTS
+
+_PLACED = "_acbench_placed"
+_REDUCTIONS = "_acbench_reductions"
+_Reductions: TypeAlias = Mapping[str, tuple[Step, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """What stands around the forward of one leaf module.
+
+    Fields:
+        plan: its own.
+        mesh: of one axis.
+        where: configuration path of the strategy, for messages.
+    """
+
+    plan: PlacedModule
+    mesh: DeviceMesh
+    where: str
+
+    def run(self, module: nn.Module, body: Callable[[Tensor], Tensor], entered: Tensor) -> Tensor:
+        """Return what `module` gives, in the state that the option promises.
+
+        Args:
+            module: whose parameters are used.
+            body: its own forward.
+            entered: the input.
+
+        Raises:
+            StrategyError: the input, or the mode of the module, is not what was planned for.
+        """
+        self._check(module, entered)
+        option, way = self.plan.option, self.plan.option.way
+        assert way is not None
+        entering, finish, leaving = option.entering, way.finish, option.leaving
+        entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
+        reductions = {name: held.reduction for name, held in way.parameters.items()}
+        parameters = _reduced(module, reductions, self.mesh)
+        bias = parameters.get("bias")
+        is_partial = bool(finish.forward)
+        if is_partial and bias is not None:
+            parameters["bias"] = None  # every rank would add it
+        with _holding(module, parameters):
+            output = body(entered)
+        output = redistribute(output, forward=finish.forward, backward=finish.backward, mesh=self.mesh)
+        if is_partial and bias is not None:
+            output = output + bias.to(output.dtype)
+        return redistribute(output, forward=leaving.forward, backward=leaving.backward, mesh=self.mesh)
+
+    def on_shadow(self, body: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return what `run` does, of tensors without memory, where `body` is the plain module.
+
+        Raises:
+            StrategyError: the input is not what was planned for.
+        """
+        (entered,) = (*args, *kwargs.values())
+        if tuple(entered.shape) != self.plan.shape:
+            raise StrategyError(self.where, self._unplanned(entered))
+        whole = entered.new_empty(self.plan.whole_shape).requires_grad_(entered.requires_grad)
+        output = body(whole)
+        part = output.new_empty(self.plan.output_shape).requires_grad_(output.requires_grad)
+        return part.clone()  # which code may change in place
+
+    def _check(self, module: nn.Module, entered: Tensor) -> None:
+        if tuple(entered.shape) != self.plan.shape:
+            raise StrategyError(self.where, self._unplanned(entered))
+        if module.training is not self.plan.is_training:
+            mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
+            problem = f"{self.plan.fqn!r} is sharded for {mode}, got {other}"
+            raise StrategyError(self.where, f"{problem}; plan for that mode")
+
+    def _unplanned(self, entered: Tensor) -> str:
+        problem = f"{self.plan.fqn!r} is sharded for inputs of {self.plan.shape} on a rank"
+        return f"{problem}, got {tuple(entered.shape)}; use batches of one shape"
+
+
+class _PlacedForward(Disguised):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        placed: Placed = vars(self)[_PLACED]
+        (entered,) = (*args, *kwargs.values())
+        return placed.run(self, super().forward, entered)  # type: ignore[misc, arg-type]
+
+
+class _ReducedForward(Disguised):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        reductions, mesh = vars(self)[_REDUCTIONS]
+        with _holding(self, _reduced(self, reductions, mesh)):  # type: ignore[arg-type]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) -> nn.Module:
+    """Return `model`, the leaf modules of which run as planned; changed in place, without communication.
+
+    Args:
+        model: plain, with the same parameters on every rank.
+        plan: of this model.
+        mesh: of one axis, with the ranks of the plan.
+        where: configuration path of the strategy, for messages.
+
+    Raises:
+        StrategyError: the mesh has another shape, or the model carries a plan already.
+    """
+    if tuple(mesh.shape) != (plan.ranks,):
+        raise StrategyError(where, f"needs a mesh of {plan.ranks} ranks, got {tuple(mesh.shape)}")
+    if any(isinstance(module, Disguised) for module in model.modules()):
+        raise StrategyError(where, "needs a plain model; apply it once, and before regions")
+    for placed in plan.modules:
+        if placed.is_plain:
+            continue
+        module = model.get_submodule(placed.fqn)
+        assert placed.option.way is not None
+        for name, held in placed.option.way.parameters.items():
+            if held.placement.is_shard():
+                _shard(module, name, held, mesh)
+        stand = Placed(plan=placed, mesh=mesh, where=where)
+        _disguise(module, _PlacedForward, _PLACED, stand)
+        module.__dict__[PARTS] = stand.on_shadow
+    for home, reductions in _by_module(plan).items():
+        _disguise(model.get_submodule(home), _ReducedForward, _REDUCTIONS, (reductions, mesh))
+    return model
+
+
+def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
+    """Return what makes gradients whole, by module and parameter."""
+    found: dict[str, dict[str, tuple[Step, ...]]] = {}
+    for placed in plan.parameters:
+        home, _, name = placed.fqn.rpartition(".")
+        found.setdefault(home, {})[name] = placed.option.leaving.backward
+    return dict(found)
+
+
+def _reduced(module: nn.Module, reductions: _Reductions, mesh: DeviceMesh) -> dict[str, Tensor | None]:
+    """Return the local parts of parameters, the gradients of which are reduced on their way back."""
+    parameters: dict[str, Tensor | None] = {}
+    for name, reduction in reductions.items():
+        held: Tensor = getattr(module, name)
+        local = held.to_local() if isinstance(held, DTensor) else held
+        parameters[name] = redistribute(local, forward=(), backward=reduction, mesh=mesh)
+    return parameters
+
+
+@contextmanager
+def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterator[None]:
+    """Let a module hold other tensors in the place of parameters; FSDP1 keeps these among its attributes."""
+    places: dict[str, dict[str, Any]] = {
+        name: module._parameters if name in module._parameters else vars(module)  # noqa: SLF001 (no public way to put a tensor there)
+        for name in tensors
+    }
+    before = {name: place[name] for name, place in places.items()}
+    try:
+        for name, place in places.items():
+            place[name] = tensors[name]
+        yield
+    finally:
+        for name, place in places.items():
+            place[name] = before[name]
+
+
+def _shard(module: nn.Module, name: str, held: Held, mesh: DeviceMesh) -> None:
+    whole: nn.Parameter = getattr(module, name)
+    part = local_part(whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()])
+    local = part.contiguous().clone()
+    sharded = DTensor.from_local(
+        local,
+        mesh,
+        (held.placement,),
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    parameter = nn.Parameter(sharded, requires_grad=whole.requires_grad)
+    vars(parameter).update(vars(whole))  # what optimizers and users have noted on it
+    setattr(module, name, parameter)
+
+
+def _disguise(module: nn.Module, mark: type[Any], attribute: str, value: object) -> None:
+    module.__dict__[attribute] = value
+    front: Any = mark
+    original: Any = type(module)
+    module.__class__ = _disguised_class(front, original)
+
+
+@cache  # one class per class, so that identical blocks stay identical
+def _disguised_class(mark: type[Any], original: type[Any]) -> type[nn.Module]:
+    return type(f"Placed{original.__name__}", (mark, original), {"__module__": original.__module__})

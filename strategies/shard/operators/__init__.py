@@ -1,0 +1,1 @@
+"""Sharding candidates of single operators."""

@@ -1,0 +1,1 @@
+"""Recorders of forwards, and what a recording depends on."""

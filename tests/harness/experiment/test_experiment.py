@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment, Recipe, name_of
+from strategies import ac_variants, shard_variants
+from tests.harness.composing import experiment_of, refusal_of
+
+GROUPS = ["model", "mesh", "ac", "chunk", "shard", "data", "protocol"]
+FREED = (
+    "ac.use_reentrant: true inside a sharded FSDP1 unit reads weights that the unit frees after its first "
+    "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or mesh.sharding_strategy=NO_SHARD"
+)
+
+
+def test_the_twin_differs_in_the_strategies_alone() -> None:
+    experiment = experiment_of("ac=full mesh=shard2 model.dropout=0.1 seed=3")
+    twin = experiment.twin()
+    changed = {
+        field.name
+        for field in dataclasses.fields(Experiment)
+        if getattr(twin, field.name) != getattr(experiment, field.name)
+    }
+    assert changed == {"ac"}
+    assert twin.is_baseline
+    assert twin.twin() == twin
+    assert not experiment.is_baseline
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "is_placed_as_twin"),
+    [
+        pytest.param("shard=none", set(), True, id="nothing"),
+        pytest.param(
+            "shard=megatron", {"shard"}, False, id="sharding alone is proven against the mesh's own"
+        ),
+        pytest.param("shard=megatron ac=full", {"ac"}, True, id="AC against the same sharding without it"),
+    ],
+)
+def test_the_twin_lacks_one_thing_at_a_time(line: str, changed: set[str], is_placed_as_twin: bool) -> None:
+    experiment = experiment_of(f"mesh=tp2 {line}")
+    twin = experiment.twin()
+    assert {name for name in GROUPS if getattr(twin, name) != getattr(experiment, name)} == changed
+    assert experiment.is_baseline == (not changed)
+    assert experiment.is_placed_as_twin == is_placed_as_twin
+
+
+@pytest.mark.parametrize(
+    ("line", "relative"),
+    [
+        pytest.param("shard=cheapest", 1e-3, id="sharding"),
+        pytest.param("shard=cheapest dtype=bf16", 1e-1, id="sharding in half precision"),
+        pytest.param("shard=cheapest ac=full", None, id="AC is bitwise, however a model is sharded"),
+        pytest.param("shard=none", None, id="nothing"),
+    ],
+)
+def test_the_tolerance_is_of_what_lies_between_variant_and_twin(line: str, relative: float | None) -> None:
+    tolerance = experiment_of(f"mesh=tp2 {line}").tolerance
+    assert (tolerance and tolerance.relative) == relative
+
+
+@pytest.mark.parametrize("variant", [name for name in shard_variants if name != "none"])
+def test_refuses_to_shard_over_one_rank(variant: str) -> None:
+    assert refusal_of(f"mesh=shard2 shard={variant}") == (
+        f"mesh.tp: must be above 1 for shard={variant}, which shards over its ranks, got 1; "
+        "use mesh=tp2 or shard=none"
+    )
+
+
+def test_refuses_chunks_of_split_tensors() -> None:
+    assert refusal_of("mesh=tp2 chunk=minimum") == (
+        "mesh.tp: must be 1 for chunk=minimum, which plans operators of whole tensors and no collectives "
+        "between them, got 2; use mesh=shard2 or chunk=none"
+    )
+
+
+def test_refuses_chunks_under_fsdp1() -> None:
+    assert refusal_of("mesh=shard2 mesh.fsdp=fsdp1 chunk=minimum") == (
+        "mesh.fsdp: must be fsdp2 for chunk=minimum: FSDP1 hides the shapes of parameters from a forward "
+        "that is planned for other inputs; leave it out or use chunk=none"
+    )
+
+
+def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
+    resolved = experiment_of("ac=selective_op mesh=shard2").to_dict()
+    assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])
+    assert {group: resolved[group]["name"] for group in GROUPS} == {
+        "model": "gpt_nano",
+        "mesh": "shard2",
+        "ac": "selective_op",
+        "chunk": "none",
+        "shard": "none",
+        "data": "text",
+        "protocol": "standard",
+    }
+    assert resolved["model"]["family"] == "gpt"
+    assert resolved["ac"]["save_ops"] == ["matmul", "attention"]
+
+
+@pytest.mark.parametrize("name", sorted(ac_variants))
+def test_a_variant_is_named_by_its_module(name: str) -> None:
+    assert name_of(ac_variants[name]()) == name
+
+
+def test_refuses_a_recipe_that_says_nothing() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Recipe(learning_rate=float("nan"))
+    assert str(refusal.value) == "learning_rate: must be above 0, got nan"
+
+
+@pytest.mark.parametrize("mesh", ["single", "ddp2", "tp2"])
+def test_refuses_an_order_around_nothing(mesh: str) -> None:
+    assert refusal_of(f"wrap_order=outside_fsdp mesh={mesh}") == (
+        f"wrap_order: outside_fsdp needs FSDP, but {mesh} shards nothing; use mesh=shard2 or inside_fsdp"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize(
+    "order", ["wrap_order=inside_fsdp", "wrap_order=outside_fsdp ac.module_classes=[GPTBlock]"]
+)
+def test_refuses_reentrant_inside_a_sharded_fsdp1_unit(order: str, strategy: str) -> None:
+    fsdp1 = f"mesh=shard2 mesh.fsdp=fsdp1 mesh.sharding_strategy={strategy}"
+    assert refusal_of(f"{fsdp1} ac=full ac.use_reentrant=true {order}") == FREED
+
+
+def test_refuses_what_reads_parameters_around_fsdp1() -> None:
+    assert refusal_of("mesh=shard2 mesh.fsdp=fsdp1 wrap_order=outside_fsdp ac=nested") == (
+        "wrap_order: outside_fsdp does not suit ac=nested, which reads the shapes of parameters that fsdp1 "
+        "flattens; use inside_fsdp or mesh.fsdp=fsdp2"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mesh.fsdp=fsdp1 wrap_order=outside_fsdp",
+        "mesh.fsdp=fsdp1 wrap_order=call_site",
+        "mesh.fsdp=fsdp1 mesh.sharding_strategy=NO_SHARD",
+        "mesh.fsdp=fsdp2",
+    ],
+)
+def test_reentrant_is_fine_where_weights_stay(line: str) -> None:
+    assert experiment_of(f"mesh=shard2 ac=full ac.use_reentrant=true {line}").mesh.label == "shard2"

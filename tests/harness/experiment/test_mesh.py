@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as values
+
+from harness.errors import ConfigError
+from harness.experiment.mesh import SHARDING_STRATEGIES, Mesh
+
+
+@pytest.mark.parametrize(
+    ("mesh", "label", "world_size", "dp", "is_sharded"),
+    [
+        (Mesh(), "single", 1, 1, False),
+        (Mesh(dp_replicate=2), "ddp2", 2, 2, False),
+        (Mesh(dp_shard=4), "shard4", 4, 4, True),
+        (Mesh(dp_replicate=2, dp_shard=3), "hsdp2x3", 6, 6, True),
+        (Mesh(tp=2), "tp2", 2, 1, False),
+        (Mesh(dp_shard=2, tp=2), "shard2_tp2", 4, 2, True),
+        (Mesh(dp_replicate=2, tp=2), "ddp2_tp2", 4, 2, True),
+        (Mesh(dp_replicate=2, dp_shard=2, tp=2), "hsdp2x2_tp2", 8, 4, True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_numbers_mean(mesh: Mesh, label: str, world_size: int, dp: int, is_sharded: bool) -> None:
+    assert (mesh.label, mesh.world_size, mesh.dp, mesh.is_sharded) == (label, world_size, dp, is_sharded)
+
+
+def test_ranks_are_spread_over_nodes() -> None:
+    assert Mesh(dp_shard=8, nodes=2).ranks_per_node == 4
+
+
+@given(values.tuples(values.integers(1, 8), values.integers(1, 8), values.integers(1, 8)))
+def test_labels_tell_meshes_apart(numbers: tuple[int, int, int]) -> None:
+    replicate, shard, tp = numbers
+    label = Mesh(dp_replicate=replicate, dp_shard=shard, tp=tp).label
+    same = [
+        other
+        for other in itertools.product(range(1, 9), repeat=3)
+        if Mesh(dp_replicate=other[0], dp_shard=other[1], tp=other[2]).label == label
+    ]
+    assert same == [numbers]
+
+
+@pytest.mark.parametrize("strategy", SHARDING_STRATEGIES)
+def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
+    replicate = 2 if "HYBRID" in strategy else 1
+    Mesh(fsdp="fsdp1", dp_replicate=replicate, dp_shard=2, sharding_strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dp_replicate": 0}, "mesh.dp_replicate: must be at least 1, got 0"),
+        ({"dp_shard": -1}, "mesh.dp_shard: must be at least 1, got -1"),
+        ({"tp": 0}, "mesh.tp: must be at least 1, got 0"),
+        ({"nodes": 0}, "mesh.nodes: must be at least 1, got 0"),
+        ({"nodes": 2}, "mesh.nodes: must divide the 1 ranks of single, got 2"),
+        ({"nodes": 3, "dp_shard": 2}, "mesh.nodes: must divide the 2 ranks of shard2, got 3"),
+        ({"fsdp": "fsdp3"}, "mesh.fsdp: must be one of fsdp2, fsdp1, got 'fsdp3'"),
+        ({"device": "tpu"}, "mesh.device: must be one of auto, cuda, cpu, got 'tpu'"),
+        (
+            {"sharding_strategy": "ZERO3"},
+            (
+                "mesh.sharding_strategy: must be one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
+                "_HYBRID_SHARD_ZERO2, got 'ZERO3'"
+            ),
+        ),
+    ],
+)
+def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Mesh(**options)  # type: ignore[arg-type]
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            (options, f"mesh.{name}: is an option of FSDP, but {label} shards nothing; use mesh=shard2")
+            for (name, value), (label, numbers) in itertools.product(
+                {
+                    "fsdp": "fsdp1",
+                    "cpu_offload": True,
+                    "reshard_after_forward": False,
+                    "use_orig_params": False,
+                    "sharding_strategy": "NO_SHARD",
+                }.items(),
+                {"single": {}, "ddp2": {"dp_replicate": 2}, "tp2": {"tp": 2}}.items(),
+            )
+            for options in [{name: value, **numbers}]
+        ),
+        (
+            {"dp_shard": 2, "sharding_strategy": "NO_SHARD"},
+            (
+                "mesh.sharding_strategy: belongs to fsdp1, got NO_SHARD with fsdp2; "
+                "use mesh.reshard_after_forward"
+            ),
+        ),
+        (
+            {"dp_shard": 2, "use_orig_params": False},
+            "mesh.use_orig_params: belongs to fsdp1: fsdp2 always has them; use mesh.fsdp=fsdp1",
+        ),
+        (
+            {"dp_shard": 2, "fsdp": "fsdp1", "reshard_after_forward": False},
+            (
+                "mesh.reshard_after_forward: belongs to fsdp2; with fsdp1 use "
+                "mesh.sharding_strategy=SHARD_GRAD_OP"
+            ),
+        ),
+        (
+            {"dp_shard": 2, "tp": 2, "fsdp": "fsdp1"},
+            "mesh.fsdp: fsdp1 does not compose with tp > 1; use mesh.fsdp=fsdp2",
+        ),
+        (
+            {"dp_shard": 2, "dp_replicate": 2, "fsdp": "fsdp1"},
+            (
+                "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and "
+                "_HYBRID_SHARD_ZERO2 need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+            ),
+        ),
+        (
+            {"dp_shard": 2, "fsdp": "fsdp1", "sharding_strategy": "HYBRID_SHARD"},
+            (
+                "mesh.sharding_strategy: HYBRID_SHARD does not fit shard2; HYBRID_SHARD and "
+                "_HYBRID_SHARD_ZERO2 need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+            ),
+        ),
+    ],
+)
+def test_refuses_an_option_that_nothing_would_read(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Mesh(**options)  # type: ignore[arg-type]
+    assert str(refusal.value) == message

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from harness.errors import ConfigError
+from harness.measure.speed.timing import (
+    CudaClock,
+    HostClock,
+    Samples,
+    Step,
+    clock_for,
+    consecutive,
+    interleave,
+)
+
+
+@dataclass
+class Tape:
+    """Two steps that write down when they ran, and a clock that gives out 1, 2, 3 … seconds."""
+
+    calls: str = ""
+    now_s: float = 0.0
+    was_enabled: list[bool] = field(default_factory=list)
+
+    def variant(self) -> None:
+        self.calls += "A"
+        self.was_enabled.append(gc.isenabled())
+
+    def twin(self) -> None:
+        self.calls += "B"
+
+    def time_s(self, step: Step) -> float:
+        self.calls += "("
+        step()
+        self.calls += ")"
+        self.now_s += 1
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("warmup", "pairs", "calls", "samples"),
+    [
+        pytest.param(0, 1, "(A)(B)", Samples(variant_s=(1,), twin_s=(2,)), id="one pair"),
+        pytest.param(0, 2, "(A)(B)(B)(A)", Samples(variant_s=(1, 4), twin_s=(2, 3)), id="A B B A"),
+        pytest.param(
+            2,
+            3,
+            "ABAB(A)(B)(B)(A)(A)(B)",
+            Samples(variant_s=(1, 4, 5), twin_s=(2, 3, 6)),
+            id="warm-up is not timed",
+        ),
+    ],
+)
+def test_variant_and_twin_take_turns(warmup: int, pairs: int, calls: str, samples: Samples) -> None:
+    tape = Tape()
+    assert interleave(tape.variant, tape.twin, warmup=warmup, pairs=pairs, clock=tape) == samples
+    assert tape.calls == calls
+
+
+def test_one_alone_is_timed_after_its_warm_up() -> None:
+    tape = Tape()
+    assert consecutive(tape.variant, warmup=2, count=3, clock=tape) == (1, 2, 3)
+    assert tape.calls == "AA(A)(A)(A)"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "pairs", "message"),
+    [
+        pytest.param(-1, 1, r"^warmup: must be at least 0, got -1$", id="negative warm-up"),
+        pytest.param(0, 0, r"^pairs: must be at least 1, got 0$", id="no pair"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(warmup: int, pairs: int, message: str) -> None:
+    tape = Tape()
+    with pytest.raises(ConfigError, match=message):
+        interleave(tape.variant, tape.twin, warmup=warmup, pairs=pairs, clock=tape)
+    assert tape.calls == ""
+
+
+def test_nothing_to_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^count: must be at least 1, got 0$"):
+        consecutive(Tape().variant, warmup=0, count=0, clock=Tape())
+
+
+@pytest.fixture
+def heap() -> Iterator[None]:
+    """Start with nothing frozen; end with what the suite has frozen."""
+    gc.unfreeze()
+    yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("heap")
+class TestTheHeap:
+    def test_no_collection_falls_into_a_timed_step(self) -> None:
+        tape = Tape()
+        interleave(tape.variant, tape.twin, warmup=0, pairs=2, clock=tape)
+        assert tape.was_enabled == [False, False]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == 0
+
+    def test_the_collector_is_left_as_it_was_found(self) -> None:
+        gc.disable()
+        gc.freeze()
+        interleave(Tape().variant, Tape().twin, warmup=0, pairs=1, clock=Tape())
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+
+    def test_the_collector_is_left_as_it_was_found_when_a_step_fails(self) -> None:
+        def fail() -> None:
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            interleave(fail, fail, warmup=0, pairs=1, clock=Tape())
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == 0
+
+    def test_cycles_of_one_pair_are_gone_before_the_next(self) -> None:
+        seen = []
+
+        def make_a_cycle() -> None:
+            seen.append(sum(isinstance(thing, Cycle) for thing in gc.get_objects()))
+            Cycle()
+
+        interleave(make_a_cycle, make_a_cycle, warmup=0, pairs=2, clock=Tape())
+        assert seen == [0, 1, 0, 1]
+
+
+class Cycle:
+    """An object that only the garbage collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_host_clock_counts_seconds_of_the_step() -> None:
+    assert 0 < HostClock().time_s(lambda: None) < 1
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        pytest.param("cpu", HostClock(), id="cpu"),
+        pytest.param("cuda:1", CudaClock(device=torch.device("cuda:1")), id="cuda"),
+    ],
+)
+def test_the_clock_suits_the_device(device: str, expected: HostClock | CudaClock) -> None:
+    assert clock_for(torch.device(device)) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_cuda_clock_waits_for_queued_work() -> None:
+    device = torch.device("cuda", 0)
+    matrix = torch.ones(4096, 4096, device=device)
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    multiply(1)
+    many_s = CudaClock(device=device).time_s(lambda: multiply(20))
+    one_s = CudaClock(device=device).time_s(lambda: multiply(1))
+    assert many_s > 5 * one_s

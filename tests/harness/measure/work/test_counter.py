@@ -1,0 +1,253 @@
+"""FLOPs, recomputed operators, forward calls and collectives of one step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from harness.measure.collectives import collective_name, payload_bytes
+from harness.measure.step import instrument
+from harness.measure.work.counter import WorkReport
+from harness.measure.work.flops import FlopFormulas
+from harness.models.base import Batch
+from tests.harness.measure.metered import Metered, tokens, transformer, warmed
+from tests.rank_pool import RankPool
+
+TOKENS, WIDTH = 2 * 16, 32
+LINEARS = 2 * TOKENS * WIDTH * (3 * WIDTH + WIDTH + 2 * WIDTH + 2 * WIDTH)
+DOWN = 2 * TOKENS * WIDTH * 2 * WIDTH
+ATTENTION = 2 * 2 * TOKENS * 16 * WIDTH
+HEAD = 2 * TOKENS * WIDTH * 64
+FORWARD = 2 * (LINEARS + ATTENTION) + HEAD
+# the flash kernel computes the scores once more
+BACKWARD = 2 * FORWARD + 2 * ATTENTION // 2
+
+
+@pytest.mark.parametrize(
+    ("region", "recomputed", "calls"),
+    [
+        pytest.param("none", 0, 1, id="none recomputes nothing"),
+        pytest.param("full", 2 * (LINEARS + ATTENTION - DOWN), 2, id="full stops before the last linear"),
+        pytest.param("full to the end", 2 * (LINEARS + ATTENTION), 2, id="full without early stop"),
+        pytest.param("reentrant", 2 * (LINEARS + ATTENTION), 2, id="reentrant recomputes all"),
+        pytest.param("selective", 2 * ATTENTION, 2, id="selective recomputes what it does not save"),
+    ],
+)
+def test_flops_and_calls(region: str, recomputed: int, calls: int) -> None:
+    work = instrument(transformer(region), tokens()).work
+    assert (work.forward_flops, work.backward_flops, work.recomputed_flops) == (
+        FORWARD,
+        BACKWARD + recomputed,
+        recomputed,
+    )
+    assert work.calls == {"layers.0": calls, "layers.1": calls}
+
+
+def test_recomputed_operators_are_those_of_forward() -> None:
+    work = instrument(transformer("selective"), tokens()).work
+    assert work.recomputed_ops == {
+        "aten._scaled_dot_product_flash_attention_for_cpu.default": 2,
+        "aten.add.Tensor": 2,
+        "aten.add_.Scalar": 2,
+        "aten.arange.start_step": 2,
+        "aten.gelu.default": 2,
+        "aten.index_select.default": 2,
+        "aten.mean.dim": 2,
+        "aten.mul.Tensor": 6,
+        "aten.permute.default": 2,
+        "aten.pow.Tensor_Scalar": 2,
+        "aten.rsqrt.default": 2,
+        "aten.t.default": 8,
+        "aten.topk.default": 2,
+        "aten.transpose.int": 2,
+        "aten.unbind.int": 2,
+        "aten.view.default": 18,
+    }
+
+
+class Nested(nn.Module):
+    """Regions in regions around a linear layer, reentrant or not."""
+
+    def __init__(self, depth: int, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8, bias=False)])
+        self.depth = depth
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.level(self.depth, x * 1.0)
+
+    def level(self, depth: int, x: Tensor) -> Tensor:
+        if depth == 0:
+            y: Tensor = self.layers[0](x)
+            return y.sin()
+        region: Tensor = checkpoint(
+            partial(self.level, depth - 1), x, use_reentrant=self.use_reentrant, **self.options
+        )
+        return region
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if self.use_reentrant else {"early_stop": False}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["not reentrant", "reentrant"])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_a_leaf_in_nested_regions_runs_once_more_for_each(depth: int, *, use_reentrant: bool) -> None:
+    model = Nested(depth, use_reentrant=use_reentrant)
+    batch = Batch(inputs=(torch.ones(4, 8, requires_grad=True),), targets=None)
+    work = instrument(warmed(Metered(model), batch), batch).work
+    product = 2 * 4 * 8 * 8
+    assert work.calls == {"layers.0": 1 + depth}
+    assert work.recomputed_flops == depth * product
+    assert work.backward_flops == (2 + depth) * product
+
+
+def test_a_region_class_that_calls_the_plain_forward_is_one_call() -> None:
+    class Region(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = checkpoint(super().forward, x, use_reentrant=False, early_stop=False)
+            return y
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Region(8, 8)])
+    model.forward = lambda x: model.layers[0](x).sin()  # type: ignore[operator, index]
+    batch = Batch(inputs=(torch.ones(4, 8),), targets=None)
+    assert instrument(warmed(Metered(model), batch), batch).work.calls == {"layers.0": 2}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "forward", "backward"),
+    [
+        pytest.param(
+            [(1, 2, 16, 8)] * 3, 2 * 2 * 2 * 16 * 16 * 8, 5 * 2 * 2 * 16 * 16 * 8, id="self-attention"
+        ),
+        pytest.param(
+            [(1, 4, 16, 8), (1, 2, 32, 8), (1, 2, 32, 8)],
+            2 * 2 * 4 * 16 * 32 * 8,
+            5 * 2 * 4 * 16 * 32 * 8,
+            id="grouped queries over a longer memory",
+        ),
+    ],
+)
+def test_flops_of_cpu_attention(shapes: list[tuple[int, ...]], forward: int, backward: int) -> None:
+    formulas, aten = FlopFormulas(), torch.ops.aten
+    q, k, v = (torch.empty(shape, device="meta") for shape in shapes)
+    assert (
+        formulas.count(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, k, v), {}, q) == forward
+    )
+    assert (
+        formulas.count(
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default, (q, q, k, v), {}, (q, k, v)
+        )
+        == backward
+    )
+
+
+def test_torchs_registry_is_left_alone() -> None:
+    source = """
+from torch.utils.flop_counter import flop_registry
+before = dict(flop_registry)
+import harness.measure.work.flops
+assert flop_registry == before
+"""
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        pytest.param(
+            "_c10d_functional.all_gather_into_tensor.default", "all_gather", id="functional all-gather"
+        ),
+        pytest.param("_c10d_functional.all_reduce_.default", "all_reduce", id="in-place all-reduce"),
+        pytest.param("_c10d_functional.wait_tensor.default", None, id="waiting is no collective"),
+        pytest.param(
+            "c10d._reduce_scatter_base_.default", "reduce_scatter", id="process group's reduce-scatter"
+        ),
+        pytest.param("aten.mm.default", None, id="a matmul is none"),
+    ],
+)
+def test_names_of_collectives(op: str, name: str | None) -> None:
+    namespace, packet, overload = op.split(".")
+    assert collective_name(getattr(getattr(getattr(torch.ops, namespace), packet), overload)) == name
+
+
+def test_the_payload_is_the_larger_side() -> None:
+    shard, whole = torch.empty(4), torch.empty(8)
+    assert payload_bytes((whole, shard, object(), 1), None) == 32
+    assert payload_bytes(([[shard, shard]], [shard], object()), None) == 32
+
+
+def _work_on(_: int, kind: str) -> WorkReport:
+    torch.manual_seed(0)
+    trainee = transformer("full")
+    model: nn.Module = trainee.model
+    layers: Any = model.layers
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    if kind == "fsdp":
+        for layer in layers:
+            fully_shard(layer)
+        fully_shard(model)
+    if kind == "tp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in layers:
+            parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    wrapped = Metered(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped.blocks = trainee.blocks
+    batch = tokens()
+    return instrument(warmed(warmed(wrapped, batch), batch), batch).work
+
+
+PARAMETERS = 84224
+ROOT = 4 * (64 * 32 + 64 * 32 + 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"),
+    [
+        pytest.param(
+            "ddp", {}, {"all_reduce": (1, PARAMETERS)}, id="replicas reduce gradients in one bucket"
+        ),
+        pytest.param(
+            "fsdp",
+            {"all_gather": (3, PARAMETERS)},
+            # the root unit stays whole between forward and backward
+            {"all_gather": (2, PARAMETERS - ROOT), "reduce_scatter": (3, PARAMETERS)},
+            id="shards gather twice and scatter once a unit",
+        ),
+        pytest.param(
+            "tp",
+            {"all_reduce": (2, 2 * 4096)},
+            {"all_reduce": (2, 2 * 4096)},
+            id="a row-split linear reduces its result, a column-split one its gradient",
+        ),
+    ],
+)
+def test_collectives(
+    pool2: RankPool, kind: str, forward: dict[str, tuple[int, int]], backward: dict[str, tuple[int, int]]
+) -> None:
+    for work in pool2.run(_work_on, kind):
+        assert {
+            phase: {name: (n, work.collective_bytes[phase][name]) for name, n in counts.items()}
+            for phase, counts in work.collectives.items()
+        } == {"forward": forward, "backward": backward, "optimizer": {}}
+        assert work.calls == {"layers.0": 2, "layers.1": 2}
+
+
+def test_flops_under_tensor_parallelism_are_local(pool2: RankPool) -> None:
+    (work, _), (replicated, _) = pool2.run(_work_on, "tp"), pool2.run(_work_on, "ddp")
+    assert replicated.forward_flops - work.forward_flops == 2 * DOWN

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.records.record import Ending, Record, build, refused, validate
+from harness.report.model.flat import flat_summary
+from tests.harness.records_fixture import (
+    FINISHED,
+    OK,
+    STARTED,
+    experiment,
+    failed,
+    identity,
+    rank_result,
+    record,
+)
+
+CONTRACT = {
+    "": {
+        "schema_version",
+        "trial_id",
+        "environment_id",
+        "name",
+        "started_at",
+        "finished_at",
+        "experiment",
+        "status",
+        "error",
+        "verdict",
+        "parity",
+        "memory",
+        "work",
+        "time",
+        "plan",
+        "environment",
+    },
+    "parity": {"level", "steps", "outputs", "loss", "gradients", "buffers", "rng_state", "parameters"},
+    "parity.loss": {"equal", "max_abs", "max_rel", "first_difference"},
+    "memory": {
+        "saved_bytes",
+        "peak_bytes",
+        "activation_peak_bytes",
+        "peak_phase",
+        "peak_module",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "by_rank",
+        "allocator",
+        "predicted_peak_bytes",
+        "baseline",
+    },
+    "memory.allocator": {
+        "source",
+        "peak_requested_bytes",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "workspace_bytes",
+    },
+    "memory.baseline": {"saved_bytes", "peak_bytes"},
+    "work": {
+        "forward_flops",
+        "backward_flops",
+        "recomputed_flops",
+        "recomputed_ops",
+        "never_fired",
+        "offloaded_bytes",
+        "chunks",
+        "calls",
+        "collectives",
+        "collective_bytes",
+        "baseline",
+    },
+    "work.baseline": {"forward_flops", "backward_flops"},
+    "time": {"step_time_s", "ratio_to_baseline", "tokens_per_s", "mfu", "hfu", "peak_flops_per_s_source"},
+    "time.step_time_s": {"median", "p10", "p90", "count"},
+    "time.ratio_to_baseline": {"median", "low", "high"},
+}
+
+
+def at(value: Any, path: str) -> Any:
+    for key in filter(None, path.split(".")):
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
+
+
+def put(value: Any, path: str, new: Any) -> None:
+    parent, _, key = path.rpartition(".")
+    at(value, parent)[key] = new
+
+
+def two_ranks(change: Callable[[dict[str, Any]], None]) -> Record:
+    """The record of two ranks of which rank 1, reported first, is changed."""
+    other = rank_result(1)
+    change(other)
+    return record(None, other, rank_result(0))
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path or "record")
+def test_names_of_the_contract(path: str) -> None:
+    assert set(at(record().to_dict(), path)) >= CONTRACT[path]
+
+
+def test_a_failure_has_the_names_of_the_contract() -> None:
+    assert failed().to_dict()["error"] == {
+        "kind": "ValueError",
+        "message": "no\nmore",
+        "rank": 1,
+        "phase": "parity",
+        "log": "rank1.log",
+    }
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(record, id="ok"),
+        pytest.param(lambda: failed("oom"), id="out of memory"),
+        pytest.param(lambda: refused(identity({"ac": "fulll"}), "ac: unknown", at=STARTED), id="refused"),
+    ],
+)
+def test_json_and_back_is_the_same_record(written: Callable[[], Record]) -> None:
+    assert validate(json.loads(json.dumps(written().to_dict(), allow_nan=False))) == written()
+
+
+def test_numbers_that_json_lacks_survive() -> None:
+    def spoil(result: dict[str, Any]) -> None:
+        result["parity"]["losses"] = [5.5, "nan", "inf"]
+        result["parity"]["loss"] |= {"equal": False, "max_abs": math.inf, "max_rel": math.nan}
+
+    spoilt = two_ranks(spoil).to_dict()
+    assert spoilt["parity"]["losses"] == [5.5, "nan", "inf"]
+    assert (spoilt["parity"]["loss"]["max_abs"], spoilt["parity"]["loss"]["max_rel"]) == ("inf", "nan")
+    assert validate(json.loads(json.dumps(spoilt, allow_nan=False))).to_dict() == spoilt
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "merged_path", "expected"),
+    [
+        pytest.param("memory.saved_bytes", 5_000_000, "memory.saved_bytes", 5_000_000, id="bytes: maximum"),
+        pytest.param("memory.saved_bytes", 1, "memory.saved_bytes", 3_145_728, id="bytes: never a sum"),
+        pytest.param(
+            "memory.peak_module", "head", "memory.peak_module", "layers.3", id="peak module: tie to rank 0"
+        ),
+        pytest.param(
+            "memory.allocator", None, "memory.allocator.workspace_bytes", 4096, id="allocator: where known"
+        ),
+        pytest.param("work.forward_flops", 7, "work.forward_flops", 1_000_000_000, id="FLOPs: maximum"),
+        pytest.param(
+            "work.recomputed_ops",
+            {"aten.mm.default": 17},
+            "work.recomputed_ops",
+            {"aten.mm.default": 17, "aten.gelu.default": 4},
+            id="counts: maximum by name",
+        ),
+        pytest.param(
+            "work.collectives",
+            {"forward": {"broadcast": 1}},
+            "work.collectives.forward",
+            {"all_gather": 8, "broadcast": 1},
+            id="collectives: maximum by phase and name",
+        ),
+        pytest.param("observation.offloaded_bytes", 12, "work.offloaded_bytes", 12, id="offloaded: maximum"),
+        pytest.param(
+            "baseline.memory.peak_bytes",
+            30_000_000,
+            "memory.baseline.peak_bytes",
+            30_000_000,
+            id="baseline: maximum",
+        ),
+        pytest.param("baseline", None, "memory.baseline", None, id="baseline: of all ranks or of none"),
+        pytest.param("parity", None, "parity", None, id="parity: of all ranks or of none"),
+        pytest.param("time", None, "time", None, id="time: of all ranks or of none"),
+        pytest.param(
+            "time.variant_s",
+            [0.1, 0.9, 0.1, 0.1, 0.1, 0.1],
+            "time.samples_s.variant",
+            [0.5, 0.9, 0.5, 0.5, 0.5, 0.5],
+            id="time: the slowest rank of each step",
+        ),
+        pytest.param(
+            "time.peak_flops_per_s", 5e10, "time.peak_flops_per_s", 5e10, id="peak rate: the slowest device"
+        ),
+        pytest.param("time.energy_j", 4.0, "time.energy_j", None, id="energy: of all ranks or of none"),
+        pytest.param(
+            "parity.losses", [6.5, 6.25, 6.0], "parity.losses", [6.0, 5.75, 5.5], id="loss: mean over ranks"
+        ),
+    ],
+)
+def test_merging_over_ranks(path: str, other: Any, merged_path: str, expected: Any) -> None:
+    merged = two_ranks(lambda result: put(result, path, other))
+    assert at(merged.to_dict(), merged_path) == expected
+
+
+def test_phase_and_module_of_the_peak_are_of_the_rank_with_the_highest() -> None:
+    change = {"peak_bytes": 99_000_000, "peak_phase": "forward", "peak_module": "head", "saved_bytes": 1}
+    merged = two_ranks(lambda result: result["memory"].update(change, saved_by_module={"head": 1})).memory
+    assert merged is not None
+    assert (merged.peak_bytes, merged.peak_phase, merged.peak_module) == (99_000_000, "forward", "head")
+    assert merged.saved_by_module == {"layers.0": 2_097_152, "layers.1": 1_048_576}  # rank 0 saves more
+    assert [(each.rank, each.peak_bytes) for each in merged.by_rank] == [(0, 10_485_760), (1, 99_000_000)]
+
+
+def test_energy_is_a_sum() -> None:
+    results = [rank_result(rank) for rank in (0, 1)]
+    for result in results:
+        result["time"]["energy_j"] = 4.0
+    merged = record(None, *results).time
+    assert merged is not None
+    assert merged.energy_j == 8.0
+
+
+def difference(rank: int, step: int) -> dict[str, Any]:
+    return {"name": "w", "index": [3, 17], "rank": rank, "step": step, "expected": 0.125, "actual": 0.1252}
+
+
+def test_parity_needs_every_rank_and_names_the_earliest_step_of_the_lowest_rank() -> None:
+    results = [rank_result(rank) for rank in range(3)]
+    for rank, step in ((1, 2), (2, 1)):
+        results[rank]["parity"]["gradients"] = {
+            "equal": False,
+            "max_abs": 0.1 * rank,
+            "max_rel": 0.5 / rank,
+            "first_difference": difference(rank, step),
+        }
+    merged = record(None, *results)
+    assert merged.verdict == "differs"
+    assert merged.to_dict()["parity"]["gradients"] == {
+        "equal": False,
+        "max_abs": 0.2,
+        "max_rel": 0.5,
+        "first_difference": difference(2, 1),
+    }
+    assert merged.to_dict()["parity"]["loss"]["equal"] is True
+
+
+def test_links_of_the_chain_are_merged_over_ranks_one_by_one() -> None:
+    results = [rank_result(rank) for rank in range(2)]
+    for rank in range(2):
+        equal = rank_result()["parity"]
+        unequal = equal["gradients"] | {"equal": rank == 0, "max_abs": float(rank)}
+        results[rank]["parity"]["chain"] = [equal, equal | {"gradients": unequal}]
+    parity = record(None, *results).parity
+    assert parity is not None
+    assert [link.gradients.max_abs for link in (parity, *parity.chain)] == [0.0, 0.0, 1.0]
+    assert [link.is_equal for link in (*parity.chain, parity)] == [True, False, False]
+
+
+def test_never_fired_means_on_no_rank() -> None:
+    results = [rank_result(rank) for rank in (0, 1)]
+    for result, never in zip(results, (["mm", "comm"], ["comm"]), strict=True):
+        result["observation"] |= {"named": ["mm", "comm"], "never_fired": never}
+    merged = record(None, *results).work
+    assert merged is not None
+    assert merged.never_fired == ("comm",)
+
+
+def test_speed_by_hand() -> None:
+    time = record(None, rank_result(0), rank_result(1)).time
+    assert time is not None
+    assert (time.step_time_s.median, time.step_time_s.count) == (0.5, 6)
+    assert time.ratio_to_baseline is not None
+    assert time.ratio_to_baseline.median == 1.25
+    assert time.tokens_per_s == 1024 / 2 / 0.5
+    assert time.mfu == 3e9 / 0.5 / 1e11
+    assert time.hfu == 4e9 / 0.5 / 1e11
+
+
+@pytest.mark.parametrize(
+    ("change", "unknown"),
+    [
+        pytest.param({"peak_flops_per_s": None}, {"mfu", "hfu"}, id="no peak rate"),
+        pytest.param({"tokens_per_step": None}, {"tokens_per_s"}, id="no tokens"),
+        pytest.param({"twin_s": []}, {"ratio_to_baseline"}, id="no twin"),
+    ],
+)
+def test_what_is_not_known_is_null(change: dict[str, Any], unknown: set[str]) -> None:
+    result = rank_result()
+    result["time"] |= change
+    time = record(None, result).to_dict()["time"]
+    assert {name for name, value in time.items() if value is None} - {
+        "energy_j",
+        "peak_flops_per_s",
+    } == unknown
+
+
+def test_the_plain_trial_is_its_own_baseline() -> None:
+    result = rank_result() | {"baseline": None}
+    plain = record(experiment("none"), result)
+    assert plain.memory is not None
+    assert plain.memory.baseline is not None
+    assert plain.memory.baseline.saved_bytes == plain.memory.saved_bytes
+    assert plain.time is not None
+    assert plain.time.mfu == plain.time.hfu
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "timeout", "lost"])
+def test_a_trial_that_did_not_end_well_has_no_measurements(status: str) -> None:
+    ending = Ending(
+        status=status, error={"kind": "SIGKILL", "message": ""}, started_at=STARTED, finished_at=FINISHED
+    )
+    ended = build(identity(), ending, [rank_result()], environment={"torch": "2.13.0"})
+    assert (ended.memory, ended.work, ended.parity, ended.time) == (None, None, None, None)
+    assert (ended.verdict, ended.environment) == ("unverified", {"torch": "2.13.0"})
+
+
+def test_refused() -> None:
+    message = "mesh.tp: must be at least 1, got 0"
+    point = refused(identity({"ac": "full", "seed": "x"}), message, at=STARTED)
+    assert (point.status, point.verdict) == ("refused", "unverified")
+    assert point.error is not None
+    assert (point.error.kind, point.error.message, point.error.rank) == ("ConfigError", message, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        pytest.param("schema_version", 2, "record.schema_version: must be 1, got 2", id="another version"),
+        pytest.param(
+            "memory.saved_bytes",
+            1.5,
+            "record.memory.saved_bytes: must be an integer, got 1.5",
+            id="bytes that are no integer",
+        ),
+        pytest.param(
+            "memory.saved_bytes",
+            True,
+            "record.memory.saved_bytes: must be an integer, got True",
+            id="bytes that are a boolean",
+        ),
+        pytest.param(
+            "memory.by_rank", {}, "record.memory.by_rank: must be a list, got {}", id="ranks without order"
+        ),
+        pytest.param(
+            "memory.largest_saved.0",
+            {},
+            "record.memory.largest_saved[0].bytes: is missing",
+            id="a missing key inside a list",
+        ),
+        pytest.param(
+            "work.calls", [1], "record.work.calls: must be an object, got [1]", id="counts without names"
+        ),
+        pytest.param(
+            "work.recomputed_ops",
+            {"mm": "1"},
+            "record.work.recomputed_ops.mm: must be an integer, got '1'",
+            id="a count in words",
+        ),
+        pytest.param(
+            "time.mfu", "high", "record.time.mfu: must be a number, got 'high'", id="a rate in words"
+        ),
+        pytest.param("parity", 3, "record.parity: must be an object, got 3", id="parity that is a number"),
+        pytest.param(
+            "parity.loss.equal",
+            1,
+            "record.parity.loss.equal: must be true or false, got 1",
+            id="equality that is a number",
+        ),
+        pytest.param(
+            "status",
+            "fine",
+            "record.status: must be one of ok, oom, failed, timeout, refused, lost, got 'fine'",
+            id="unknown status",
+        ),
+        pytest.param(
+            "verdict",
+            "good",
+            "record.verdict: must be one of neutral, differs, inert, unverified, got 'good'",
+            id="unknown verdict",
+        ),
+        pytest.param(
+            "status",
+            "oom",
+            "record.error: must be null exactly when the status is ok, which is 'oom'",
+            id="a failure without an error",
+        ),
+    ],
+)
+def test_what_is_no_record_is_refused_with_its_path(path: str, value: Any, message: str) -> None:
+    foreign = record().to_dict()
+    if path.endswith(".0"):
+        at(foreign, path.rpartition(".")[0])[0] = value
+    else:
+        put(foreign, path, value)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        validate(foreign)
+
+
+def test_a_missing_key_is_named() -> None:
+    torn = record().to_dict()
+    del torn["memory"]["peak_bytes"]
+    with pytest.raises(ValueError, match=r"^record\.memory\.peak_bytes: is missing$"):
+        validate(torn)
+
+
+def test_a_list_is_no_record() -> None:
+    with pytest.raises(ValueError, match=r"^record: must be an object, got \[\]$"):
+        validate([])
+
+
+def test_a_rank_result_of_another_form_names_rank_and_path() -> None:
+    with pytest.raises(ValueError, match=r"^rank 1\.memory\.saved_bytes: must be an integer, got None$"):
+        two_ranks(lambda result: put(result, "memory.saved_bytes", None))
+
+
+def test_fields_of_a_later_version_do_not_hinder_reading() -> None:
+    assert validate(record().to_dict() | {"colour": "blue"}) == record()
+
+
+def test_records_and_reports_need_no_torch() -> None:
+    program = (
+        "import sys, harness.records.record, harness.records.store, "
+        "harness.report.content.terminal_table, harness.launchers.progress, "
+        "harness.report.wandb.publisher; print({'torch', 'wandb', 'hydra', 'omegaconf'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"
+
+
+def test_the_summary_is_flat() -> None:
+    assert all(
+        isinstance(value, int | float | str | bool)
+        for value in flat_summary(record(None, rank_result())).values()
+    )
+    assert OK.status == flat_summary(record())["status"]

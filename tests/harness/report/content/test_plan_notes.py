@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.records.record import Record
+from harness.report.content.answer import answer
+from harness.report.content.columns import notes
+from harness.report.content.figures.scatter import front_figure
+from harness.report.content.plan_notes import remarks
+from harness.report.model.baseline import of_baseline, of_baselines
+from harness.report.model.document import plain
+from harness.report.model.fields_read import as_read
+from harness.report.model.sweep import sweep_of
+from tests.harness.records_fixture import experiment, failed, rank_result, record
+
+MIB = 1_048_576
+_CHEAPEST = {"name": "cheapest", "flops_per_s": 3.12e14, "bandwidth_bytes_per_s": 3e11, "latency_s": 1e-5}
+_WHOLE = {"embedding": "replicated", "head": "RR = RR x RR"}
+
+
+def sharded(
+    candidates: dict[str, str], communicated_bytes: int, /, dp_shard: int = 1, **shard: Any
+) -> Record:
+    resolved = experiment("none", "tp2", mesh={"dp_shard": dp_shard, "tp": 2}, shard=shard)
+    plan = {"sharding": {"candidates": candidates, "communicated_bytes": communicated_bytes}}
+    return replace(record(resolved), plan=plan)
+
+
+def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, name: str = "budget") -> Record:
+    result = rank_result()
+    result["observation"]["chunks"] = regions
+    plan: dict[str, Any] | None = (
+        {"chunk": {"budget_bytes": budget_bytes, "regions": [{}] * regions}} if regions else None
+    )
+    return replace(record(experiment(ac, chunk={"name": name}), result), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        pytest.param(record(), [], id="no plan"),
+        pytest.param(
+            sharded(_WHOLE, 0, name="megatron"),
+            ["nothing is sharded: every rank runs the whole model"],
+            id="nothing is sharded",
+        ),
+        pytest.param(
+            sharded(_WHOLE, 0, 2, **_CHEAPEST),
+            [
+                (
+                    "nothing is sharded: every tensor-parallel rank runs the whole model; cheapest at "
+                    "flops_per_s=3.12e+14 bandwidth_bytes_per_s=3e+11 latency_s=1e-05"
+                )
+            ],
+            id="beside FSDP, by a machine",
+        ),
+        pytest.param(sharded(_WHOLE, 8, name="megatron"), [], id="something is communicated"),
+        pytest.param(
+            sharded(_WHOLE | {"up": "RS0 = RR x RS0"}, 0, name="candidate"), [], id="something is sharded"
+        ),
+        pytest.param(chunked(4 * MIB), [], id="a budget that is kept"),
+        pytest.param(
+            chunked(3 * MIB, "selective_op"),
+            ["the budget of 3.0 MiB is not kept: 4.0 MiB with ac=selective_op"],
+            id="a budget that AC breaks",
+        ),
+        pytest.param(
+            chunked(4 * MIB - 1),
+            ["the budget of 4,194,303 B is not kept: 4,194,304 B"],
+            id="a budget missed by a byte",
+        ),
+        pytest.param(chunked(4 * MIB, regions=0), [], id="no chunk is needed, as the record says itself"),
+        pytest.param(
+            chunked(None, regions=0, name="minimum"),
+            ["no chunk makes the activation peak lower"],
+            id="no chunk helps",
+        ),
+        pytest.param(failed("oom", experiment(chunk={"name": "budget"})), [], id="no measurement"),
+    ],
+)
+def test_what_a_plan_came_to(shown: Record, expected: list[str]) -> None:
+    assert list(remarks(shown)) == expected
+    said = [plain(claim.line) for claim in answer(sweep_of([shown], name="demo"))]
+    assert [remark in notes(shown) for remark in expected] == [True] * len(expected)
+    assert [any(f": {remark}." in line for line in said) for remark in expected] == [True] * len(expected)
+
+
+_ALONE = experiment("none", "tp2", shard={"name": "megatron"})
+_UNDER_AC = experiment("full", "tp2", shard={"name": "megatron"})
+
+
+@pytest.mark.parametrize(
+    ("resolved", "expected"),
+    [
+        pytest.param(experiment(), "the plain model's", id="AC"),
+        pytest.param(_ALONE, "that of shard=none on the same mesh", id="a sharding"),
+        pytest.param(_UNDER_AC, "that of shard=megatron alone", id="AC on a sharding"),
+    ],
+)
+def test_what_a_trial_is_compared_with(resolved: dict[str, Any], expected: str) -> None:
+    assert plain(of_baseline(resolved)) == expected
+
+
+@pytest.mark.parametrize(
+    ("resolved", "expected"),
+    [
+        pytest.param([experiment("none")], ("the plain model's", "the plain model"), id="alone"),
+        pytest.param([experiment(), experiment("nested")], ("the plain model's", "the plain model"), id="AC"),
+        pytest.param(
+            [experiment("none", "tp2"), _ALONE],
+            ("that of shard=none on the same mesh", "shard=none on the same mesh"),
+            id="shardings",
+        ),
+        pytest.param(
+            [_ALONE, _UNDER_AC],
+            (
+                "the baseline's",
+                "each trial's own baseline (shard=megatron alone, shard=none on the same mesh)",
+            ),
+            id="both",
+        ),
+    ],
+)
+def test_what_many_trials_are_compared_with(
+    resolved: list[dict[str, Any]], expected: tuple[str, str]
+) -> None:
+    assert of_baselines(resolved) == expected
+
+
+def test_answer_and_figure_name_the_baseline_of_a_sharding() -> None:
+    sweep = sweep_of([record(experiment("none", "tp2")), record(_ALONE)], name="demo")
+    assert "of the peak memory of shard=none on the same mesh (" in plain(answer(sweep)[0].line)
+    figure = front_figure(sweep)
+    assert figure is not None
+    assert "At 1 and 100 % is shard=none on the same mesh." in figure.about
+    assert "plain model" not in str(figure)
+
+
+def of_model(*, is_timed: bool = True, tokens: int | None = None, **changes: Any) -> Record:
+    result = rank_result()
+    result["time"]["tokens_per_step"] = tokens
+    if not is_timed:
+        result["time"]["variant_s"] = []
+    defaults = {"batch_size": 8, "sequence_length": 128}
+    return record(experiment(**(defaults | changes)), result)
+
+
+_FACTORY = {"family": "python", "factory": "mine:model", "vocab_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        pytest.param(
+            [of_model(model={"vocab_size": 256}, tokens=64)], {"batch_size", "sequence_length"}, id="tokens"
+        ),
+        pytest.param([of_model(model={"family": "vit"})], {"batch_size"}, id="samples of its own"),
+        pytest.param([of_model(model=_FACTORY)], set(), id="a factory with inputs"),
+        pytest.param([of_model(model=_FACTORY, is_timed=False)], set(), id="untimed, with the defaults"),
+        pytest.param(
+            [of_model(model=_FACTORY, is_timed=False, sequence_length=32)],
+            {"batch_size", "sequence_length"},
+            id="untimed, with a length",
+        ),
+        pytest.param(
+            [of_model(model=_FACTORY, is_timed=False), of_model(model=_FACTORY, tokens=64)],
+            {"batch_size", "sequence_length"},
+            id="a factory without inputs",
+        ),
+        pytest.param(
+            [failed("refused", experiment(model={"family": "vit"}, sequence_length=32))],
+            {"sequence_length"},
+            id="refused",
+        ),
+    ],
+)
+def test_only_what_a_model_reads_is_said(records: list[Record], expected: set[str]) -> None:
+    assert as_read(records)[0].keys() & {"batch_size", "sequence_length"} == expected

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records.record import Record, refused, validate
+from harness.report.content.terminal_table import print_table, sheet, to_markdown
+from harness.report.model.labels import variant_labels
+from harness.report.model.number_words import Unit, human_bytes, human_flops, in_words
+from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
+
+COLUMNS = (
+    "variant",
+    "mesh",
+    "status",
+    "verdict",
+    "saved",
+    "peak",
+    "recomputed FLOPs",
+    "step time vs baseline",
+    "tokens/s",
+    "MFU / HFU",
+    "collectives",
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def measured(part: str, **changes: Any) -> Record:
+    result = rank_result()
+    result[part] = result[part] | changes
+    return record(None, result)
+
+
+def cell(shown: Record, column: str) -> str:
+    content = sheet([shown])
+    return content.rows[0][content.columns.index(column)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "column", "expected"),
+    [
+        pytest.param(record(), "variant", "full", id="variant"),
+        pytest.param(
+            record(experiment(chunk={"name": "minimum"})), "variant", "full + chunk minimum", id="and chunk"
+        ),
+        pytest.param(
+            record(experiment(shard={"name": "megatron"})), "variant", "full + shard megatron", id="and shard"
+        ),
+        pytest.param(record(experiment("full", "shard2")), "mesh", "shard2", id="mesh"),
+        pytest.param(record(), "status", "ok", id="status"),
+        pytest.param(record(), "verdict", "neutral", id="verdict"),
+        pytest.param(
+            measured("parity", level="tolerance"),
+            "verdict",
+            "neutral (tolerance)",
+            id="neutral within a tolerance says so",
+        ),
+        pytest.param(record(), "saved", "3.0 MiB", id="saved"),
+        pytest.param(record(), "peak", "10.0 MiB", id="peak"),
+        pytest.param(record(), "recomputed FLOPs", "1.00 G", id="recomputed"),
+        pytest.param(record(), "step time vs baseline", "1.25× [1.25, 1.25]", id="ratio"),  # noqa: RUF001 (times)
+        pytest.param(
+            measured("time", twin_s=[0.4, 0.6, 0.5, 0.4, 0.6, 0.5]),
+            "step time vs baseline",
+            "≈ 1 [0.83, 1.25]",
+            id="a ratio that cannot be told from 1",
+        ),
+        pytest.param(measured("time", twin_s=[]), "step time vs baseline", "-", id="no twin"),
+        pytest.param(record(), "tokens/s", "2,048", id="tokens/s"),
+        pytest.param(measured("time", tokens_per_step=None), "tokens/s", "-", id="no tokens"),
+        pytest.param(
+            measured("time", peak_flops_per_s_source="NVIDIA H200 datasheet, SXM, dense bfloat16"),
+            "MFU / HFU",
+            "6.0% / 8.0%",
+            id="utilisation of a published peak",
+        ),
+        pytest.param(record(), "MFU / HFU", "-", id="a peak that the trial measured ranks nothing"),
+        pytest.param(
+            measured("time", peak_flops_per_s=None, peak_flops_per_s_source=None),
+            "MFU / HFU",
+            "- / -",
+            id="no peak rate",
+        ),
+        pytest.param(record(), "collectives", "all_gather 8+8, reduce_scatter 0+9", id="forward+backward"),
+        pytest.param(
+            measured("work", collectives={"forward": {}, "backward": {}, "optimizer": {"all_reduce": 1}}),
+            "collectives",
+            "all_reduce 0+0+1",
+            id="and optimizer",
+        ),
+        pytest.param(measured("work", collectives={}), "collectives", "-", id="no collectives"),
+        pytest.param(failed("oom"), "saved", "-", id="nothing measured"),
+    ],
+)
+def test_cells(shown: Record, column: str, expected: str) -> None:
+    assert cell(shown, column) == expected
+
+
+def test_columns_in_order() -> None:
+    assert sheet([record()]).columns == COLUMNS
+
+
+def test_a_model_column_where_models_differ() -> None:
+    content = sheet([record(), record(experiment(model={"name": "llama_nano"}))])
+    assert content.columns == ("model", *COLUMNS)
+    assert [row[:2] for row in content.rows] == [("gpt_nano", "full"), ("llama_nano", "full")]
+
+
+def test_notes_name_the_model_where_models_differ() -> None:
+    other = refused(identity(experiment(model={"name": "llama_nano"})), "no", at=STARTED)
+    assert sheet([record(), other]).notes == ("full on single, llama_nano: refused, ConfigError: no",)
+
+
+def test_a_predicted_column_where_a_peak_was_predicted() -> None:
+    predicted = record().to_dict()
+    predicted["memory"]["predicted_peak_bytes"] = 2048
+    content = sheet([record(), validate(predicted)])
+    assert content.columns[6] == "predicted peak"
+    assert [row[6] for row in content.rows] == ["-", "2.0 KiB"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "notes"),
+    [
+        pytest.param(record(), (), id="a neutral trial needs none"),
+        pytest.param(
+            failed("oom", kind="OutOfMemoryError", message="tried 3 GiB\nmore"),
+            ("full on single: oom, OutOfMemoryError on rank 1 during parity: tried 3 GiB -> {path}",),
+            id="a failure: kind, rank, phase, first line, path",
+        ),
+        pytest.param(
+            refused(identity(), "mesh.tp: must be at least 1, got 0", at=STARTED),
+            ("full on single: refused, ConfigError: mesh.tp: must be at least 1, got 0 -> {path}",),
+            id="a refusal",
+        ),
+        pytest.param(
+            failed("lost", message="", rank=None, phase=None),
+            ("full on single: lost, ValueError:  -> {path}",),
+            id="a failure without words",
+        ),
+        pytest.param(
+            measured(
+                "parity",
+                gradients={
+                    "equal": False,
+                    "max_abs": 1.0,
+                    "max_rel": 1.0,
+                    "first_difference": {
+                        "name": "norm.weight",
+                        "index": [3, 17],
+                        "rank": 0,
+                        "step": 1,
+                        "expected": 0.125,
+                        "actual": 0.1252,
+                    },
+                },
+            ),
+            (
+                (
+                    "full on single: parity: gradient of 'norm.weight' differs first at (3, 17) on rank 0: "
+                    "0.1250 vs 0.1252 -> {path}"
+                ),
+            ),
+            id="a difference",
+        ),
+        pytest.param(
+            measured("observation", named=["sdpa", "mm"], never_fired=["sdpa"]),
+            ("full on single: never fired: sdpa",),
+            id="an operator that never fired",
+        ),
+        pytest.param(
+            measured("observation", named=["sdpa"], never_fired=["sdpa"]),
+            (
+                "full on single: never fired: sdpa",
+                "full on single: inert: none of the operators it names ever fired",
+            ),
+            id="an inert trial",
+        ),
+    ],
+)
+def test_notes(shown: Record, notes: tuple[str, ...]) -> None:
+    path = Path("outputs/demo") / shown.trial_id / "record.json"
+    assert sheet([shown], Path("outputs/demo")).notes == tuple(note.format(path=path) for note in notes)
+
+
+def test_processes_of_others_are_noted() -> None:
+    shown = measured("environment", foreign_processes=[{"pid": 1, "name": "python", "bytes": 5}])
+    assert sheet([shown]).notes == ("full on single: 1 foreign process(es) used the device while it ran",)
+
+
+LABELS = [
+    pytest.param([experiment("none"), experiment("full")], ["none", "full"], id="nothing but the variant"),
+    pytest.param(
+        [experiment("s", ac={"k": 1}), experiment("s", ac={"k": 2}), experiment("full", ac={"k": 3})],
+        ["s k=1", "s k=2", "full"],
+        id="an option that differs within a variant",
+    ),
+    pytest.param(
+        [experiment(ac={"save_ops": ["mm", "sdpa"]}), experiment(ac={"save_ops": ["mm"]})],
+        ["full save_ops=[mm,sdpa]", "full save_ops=[mm]"],
+        id="a list",
+    ),
+    pytest.param(
+        [experiment(dtype="fp32"), experiment(dtype="bf16")],
+        ["full dtype=fp32", "full dtype=bf16"],
+        id="a field of the experiment",
+    ),
+    pytest.param(
+        [experiment(model={"dropout": 0.0}), experiment(model={"dropout": 0.5})],
+        ["full model.dropout=0.0", "full model.dropout=0.5"],
+        id="an option of the model",
+    ),
+    pytest.param(
+        [experiment(data={"name": "text"}), experiment()],
+        ["full data=text", "full data=synthetic"],
+        id="another choice of data",
+    ),
+    pytest.param(
+        [experiment(), experiment(model={"name": "m", "layers_fqn": "h"}, ac={"layers_fqn": "h"})],
+        ["full", "full"],
+        id="what the model hands on",
+    ),
+    pytest.param([experiment(), {"ac": "fulll", "seed": 0}], ["full", "fulll"], id="a refused experiment"),
+]
+
+
+@pytest.mark.parametrize(("experiments", "expected"), LABELS)
+def test_variants_are_called_by_what_differs(experiments: list[dict[str, Any]], expected: list[str]) -> None:
+    content = sheet([record(each) for each in experiments])
+    assert [row[content.columns.index("variant")] for row in content.rows] == expected
+
+
+def test_meshes_are_called_by_what_differs() -> None:
+    swept = [experiment("full", "shard2", mesh={"reshard_after_forward": each}) for each in (True, False)]
+    content = sheet([record(each) for each in [*swept, experiment()]])
+    assert [row[1] for row in content.rows] == [
+        "shard2 reshard_after_forward=True",
+        "shard2 reshard_after_forward=False",
+        "single",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_bytes_for_people(count: int, expected: str) -> None:
+    assert human_bytes(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00 k"),
+        (10**6 - 1, "1.00 M"),
+        (2 * 512**3, "268.44 M"),
+        (10**19, "10000.00 P"),
+    ],
+)
+def test_flops_for_people(count: int, expected: str) -> None:
+    assert human_flops(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0000123, "0.0123 ms"),
+        (0.1234, "123 ms"),
+        (0.9996, "1 s"),
+        (12.34, "12.3 s"),
+        (99.96, "100 s"),
+        (1234.5, "1,234 s"),
+        (float("nan"), "nan ms"),
+    ],
+)
+def test_seconds_for_people(value: float, expected: str) -> None:
+    assert in_words(value, Unit.SECONDS) == expected
+
+
+def test_a_tree_of_labels_is_called_by_its_start_and_an_address() -> None:
+    trees = [{f"layers.{number}": [number, 0] for number in range(count)} for count in (40, 41)]
+    names = variant_labels([experiment("nested", ac={"labels": tree}) for tree in trees])
+    assert names == [f"nested labels={str(trees[0])[:100]}…{address}" for address in ("58a6a9", "be5133")]
+
+
+def test_elsewhere_than_on_a_terminal_every_row_is_one_plain_line() -> None:
+    stream = io.StringIO()
+    long = experiment(ac={"save_ops": ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * 3})
+    print_table([record(), record(long)], stream=stream)
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    assert "…" not in text
+    for row in sheet([record(), record(long)]).rows:
+        (line,) = [line for line in text.splitlines() if line.strip().startswith(row[0] + "  ")]
+        assert all(cell in line for cell in row)
+
+
+@pytest.mark.parametrize("columns", [60, 140])
+def test_on_a_terminal_cells_wrap_between_words_and_are_never_cut(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    print_table([record()], stream=stream)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    words = {word for line in lines for word in line.split()}
+    (row,) = sheet([record()]).rows
+    assert words >= {word for cell in (*COLUMNS, *row) for word in cell.split()}
+    assert max(map(len, lines[:5])) <= max(columns, 120)
+
+
+def test_brackets_are_text_and_no_markup() -> None:
+    stream = io.StringIO()
+    swept = [experiment(ac={"save_ops": [name]}) for name in ("bold", "red")]
+    print_table([record(each) for each in swept], stream=stream)
+    assert "save_ops=[bold]" in stream.getvalue()
+
+
+def test_markdown() -> None:
+    heading, rule, row, *_ = to_markdown([record(experiment(data={"name": "a|b"})), record()]).splitlines()
+    assert heading == f"| {' | '.join(COLUMNS)} |"
+    assert rule == f"|{' --- |' * 11}"
+    assert row == (
+        r"| full data=a\|b | single | ok | neutral | 3.0 MiB | 10.0 MiB | 1.00 G "
+        "| 1.25× [1.25, 1.25] | 2,048 | - | all_gather 8+8, reduce_scatter 0+9 |"  # noqa: RUF001 (times)
+    )
+
+
+def test_markdown_ends_with_the_notes() -> None:
+    assert to_markdown([failed()]).splitlines()[-2:] == [
+        "",
+        "* full on single: failed, ValueError on rank 1 during parity: no",
+    ]

@@ -1,0 +1,165 @@
+"""Every number that a report shows is read back and equals the store."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records.record import STATUSES
+from harness.records.store import Store
+from harness.records.verdict import VERDICTS
+from harness.report.content.contents import document
+from harness.report.formats.csv import to_csv
+from harness.report.formats.html import to_html
+from harness.report.formats.markdown import to_markdown
+from harness.report.model.document import Document, Figure
+from harness.report.model.sweep import Sweep, load
+from tests.harness.report.reading import Shown, agrees, at, counted, leaves, numbers_of
+from tests.harness.report.synthetic import sweep
+
+COUNT = 200
+COLUMNS = {
+    "saved": "memory/saved_bytes",
+    "peak": "memory/peak_bytes",
+    "predicted peak": "memory/predicted_peak_bytes",
+    "recomputed FLOPs": "work/recomputed_flops",
+    "tokens/s": "time/tokens_per_s",
+}
+_SUMMARISED = ("error", "memory", "work", "time", "parity")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = Store(tmp_path_factory.mktemp("synthetic"))
+    for record in sweep(COUNT):
+        store.write(record)
+    return store.root
+
+
+@pytest.fixture(scope="module")
+def stored(root: Path) -> dict[str, dict[str, Any]]:
+    """Return the records as JSON, read without the store."""
+    found = [json.loads(path.read_text("utf-8")) for path in root.glob("*/record.json")]
+    return {record["trial_id"]: record for record in found}
+
+
+@pytest.fixture(scope="module")
+def loaded(root: Path) -> Sweep:
+    return load(root)
+
+
+@pytest.fixture(scope="module")
+def content(loaded: Sweep) -> Document:
+    return document(loaded)
+
+
+@pytest.fixture(scope="module")
+def page(content: Document) -> str:
+    return to_html(content, records=COUNT)
+
+
+def is_true(shown: Shown, stored: dict[str, dict[str, Any]]) -> bool:
+    if shown.path.startswith("count "):
+        value: float = counted(list(stored.values()), shown.path)
+    else:
+        value = at(stored[shown.owner], shown.path)
+    return float(shown.value) == value and agrees(shown.text, value)
+
+
+def test_the_sweep_has_every_status_and_verdict(stored: dict[str, dict[str, Any]]) -> None:
+    assert len(stored) == COUNT
+    assert {record["status"] for record in stored.values()} == set(STATUSES)
+    assert {record["verdict"] for record in stored.values()} == set(VERDICTS)
+
+
+def test_numbers_of_the_page(page: str, stored: dict[str, dict[str, Any]]) -> None:
+    found = numbers_of(page)
+    assert [shown for shown in found if not is_true(shown, stored)] == []
+    shown = {(each.owner, each.path) for each in found}
+    numbered = {
+        (trial_id, path)
+        for trial_id, record in stored.items()
+        for path in COLUMNS.values()
+        if record[path.partition("/")[0]] is not None and at(record, path) is not None
+    }
+    assert numbered <= shown
+    assert len(found) > 20 * COUNT
+
+
+def test_figures_of_the_page(page: str, content: Document, stored: dict[str, dict[str, Any]]) -> None:
+    figures = {
+        item.key: item for section in content.sections for item in section.items if isinstance(item, Figure)
+    }
+    scripts = re.findall(r'<script type="application/json" data-figure="([\w-]+)">(.*?)</script>', page)
+    assert (
+        {key for key, _ in scripts}
+        == set(figures)
+        == {
+            "front",
+            "memory",
+            "timeline",
+            "work",
+            "prediction",
+            "chunk-budget-mib",
+        }
+    )
+    for key, text in scripts:
+        rows = json.loads(text)["data"]["values"]
+        assert rows
+        assert [
+            (row["trial_id"], column)
+            for row in rows
+            for column, path in figures[key].paths.items()
+            if column in row and row[column] != at(stored[row["trial_id"]], path.format(**row))
+        ] == []
+
+
+def test_numbers_of_the_markdown(loaded: Sweep, content: Document, stored: dict[str, dict[str, Any]]) -> None:
+    text = to_markdown(content, "figures")
+    table = text.split("### All trials")[1].split("\n\n")[1].splitlines()
+    heading, _, *rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table]
+    assert len(rows) == COUNT
+    columns = {name.strip(): index for index, name in enumerate(heading)}
+    wrong = []
+    for entry, row in zip(loaded.entries, rows, strict=True):
+        record = stored[entry.trial_id]
+        for name, path in COLUMNS.items():
+            cell = row[columns[name]].strip()
+            part = record[path.partition("/")[0]]
+            value = None if part is None else at(record, path)
+            if not (cell == "-" if value is None else agrees(cell, value)):
+                wrong.append((entry.name, name, cell, value))
+        ends = (row[columns["status"]].strip(), row[columns["verdict"]].strip().split(" ")[0])
+        assert ends == (record["status"], record["verdict"])
+    assert wrong == []
+
+
+def test_numbers_of_the_csv(loaded: Sweep, stored: dict[str, dict[str, Any]]) -> None:
+    rows = list(csv.DictReader(to_csv(loaded.records).splitlines()))
+    assert len(rows) == COUNT
+    wrong, seen = [], Counter[str]()
+    for row in rows:
+        record = stored[row["trial_id"]]
+        for part in _SUMMARISED:
+            folded = {
+                key: value
+                for key, value in (record[part] or {}).items()
+                if key not in {"saved_by_module", "calls"}
+            }
+            for name, value in leaves({part: folded}):
+                seen[part] += 1
+                if float(row[name]) != value:
+                    wrong.append((row["trial_id"], name))
+        assert (row["status"], row["verdict"], row["seed"]) == (
+            record["status"],
+            record["verdict"],
+            str(record["experiment"]["seed"]),
+        )
+    assert wrong == []
+    assert all(seen[part] for part in _SUMMARISED)

@@ -1,0 +1,426 @@
+# ruff: noqa: E501 (a command and what is said about it stand on one line)
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.errors import ConfigError, Terminated
+from harness.experiment.mesh import Mesh
+from harness.launchers.local import RANKS_PER_CORE
+from harness.models import ModelSpec
+from harness.trial.preflight import Preflight, device_type
+from tests.harness import user_models
+from tests.harness.composing import experiment_of, point_of, refusal_of, rows
+
+GROUPS = "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
+GPT_CLASSES = "CausalSelfAttention, Dropout, Embedding, FeedForward, GPTBlock, LayerNorm, Linear, ModuleList"
+USER = "tests.harness.user_models"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "ac=full ac.layers_fqn=blocks": "ac.layers_fqn: 'blocks' is not a module of GPT; "
+            "containers are: layers",
+            "ac=full ac.layers_fqn=layers.0": "ac.layers_fqn: 'layers.0' is a GPTBlock, not a ModuleList, "
+            "ModuleDict or Sequential; containers are: layers",
+            "ac=full ac.layers_fqn=''": "ac.layers_fqn: is empty; name the module that holds the blocks, "
+            "containers are: layers",
+            "model.layers_fqn=blocks": "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of "
+            "GPT, got 'blocks'; containers here: layers",
+            "model.layers_fqn=blocks ac=full": "model.layers_fqn: must name a ModuleList, ModuleDict or "
+            "Sequential of GPT, got 'blocks'; containers here: layers",
+            "ac=full ac.module_classes=[GPTBlok]": "ac.module_classes: 'GPTBlok' is no class of a module in "
+            f"GPT; did you mean 'GPTBlock'? classes are: {GPT_CLASSES}",
+            "ac=full ac.module_classes=[GPTBlock,FeedForward]": "ac.module_classes: "
+            "'layers.0.feed_forward' (FeedForward) lies inside 'layers.0' (GPTBlock); name one of them",
+            "ac=full ac.module_classes=[GPTBlock] wrap_order=call_site": "ac.module_classes: has no effect: "
+            "call_site makes the whole model one region",
+            "ac=full ac.layers_fqn=blocks wrap_order=call_site": "ac.layers_fqn: has no effect: "
+            "call_site makes the whole model one region",
+            "ac=selective_layer wrap_order=call_site": "wrap_order: call_site makes the model one region, and "
+            "selective_layer chooses among blocks; use ac=full",
+        }
+    ),
+)
+def test_refuses_blocks_that_are_not_there(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+_ACROSS = (
+    *(f"layers.0.{name}" for name in ("feed_forward_norm", "feed_forward", "dropout")),
+    "layers.1.attention_norm",
+)
+ACROSS = "ac=nested ac.labels={" + ",".join(f"{name}:0" for name in _ACROSS) + "}"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "ac=nested ac.levels=[5]": "ac.levels: [5] asks for 5 regions of 4 blocks; every region needs one "
+            "block at least",
+            "ac=nested ac.labels={layers.9:0}": "ac.labels: 'layers.9' names no submodule; submodules are: "
+            "embedding, position, dropout, layers, layers.0, layers.0.attention_norm, layers.0.attention, "
+            "layers.0.attention.wq and 45 more",
+            "ac=nested ac.labels={layers.0:0,layers.2:0}": "ac.labels: region 0 ends at 'layers.0' and begins "
+            "again at 'layers.2'; 'layers.1' stands between: put what is between into the region, or give the "
+            "second part another index",
+            "ac=nested wrap_order=call_site": "wrap_order: call_site does not suit Nested; use inside_fsdp",
+            f"{ACROSS} mesh=shard2": "ac.labels: a region begins inside 'layers.0', an FSDP unit, and ends "
+            "outside of it, or the other way round; end it with 'layers.0'",
+        }
+    ),
+)
+def test_refuses_regions_that_do_not_fit_the_model(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+def test_a_region_may_begin_in_one_block_and_end_in_the_next() -> None:
+    assert experiment_of(f"{ACROSS} mesh=ddp2").mesh.label == "ddp2"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "shard=candidate shard.modules=blocks": "shard.modules: 'blocks' matches no linear; there are "
+            "layers.0.attention.wq, layers.0.attention.wk, layers.0.attention.wv, layers.0.attention.wo, ...",
+            "shard=candidate shard.candidate=S1R": "shard.candidate: 'layers.0.attention.wq' has no candidate 'S1R'; "
+            "it has: RR = RR x RR, S0R = S0R x RR_0, S0R = S0R x RR_1, RR = RS0 x S0R, RS0 = RR x RS0",
+            "shard=cheapest shard.memory_limit_mib=1": "shard.memory_limit_mib: no plan fits 1.0 MiB a rank; "
+            "the smallest takes 28.571",
+            "shard=megatron model=moe_nano": "shard: needs sizes that do not depend on data; those of 'where' at "
+            "moe.py do; use mesh.tp=1",
+        }
+    ),
+)
+def test_refuses_a_model_that_cannot_be_sharded_so(line: str, message: str) -> None:
+    assert re.sub(r"(?<=\.py):\d+", "", refusal_of(f"mesh=tp2 {line}")) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "ac=selective_op ac.save_ops=[]": "ac.save_ops: is empty, which is full AC; use ac=full, or name "
+            "some of matmul, attention, comm, max, topk",
+            "ac=selective_op ac.save_ops=[matmull]": "ac.save_ops: 'matmull' is no group and no operator; "
+            f"did you mean 'matmul'? {GROUPS}",
+            "ac=selective_op ac.save_ops=[aten.mm.defualt]": "ac.save_ops: 'aten.mm.defualt' is no group and "
+            f"no operator; did you mean 'aten.mm.default'? {GROUPS}",
+            "ac=selective_op ac.save_ops=[aten.mm]": "ac.save_ops: 'aten.mm' is an operator packet, which "
+            "never matches; its overloads are: aten.mm.default, aten.mm.dtype",
+            "ac=selective_op ac.save_ops=[aten.add_.Tensor]": "ac.save_ops: 'aten.add_.Tensor' writes to its "
+            "inputs, which saving would skip; name an operator that does not",
+            "ac=selective_op ac.save_ops=matmul": "ac.save_ops: 'matmul' is no preset; presets are: "
+            "modalities, torchtitan; otherwise write the list [matmul]",
+            "ac=selective_op ac.matmul_recompute_every=1": "ac.matmul_recompute_every: must be 0 (never) or "
+            "at least 2, got 1; to recompute every matmul use ac=full",
+            "ac=selective_op ac.save_ops=[attention] ac.matmul_recompute_every=2": "ac.matmul_recompute_every: "
+            "is 2, but ac.save_ops names no matmul; add matmul, or use 0",
+            "ac=selective_op ac.use_reentrant=true": "ac.use_reentrant: must be false: reentrant "
+            "recomputation cannot save single operators",
+        }
+    ),
+)
+def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "mesh=ddp2 batch_size=3": "batch_size: must be a multiple of the 2 data-parallel ranks of ddp2, "
+            "got 3",
+            "mesh=hsdp2x2 batch_size=6": "batch_size: must be a multiple of the 4 data-parallel ranks of "
+            "hsdp2x2, got 6",
+            "mesh.tp=3": "mesh.tp: must divide model.n_heads, 4, got 3",
+            "mesh=tp2 model=llama_nano model.n_kv_heads=1": "mesh.tp: must divide model.n_kv_heads, 1, got 2",
+            "mesh=tp2 model=mlp model.hidden_width=511": "mesh.tp: must divide model.hidden_width, 511, got 2",
+            "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; use 1",
+            "mesh.nodes=2 mesh.dp_shard=2": "mesh.nodes: this launcher runs on one node, got 2; "
+            "use hydra/launcher=slurm",
+            "sequence_length=1025": "sequence_length: must be at most 1024, the positions of 'gpt_nano', "
+            "got 1025",
+            "model.vocab_size=100": "data.path: bytes need model.vocab_size to be at least 256, got 100",
+            "data.path=/nowhere": "data.path: cannot read '/nowhere': [Errno 2] No such file or directory: "
+            "'/nowhere'",
+            "data.path=/": "data.path: cannot read '/': [Errno 21] Is a directory: '/'",
+            "data.path=/dev/null": "data.path: '/dev/null' holds 0 tokens; sequence_length 128 needs one more",
+            "data=tokens data.path=x.bin": "data.dtype: a raw file needs one of uint16, uint32, int32, int64, "
+            "got null for 'x.bin'",
+            "data=tokens data.path=x.bin data.dtype=float32": "data.dtype: must be one of uint16, uint32, "
+            "int32, int64, got 'float32'",
+            "data=tokens data.path=x.npy data.dtype=uint16": "data.dtype: must be null for .npy, which states "
+            "its own, got 'uint16'",
+            "data=tokens data.path=x.npy": "data.path: cannot read 'x.npy': [Errno 2] No such file or "
+            "directory: 'x.npy'",
+        }
+    ),
+)
+def test_refuses_a_mesh_and_data_that_do_not_fit_the_model(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.full(500, 300, dtype=np.uint16))
+    assert refusal_of(f"data=tokens data.path={path}") == (
+        f"data.path: tokens must be in [0, 256), by model.vocab_size, got 300 in {str(path)!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "model.factory=nocolon": "model.factory: must be 'package.module:function', got 'nocolon'",
+            "model.factory=no.such:f": "model.factory: cannot import 'no.such': No module named 'no'",
+            f"model.factory={USER}:missing": f"model.factory: module '{USER}' has no function 'missing'",
+            f"model.factory={USER}:FOREVER_S": f"model.factory: module '{USER}' has no function 'FOREVER_S'",
+            f"model.factory={USER}:raises_when_made": f"model.factory: '{USER}:raises_when_made' raised "
+            "RuntimeError: the weights are on another machine",
+            f"model.factory={USER}:exits_when_made": f"model.factory: '{USER}:exits_when_made' exited with "
+            "status 3",
+            f"model.factory={USER}:hangs_when_made protocol.deadline_s=1": "model.factory: "
+            f"'{USER}:hangs_when_made' did not return within 1 s",
+            "model.factory=tests.harness.broken.raises:make": "model.factory: cannot import "
+            "'tests.harness.broken.raises': ValueError: no data here",
+            "model.factory=tests.harness.broken.exits:make": "model.factory: cannot import "
+            "'tests.harness.broken.exits': SystemExit: no GPU here",
+            f"model.factory={USER}:regression batch_size=4": "batch_size: has no effect, the factory brings "
+            "its own inputs; leave it at 8",
+            f"model.factory={USER}:regression sequence_length=64": "sequence_length: has no effect, the "
+            "factory brings its own inputs; leave it at 128",
+            f"model.factory={USER}:regression data=synthetic": "data: has no effect, the factory brings its "
+            "own inputs; leave it at text, without a path",
+            f"model.factory={USER}:regression data.path=/nowhere": "data: has no effect, the factory brings "
+            "its own inputs; leave it at text, without a path",
+            "model.factory=math:sqrt": "model.factory: 'math:sqrt' raised TypeError: math.sqrt() takes exactly "
+            "one argument (0 given)",
+            "model.factory=builtins:dict": "model.factory: must return a module, or (module, example_inputs, "
+            "loss_fn), got dict from 'builtins:dict'",
+            f"model.factory={USER}:healthy model.dropout=0.1": "model.dropout: must be 0, the factory takes no "
+            "`dropout`, got 0.1",
+            f"model.factory={USER}:healthy model.layers_fqn=blocks": "model.layers_fqn: must name a "
+            "ModuleList, ModuleDict or Sequential of Stack, got 'blocks'; containers here: layers",
+            f"model.factory={USER}:healthy mesh=tp2": "mesh.tp: model 'python' has no tensor parallel plan, "
+            "got 2; use 1",
+        }
+    ),
+)
+def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
+    assert refusal_of(f"model=python {line}") == message
+
+
+@pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
+@pytest.mark.parametrize("model", ["vit_nano", "evoformer", "unet"])
+def test_models_that_draw_their_samples_are_traced_for_regions(model: str, data: str) -> None:
+    found = experiment_of(f"model={model} {data} ac=nested mesh=shard2 batch_size=2")
+    assert found.model.name == model
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "sequence_length=64": "sequence_length: has no effect, 'vit_nano' draws samples of its own size; "
+            "leave it at 128",
+            "data.path=/nowhere": "data: has no effect, 'vit_nano' draws its own samples; use synthetic",
+            "data=tokens data.path=x.npy": "data: has no effect, 'vit_nano' draws its own samples; "
+            "use synthetic",
+            "mesh=ddp2 batch_size=3": "batch_size: must be a multiple of the 2 data-parallel ranks of ddp2, "
+            "got 3",
+            "mesh=shard2_tp2 model.n_heads=1": "mesh.tp: must divide model.n_heads, 1, got 2",
+            "model.vocab_size=100": "model.vocab_size: model=vit_nano has no such option; did you "
+            "mean 'patch_size'? options: dropout, hidden_width, image_size, layers_fqn, n_classes, n_heads, n_layers, patch_size, width",
+        }
+    ),
+)
+def test_refuses_what_does_not_suit_images(line: str, message: str) -> None:
+    assert refusal_of(f"model=vit_nano {line}") == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "model.config_class=GPT9Config": "model.config_class: must be a configuration class of "
+            "transformers, such as GPT2Config, got 'GPT9Config'",
+            "model.config_class=CLIPConfig": "model.config_class: no causal language model has this "
+            "configuration, got CLIPConfig; use one that has, such as GPT2Config",
+            "model.overrides={attn_pdrop:0.1}": "model.overrides.attn_pdrop: every dropout of the model is set "
+            "by model.dropout; set that",
+            "model.layers_fqn=layers": "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of "
+            "GPT2LMHeadModel, got 'layers'; containers here: transformer.h",
+        }
+    ),
+)
+def test_refuses_a_configuration_of_no_use(line: str, message: str) -> None:
+    assert refusal_of(f"model=hf {line}") == message
+
+
+def test_suggests_the_field_of_a_configuration_class() -> None:
+    message = refusal_of("model=hf model.overrides={n_layr:3}")
+    assert message.startswith(
+        "model.overrides.n_layr: GPT2Config has no such field; did you mean 'n_layer'? "
+    )
+
+
+def test_refuses_more_ranks_than_the_cores_can_bear() -> None:
+    most = RANKS_PER_CORE * len(os.sched_getaffinity(0))
+    line = f"mesh.device=cpu mesh.dp_shard={2 * most} batch_size={2 * most}"
+    assert refusal_of(line) == (
+        f"mesh: shard{2 * most} needs {2 * most} ranks on this node, at most {most} fit its cores "
+        "(8 a core); use a smaller mesh"
+    )
+
+
+def test_refuses_cuda_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refusal_of("mesh.device=cuda") == (
+        "mesh.device: cuda was asked for, but this torch sees no CUDA device; use cpu"
+    )
+
+
+def test_refuses_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert refusal_of("mesh=shard2 mesh.device=auto") == "mesh: shard2 needs 2 CUDA devices a node, found 1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_cuda", "used"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", False, "cuda")],
+)
+def test_device_type(monkeypatch: pytest.MonkeyPatch, asked: str, has_cuda: bool, used: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert device_type(Mesh(device=asked)) == used
+
+
+def test_a_model_of_any_size_is_checked_without_its_memory() -> None:
+    Preflight().check(experiment_of("model=llama_1b ac=full"))  # 4.9 GB of parameters
+
+
+def test_a_constructor_that_reads_values_is_checked_for_real() -> None:
+    assert point_of(f"model=python model.factory={USER}:reads_values ac=full").refusal is None
+
+
+def test_example_inputs_leave_the_batch_to_the_mesh_where_the_default_does_not_fit() -> None:
+    line = f"model=python model.factory={USER}:regression mesh.dp_replicate=3 batch_size=3"
+    assert point_of(line).refusal is None
+
+
+def test_the_alarm_of_a_factory_leaves_no_trace() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for factory in ("healthy", "hangs_when_made"):
+        point_of(f"model=python model.factory={USER}:{factory} protocol.deadline_s=1")
+        assert signal.getsignal(signal.SIGALRM) is before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_factory_is_checked_outside_the_main_thread_too() -> None:
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        check_there = threads.submit(
+            Preflight().check, experiment_of(f"model=python model.factory={USER}:healthy")
+        )
+    assert check_there.result() is None
+
+
+def test_a_termination_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated() -> None:
+        raise Terminated(143)
+
+    experiment = experiment_of(f"model=python model.factory={USER}:healthy")
+    monkeypatch.setattr(user_models, "healthy", terminated)
+    with pytest.raises(Terminated):
+        Preflight().check(experiment)
+
+
+def test_a_factory_without_a_name_for_its_blocks_is_checked_too() -> None:
+    assert point_of(f"model=python model.factory={USER}:regression model.layers_fqn=''").refusal is None
+
+
+def test_the_global_state_of_torch_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    Preflight().check(experiment_of("ac=full model.dropout=0.1"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_a_defect_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_args: object, **_options: object) -> None:
+        raise RuntimeError("a defect")
+
+    experiment = experiment_of("")
+    monkeypatch.setattr(ModelSpec, "check", defect)
+    with pytest.raises(RuntimeError, match="a defect"):
+        Preflight().check(experiment)
+
+
+def test_a_command_makes_a_model_once_for_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"model=python model.factory={USER}:healthy ac=full seed={seed}" for seed in range(3)]
+    experiments = [experiment_of(line) for line in lines]
+    made = _count_made(monkeypatch, "healthy")
+    preflight = Preflight()
+    for experiment in experiments:
+        preflight.check(experiment)
+    assert len(made) == 1
+    Preflight().check(experiments[0])
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("other", ["ac=none", "ac=full wrap_order=call_site", "ac=full model.vocab_size=257"])
+def test_another_model_or_variant_is_checked_too(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    experiments = [
+        experiment_of(f"model=python model.factory={USER}:healthy {line}") for line in ("ac=full", other)
+    ]
+    made = _count_made(monkeypatch, "healthy")
+    preflight = Preflight()
+    for experiment in experiments:
+        preflight.check(experiment)
+    assert len(made) == 2
+
+
+def test_what_is_refused_once_is_refused_as_often_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = experiment_of(f"model=python model.factory={USER}:healthy")
+
+    def fails() -> nn.Module:
+        made.append(None)
+        raise RuntimeError("not today")
+
+    made: list[None] = []
+    monkeypatch.setattr(user_models, "healthy", fails)
+    preflight = Preflight()
+    for _ in range(3):
+        with pytest.raises(
+            ConfigError, match=r"^model\.factory: .*:healthy' raised RuntimeError: not today$"
+        ):
+            preflight.check(experiment)
+    assert len(made) == 2  # on the meta device, and for real
+
+
+def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
+    """Return a list that grows by one whenever `factory` makes a model."""
+    original = getattr(user_models, factory)
+    made: list[None] = []
+
+    def counted() -> nn.Module:
+        made.append(None)
+        model: nn.Module = original()
+        return model
+
+    monkeypatch.setattr(user_models, factory, counted)
+    return made

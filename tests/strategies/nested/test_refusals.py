@@ -1,0 +1,527 @@
+"""What no recording can hold is refused, whole message by whole message, and never lost."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from strategies import StrategyError
+from strategies.ac.nested import Nested
+from strategies.regions.region import regions
+from tests.strategies.nested.examination import ROWS, WIDTH, Case, Given, rows, step
+
+FORWARD = "ac: forward of the model "
+ALONE = "; put that part into a module"
+CHANGES = FORWARD + "{}, which no region would repeat" + ALONE
+CONTEXT = (
+    FORWARD + "calls {!r} under its own grad mode, autocast, saved-tensor hooks or switches of torch" + ALONE
+)
+CHECKPOINT = (
+    FORWARD + "calls {!r} inside torch.utils.checkpoint; take that call out and label what it held, "
+    "regions replace it"
+)
+DATA = FORWARD + "calls {!r}, whose result depends on data or stays outside of a graph"
+UNMADE = (
+    FORWARD + "gives {!r} a tensor that no recorded function made; "
+    "torch.autograd.Function and tensors outside of modules cannot be followed"
+)
+UNHELD = FORWARD + "gives {!r} a {}, which no graph can hold"
+WITHOUT = "ac: the model cannot be followed without data: "  # and the first line of what torch says
+INSIDE = (
+    "ac: region {} changes in place what was made outside of it, by {!r}, "
+    "so that it could not be recomputed; leave it outside"
+)
+BEHIND = (
+    "ac: region {} takes what {!r} changes in place behind it, so that it could not be recomputed; "
+    "put that into the region too"
+)
+
+SOMEWHERE = torch.ones(WIDTH)
+
+
+class Tripled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return gradient * 5
+
+
+class Passed(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return gradient * 5
+
+
+@dataclass
+class Holder:
+    x: Tensor
+
+
+class OfHolder(nn.Module):
+    def forward(self, holder: Any) -> Any:
+        return Holder(holder.x)
+
+
+class InPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2).sin()
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def under(context: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Any:
+        with context():
+            y = self.a(x)
+        return self.b(y.float())
+
+    return forward
+
+
+def glue_under(context: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Any:
+        y = self.a(x)
+        with context():
+            z = y * 2
+        return self.b(y) + z
+
+    return forward
+
+
+def sets(name: str, value: Callable[[Tensor], Any]) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Any:
+        y = self.a(x)
+        setattr(self, name, value(y))
+        return self.b(y)
+
+    return forward
+
+
+def adds_note(self: Any, x: Tensor) -> Any:
+    y = self.a(x)
+    self.notes["latest"].append(y.detach())
+    return self.b(y)
+
+
+def counts_up(self: Any, x: Tensor) -> Any:
+    self.count += 1
+    return self.b(self.a(x))
+
+
+def flags(self: Any, x: Tensor) -> Any:
+    self.b.flag = 1
+    return self.b(self.a(x))
+
+
+def counts(self: Any, x: Tensor) -> Any:
+    self.counted.count += 1
+    return self.b(self.a(x))
+
+
+def swaps(self: Any, x: Tensor) -> Any:
+    y = self.a(x)
+    weight = self.b.weight
+    del self.b._parameters["weight"]
+    self.b.weight = weight * 2
+    y = self.b(y)
+    del self.b.weight
+    self.b._parameters["weight"] = weight
+    return y
+
+
+def forks(self: Any, x: Tensor) -> Any:
+    y = self.a(x)
+    with torch.random.fork_rng():
+        y = functional.dropout(y, 0.5)
+    return self.b(functional.dropout(y, 0.5))
+
+
+def tries(self: Any, x: Tensor) -> Any:
+    y = self.a(x)
+    try:
+        return self.b(y) if y.sum() > 0 else self.b(-y)
+    except RuntimeError:
+        return y * 0
+
+
+def changes_later(self: Any, x: Tensor) -> Any:
+    x = x * 1.0
+    y = self.sine(x)
+    x += y
+    return self.b(x)
+
+
+def changes_view(self: Any, x: Tensor) -> Any:
+    x = x.sin()
+    y = self.a(x.detach())
+    x.view(-1).add_(1)
+    return self.b(y) + x
+
+
+def changes_view_made_before(self: Any, x: Tensor) -> Any:
+    x = x.sin()
+    flat = x.view(-1)
+    y = self.a(x.detach())
+    flat.add_(1)
+    return self.b(y) + x
+
+
+def normalises(self: Any, x: Tensor) -> Any:
+    mean, var = self.norm.running_mean, self.norm.running_var
+    return self.b(functional.batch_norm(self.a(x), mean, var, training=True))
+
+
+def sets_gradient_flag(self: Any, x: Tensor) -> Any:
+    y = self.a(x).detach()
+    y.requires_grad = True
+    return self.b(y)
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "a branch over data": (
+        Case(forward=lambda self, x: self.b(self.a(x)) if self.a(x).sum() > 0 else x),
+        WITHOUT,
+    ),
+    "a branch over data that catches its own refusal": (
+        Case(forward=tries, labels={"a": 0}),
+        FORWARD + "cannot be followed without data: ",
+    ),
+    "a number of a tensor": (
+        Case(forward=lambda self, x: self.b(x) * self.a(x).sum().item()),
+        DATA.format("item"),
+    ),
+    "a list of a tensor": (
+        Case(forward=lambda self, x: self.b(x) * self.a(x)[0].tolist()[0]),
+        DATA.format("item"),
+    ),
+    "a length that depends on data": (
+        Case(forward=lambda self, x: self.b(x) * (self.a(x) > 0).nonzero().shape[0], labels={"a": 0}),
+        FORWARD + "gives 'mul' a number that depends on data",
+    ),
+    "a comparison of tensors": (
+        Case(forward=lambda self, x: self.b(self.a(x)) if torch.equal(x, x) else x),
+        WITHOUT,
+    ),
+    "NumPy": (
+        Case(forward=lambda self, x: self.b(self.a(x)) * float(x.detach().numpy().sum())),
+        WITHOUT,
+    ),
+    "an array of NumPy": (
+        Case(forward=lambda self, x: self.b(self.a(x)) * torch.tensor(np.ones(WIDTH))),
+        UNHELD.format("tensor", "ndarray"),
+    ),
+    "a function of autograd": (
+        Case(forward=lambda self, x: self.b(Tripled.apply(self.a(x)))),  # type: ignore[no-untyped-call]
+        CONTEXT.format("mul"),
+    ),
+    "a function of autograd that does nothing forward": (
+        Case(forward=lambda self, x: self.b(Passed.apply(self.a(x)))),  # type: ignore[no-untyped-call]
+        CONTEXT.format("view_as"),
+    ),
+    "a hook on a tensor": (
+        Case(forward=lambda self, x: [(y := self.a(x)).register_hook(lambda g: g * 2), self.b(y)][1]),
+        DATA.format("register_hook"),
+    ),
+    "a backward in forward": (
+        Case(forward=lambda self, x: [(y := self.a(x)).sum().backward(), self.b(y)][1]),
+        DATA.format("backward"),
+    ),
+    "a gradient read": (
+        Case(forward=lambda self, x: self.b(self.a(x)) * (1 if self.b.weight.grad is None else 2)),
+        DATA.format("grad"),
+    ),
+    "a place in memory": (
+        Case(forward=lambda self, x: self.b(self.a(x)) * (x.storage_offset() + 1)),
+        DATA.format("storage_offset"),
+    ),
+    "a tensor made to require a gradient": (Case(forward=sets_gradient_flag), DATA.format("requires_grad")),
+    "a call of torch's checkpoint": (
+        Case(forward=lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=False))),
+        CHECKPOINT.format("a"),
+    ),
+    "a call of torch's checkpoint, of a function": (
+        Case(forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=False))),
+        CHECKPOINT.format("a"),
+    ),
+    "a call of torch's reentrant checkpoint": (
+        Case(forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=True))),
+        CHECKPOINT.format("a"),
+    ),
+    "a call of torch's checkpoint around no label": (
+        Case(forward=lambda self, x: checkpoint(self.b, self.a(x), use_reentrant=False), labels={"a": 0}),
+        CHECKPOINT.format("b"),
+    ),
+    "a call of torch's checkpoint around functions": (
+        Case(forward=lambda self, x: self.b(checkpoint(torch.sin, self.a(x), use_reentrant=False))),
+        CHECKPOINT.format("sin"),
+    ),
+    "saved tensors on the host": (Case(forward=under(save_on_cpu)), CONTEXT.format("a")),
+    "a labelled call without gradients": (Case(forward=under(torch.no_grad)), CONTEXT.format("a")),
+    "functions without gradients": (Case(forward=glue_under(torch.no_grad)), CONTEXT.format("mul")),
+    "autocast around a labelled call": (
+        Case(forward=under(lambda: torch.autocast("cpu", torch.bfloat16))),
+        CONTEXT.format("a"),
+    ),
+    "autocast around functions": (
+        Case(forward=glue_under(lambda: torch.autocast("cpu", torch.bfloat16))),
+        CONTEXT.format("mul"),
+    ),
+    "a choice of attention kernels": (
+        Case(forward=glue_under(lambda: sdpa_kernel(SDPBackend.MATH))),
+        CONTEXT.format("mul"),
+    ),
+    "torch's generator seeded": (
+        Case(forward=lambda self, x: [torch.manual_seed(5), self.b(self.a(x))][1]),
+        CHANGES.format("sets torch's random number generator"),
+    ),
+    "torch's generator set back": (
+        Case(forward=forks),
+        CHANGES.format("sets torch's random number generator"),
+    ),
+    "random numbers of Python": (
+        Case(forward=lambda self, x: self.b(self.a(x) * random.random())),
+        CHANGES.format("draws random numbers that are not torch's"),
+    ),
+    "random numbers of NumPy": (
+        Case(forward=lambda self, x: self.b(self.a(x) * float(np.random.rand()))),  # noqa: NPY002 (users do)
+        CHANGES.format("draws random numbers that are not torch's"),
+    ),
+    "a generator of one's own": (
+        Case(
+            forward=lambda self, x: self.b(self.a(x)) + torch.rand(WIDTH, generator=self.own()),
+            more=lambda: {"own": torch.Generator},
+        ),
+        UNHELD.format("rand", "Generator"),
+    ),
+    "a number counted up": (
+        Case(
+            forward=counts_up,
+            more=lambda: {"count": 0},
+        ),
+        CHANGES.format("sets 'count'"),
+    ),
+    "a new attribute": (Case(forward=sets("latest", Tensor.detach)), CHANGES.format("sets 'latest'")),
+    "a new buffer": (
+        Case(forward=sets("mean", lambda y: y.detach().mean(0)), more=lambda: {"mean": torch.zeros(WIDTH)}),
+        CHANGES.format("sets 'mean'"),
+    ),
+    "an attribute of a submodule": (
+        Case(forward=flags),
+        CHANGES.format("sets 'b.flag'"),
+    ),
+    "a list that grows": (
+        Case(forward=adds_note, more=lambda: {"notes": {"latest": []}}),
+        CHANGES.format("changes what 'notes' holds"),
+    ),
+    "an object that counts": (
+        Case(forward=counts, more=lambda: {"counted": Counted()}),
+        CHANGES.format("changes what 'counted' holds"),
+    ),
+    "a parameter exchanged for a call": (Case(forward=swaps), CHANGES.format("sets 'b.weight'")),
+    "a functional call": (
+        Case(
+            forward=lambda self, x: torch.func.functional_call(
+                self.b, {"weight": self.a.weight * 2}, (self.a(x),)
+            )
+        ),
+        CHANGES.format("sets 'b.weight'"),
+    ),
+    "a tensor of the surroundings": (
+        Case(forward=lambda self, x: self.b(self.a(x)) + SOMEWHERE),
+        UNMADE.format("add"),
+    ),
+    "a tensor in a list": (
+        Case(
+            forward=lambda self, x: self.b(self.a(x)) + self.held[0],
+            more=lambda: {"held": [torch.ones(WIDTH)]},
+        ),
+        UNMADE.format("add"),
+    ),
+    "a module that is no submodule": (
+        Case(
+            forward=lambda self, x: self.b(self.held[0](self.a(x))),
+            more=lambda: {"held": [nn.Linear(WIDTH, WIDTH)]},
+        ),
+        UNMADE.format("linear"),
+    ),
+    "a mapped function": (
+        Case(forward=lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x)))),
+        UNMADE.format("mul"),
+    ),
+    "an ordered dictionary for a module": (
+        Case(
+            forward=lambda self, x: self.b(self.same(OrderedDict(x=self.a(x)))["x"]),
+            more=lambda: {"same": nn.Identity()},
+            labels={"a": 0},
+        ),
+        UNHELD.format("same", "OrderedDict"),
+    ),
+    "an object for a module": (
+        Case(
+            forward=lambda self, x: self.b(self.of(Holder(self.a(x))).x),
+            more=lambda: {"of": OfHolder()},
+            labels={"a": 0},
+        ),
+        UNHELD.format("of", "Holder"),
+    ),
+    "an object that is returned": (
+        Case(forward=lambda self, x: Holder(self.b(self.a(x)))),
+        FORWARD + "returns a Holder, which no graph can hold",
+    ),
+    "an object that is given": (
+        Case(forward=lambda self, holder: self.b(self.a(holder.x)), args=lambda: (Holder(rows()),)),
+        "ac: forward is called with a Holder, which no graph can hold",
+    ),
+    "a mapping that is no dictionary": (
+        Case(forward=lambda self, batch: self.b(self.a(batch["x"])), args=lambda: (UserDict(x=rows()),)),
+        "ac: forward is called with a UserDict, which no graph can hold",
+    ),
+    "a sparse tensor": (
+        Case(
+            forward=lambda self, x: self.b(self.a(x.to_dense())), args=lambda: (torch.eye(WIDTH).to_sparse(),)
+        ),
+        "ac: forward is called with a sparse or nested tensor, which no graph can hold",
+    ),
+    "a change in place of an input": (
+        Case(
+            forward=lambda self, x: [self.a(x), x.add_(1), self.b(x)][2],
+            args=lambda: (torch.ones(ROWS, WIDTH),),
+        ),
+        INSIDE.format("0", "add_"),
+    ),
+    "a change in place through a view": (
+        Case(forward=changes_view),
+        INSIDE.format("0", "add_"),
+    ),
+    "a change in place through an older view": (
+        Case(forward=changes_view_made_before),
+        INSIDE.format("0", "add_"),
+    ),
+    "a module that changes its input": (
+        Case(
+            forward=lambda self, x: self.b(self.doubles(self.a(x))),
+            more=lambda: {"doubles": InPlace()},
+            labels={"doubles": 0},
+        ),
+        INSIDE.format("0", "doubles"),
+    ),
+    "a change in place behind the region": (
+        Case(forward=changes_later, more=lambda: {"sine": Sine()}, labels={"sine": 0}),
+        BEHIND.format("0", "add_"),
+    ),
+    "a change in place inside, but behind an inner region": (
+        Case(
+            forward=lambda self, x: changes_later(self, self.a(x)),
+            more=lambda: {"sine": Sine()},
+            labels={"a": 0, "sine": [0, 0], "b": 0},
+        ),
+        BEHIND.format("0_0", "add_"),
+    ),
+    "a running mean": (
+        Case(
+            forward=lambda self, x: self.b(self.norm(x)),
+            more=lambda: {"norm": nn.BatchNorm1d(WIDTH)},
+            labels={"norm": 0},
+        ),
+        INSIDE.format("0", "norm"),
+    ),
+    "a running mean without a count": (
+        Case(
+            forward=lambda self, x: self.b(self.norm(x.T[None])[0].T),
+            more=lambda: {"norm": nn.InstanceNorm1d(WIDTH, track_running_stats=True)},
+            labels={"norm": 0},
+        ),
+        INSIDE.format("0", "norm"),
+    ),
+    "a running mean of a function": (
+        Case(forward=normalises, more=lambda: {"norm": nn.BatchNorm1d(WIDTH)}),
+        INSIDE.format("0", "batch_norm"),
+    ),
+    "an embedding that is renormalised": (
+        Case(
+            forward=lambda self, tokens: self.b(self.embedding(tokens)),
+            more=lambda: {"embedding": nn.Embedding(5, WIDTH, max_norm=0.5)},
+            args=lambda: (torch.arange(3),),
+            labels={"embedding": 0},
+        ),
+        INSIDE.format("0", "embedding"),
+    ),
+    "a label of nothing": (
+        Case(forward=lambda self, x: self.b(self.a(x)), labels={"a": 0, "c": 0}),
+        "ac.labels: 'c' names no submodule; submodules are: a, b",
+    ),
+    "a label of the model itself": (
+        Case(forward=lambda self, x: self.b(self.a(x)), labels={"": 0}),
+        "ac.labels: '' names no submodule; submodules are: a, b",
+    ),
+    "a label of what is not called": (
+        Case(forward=lambda self, x: self.a(x)),
+        "ac.labels: 'b' is a submodule that forward does not call",
+    ),
+    "a region that begins again": (
+        Case(forward=lambda self, x: self.b(self.c(self.a(x))), more=lambda: {"c": nn.Identity()}),
+        (
+            "ac.labels: region 0 ends at 'a' and begins again at 'b'; 'c' stands between: "
+            "put what is between into the region, or give the second part another index"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(case: Case, message: str) -> None:
+    model = case.model()
+    with pytest.raises(StrategyError) as error:
+        case.step(Nested(labels=case.labels).apply(model), 0)
+    reason = str(error.value.__cause__ or "").partition("\n")[0]
+    assert str(error.value) == message + reason
+
+
+def test_refused_before_any_compute_where_there_is_a_sample() -> None:
+    with torch.device("meta"):
+        model = Given(lambda self, x: self.b(self.a(x)) * x.sum().item())
+    with pytest.raises(StrategyError) as error:
+        Nested(labels={"a": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
+    assert str(error.value) == DATA.format("item")
+    assert regions(model) == {}
+
+
+def test_a_model_may_go_on_after_a_refusal() -> None:
+    model = Given(
+        lambda self, x, y=None: self.b(self.a(x)) if y is None else self.b(self.a(x)) * y.sum().item()
+    )
+    Nested(labels={"a": 0}).apply(model)
+    state = torch.get_rng_state()
+    with pytest.raises(StrategyError):
+        model(rows(), rows())
+    torch.set_rng_state(state)
+    step(model, rows())

@@ -1,0 +1,116 @@
+"""Blocks: found by container or by class; what cannot be found is refused with what could be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies import Observation, StrategyError
+from strategies.regions.blocks import children_of, find_blocks, plain_class, unwrapped
+from strategies.regions.region import Region, enclose, regions
+from tests.strategies.toys import MODELS, Toy, toy
+
+FOUND = {
+    "children of a ModuleList": ("biased", "layers", (), ["layers.0", "layers.1", "layers.2"]),
+    "children of a ModuleDict": ("module_dict", "layers", (), ["layers.b0", "layers.b1", "layers.b2"]),
+    "children of a Sequential": ("sequential", "layers", (), ["layers.0", "layers.1", "layers.2"]),
+    "a block used twice is one block": ("shared_block", "layers", (), ["layers.0", "layers.1"]),
+    "by class": ("biased", "", ("Block",), ["layers.0", "layers.1", "layers.2"]),
+    "by two classes": (
+        "shared_block",
+        "",
+        ("LayerNorm", "Embedding"),
+        ["embedding", "layers.0.norm", "layers.1.norm"],
+    ),
+    "classes win over the container": ("biased", "layers", ("Embedding",), ["embedding"]),
+}
+
+
+@pytest.mark.parametrize(("model", "layers_fqn", "classes", "expected"), FOUND.values(), ids=FOUND)
+def test_found(model: str, layers_fqn: str, classes: tuple[str, ...], expected: list[str]) -> None:
+    assert list(find_blocks(toy(model), layers_fqn=layers_fqn, module_classes=classes)) == expected
+
+
+REFUSED = {
+    "nothing named": (
+        "",
+        (),
+        "ac.layers_fqn: is empty; name the module that holds the blocks, containers are: layers",
+    ),
+    "missing": ("layrs", (), "ac.layers_fqn: 'layrs' is not a module of Toy; containers are: layers"),
+    "missing below": (
+        "layers.0.heads",
+        (),
+        "ac.layers_fqn: 'layers.0.heads' is not a module of Toy; containers are: layers",
+    ),
+    "no container": (
+        "layers.0",
+        (),
+        (
+            "ac.layers_fqn: 'layers.0' is a Block, "
+            "not a ModuleList, ModuleDict or Sequential; containers are: layers"
+        ),
+    ),
+    "misspelt class": (
+        "",
+        ("Blok",),
+        (
+            "ac.module_classes: 'Blok' is no class of a module in Toy; did you mean 'Block'? "
+            "classes are: Block, Dropout, Embedding, LayerNorm, Linear, ModuleList"
+        ),
+    ),
+    "nested classes": (
+        "",
+        ("Block", "LayerNorm"),
+        "ac.module_classes: 'layers.0.norm' (LayerNorm) lies inside 'layers.0' (Block); name one of them",
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers_fqn", "classes", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(layers_fqn: str, classes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        find_blocks(toy(), layers_fqn=layers_fqn, module_classes=classes)
+    assert str(error.value) == message
+
+
+def test_an_empty_container_is_refused() -> None:
+    model = Toy(**MODELS["biased"])
+    model.layers = nn.ModuleList()
+    with pytest.raises(StrategyError, match=r"'layers' holds no blocks; containers are: layers"):
+        children_of(model, "layers")
+
+
+def test_wrappers_are_seen_through() -> None:
+    model = toy()
+    compiled: Any = torch.compile(model, backend="eager")
+    assert unwrapped(compiled) is model
+    assert list(children_of(compiled, "layers")) == ["layers.0", "layers.1", "layers.2"]
+    assert list(find_blocks(compiled, layers_fqn="", module_classes=("Block",))) == list(
+        children_of(model, "layers")
+    )
+
+
+def test_the_class_of_an_enclosed_module_is_the_users() -> None:
+    class Untouched:
+        def __call__(self, _module: Any, body: Any, args: Any, kwargs: Any) -> Any:
+            return body(*args, **kwargs)
+
+        def observe(self) -> Observation:
+            return Observation()
+
+    model = toy()
+    region: Region = Untouched()
+    enclose(model.layers[1], region)
+    assert type(model.layers[1]) is not type(model.layers[0])
+    assert plain_class(model.layers[1]) is type(model.layers[0])
+    assert isinstance(model.layers[1], type(model.layers[0]))
+    assert list(find_blocks(model, layers_fqn="", module_classes=("Block",))) == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    ]
+    assert regions(model) == {"layers.1": region}
