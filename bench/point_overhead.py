@@ -1,8 +1,9 @@
 """What a point costs beyond its own compute: our agent against torchrun, interleaved in one run.
 
 Every point is two gloo ranks that import what a trial imports (`harness.trial.run`, FSDP, tensor
-parallelism), meet, run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is timed inside the
-rank and subtracted. The first point of the agent pays for the imports and is shown in a row of its own.
+parallelism), meet, run one all-reduce, and leave a result on disk. Its own compute, the all-reduce, is
+timed inside the rank and subtracted. The first point of the agent pays for the imports and is shown in a
+row of its own.
 
     python -m bench.point_overhead --repeats 10
 """

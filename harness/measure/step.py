@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.in_place_operators import AsUnwatched
+from harness.measure.memory import allocator
 from harness.measure.memory import live_storages as memory
 from harness.measure.memory.allocator import AllocatorReport, LiveTotals
 from harness.measure.memory.ledger import Kind, Ledger
@@ -22,7 +23,6 @@ from harness.measure.memory.live_storages import (
     MemoryReport,
     SavedStorage,
     WorkspaceProbe,
-    allocator,
 )
 from harness.measure.memory.locator import Locator, Phase
 from harness.measure.rng import seeded
