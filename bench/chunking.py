@@ -32,7 +32,7 @@ from harness.measure.memory.locator import Locator
 from harness.models.base import Batch, LanguageModelSpec
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {
@@ -171,13 +171,13 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
     )
     unchunked = peak_bytes(model, batch, case.step)
     start = time.perf_counter()
-    planning = Planning.of(model, batch.inputs, training=training, step=case.step)
+    planning = Planner.of(model, batch.inputs, training=training, step=case.step)
     for fraction in FRACTIONS:
         yield _row(case, planning, unchunked, fraction, start)
         start = time.perf_counter()
 
 
-def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start: float) -> Row:
+def _row(case: _Case, planning: Planner, unchunked: int, fraction: float, start: float) -> Row:
     model, batch, step = case.model, case.batch, case.step
     budget = int(unchunked * fraction)
     known: dict[str, Any] = {
