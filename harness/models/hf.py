@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError
 from harness.models.base import Batch, LanguageModelSpec, require_shape
-from harness.models.parts.containers import require_container
+from harness.models.parts import containers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class HFSpec(LanguageModelSpec):
                 refused, or `layers_fqn` names no container of blocks.
         """
         model: nn.Module = _transformers().make_model(self._config())
-        require_container(model, self.layers_fqn)
+        containers.require_container(model, self.layers_fqn)
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -93,6 +94,7 @@ class HFSpec(LanguageModelSpec):
 def _transformers() -> ModuleType:
     """Return the module that imports `transformers`, an optional and slow import."""
     try:
+        importlib.import_module("transformers")  # fails here even where imports of `parts` are deferred
         return importlib.import_module("harness.models.parts.huggingface")
     except ModuleNotFoundError as error:
         problem = f"model=hf needs the package {error.name!r}; pip install 'acbench[hf]'"

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature, unwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from harness.errors import ConfigError, Terminated
 from harness.models.base import Batch, LanguageModelSpec, require_shape
-from harness.models.parts.containers import require_container
-from harness.models.parts.sources import user_files
+from harness.models.parts import containers, sources
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
 
@@ -57,7 +58,7 @@ class PythonSpec(LanguageModelSpec):
                 `layers_fqn` names no container of blocks.
         """
         model = _make(self.factory, self.dropout).model
-        require_container(model, self.layers_fqn)
+        containers.require_container(model, self.layers_fqn)
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -116,7 +117,7 @@ def _files(factory: str, dropout: float) -> tuple[Path, ...]:
     function = unwrap(_without_arguments(_import(factory)))
     defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
-    return user_files([factory.partition(":")[0], defined_in, *classes])
+    return sources.user_files([factory.partition(":")[0], defined_in, *classes])
 
 
 def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,9 +128,9 @@ def _make(factory: str, dropout: float) -> _Made:
     function = _import(factory)
     made = _call(factory, function, _arguments(function, dropout))
     match made:
-        case nn.Module():
+        case torch.nn.Module():
             return _Made(model=made, example=None)
-        case (nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
+        case (torch.nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
             return _Made(model=model, example=_Example(inputs=inputs, loss_fn=loss_fn))
     raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {factory!r}")
 
