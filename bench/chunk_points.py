@@ -28,7 +28,7 @@ from bench.output import parser, publish
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 
 _LONGEST = 1 << 17
 
@@ -241,7 +241,7 @@ def _row(point: Point, *, training: bool) -> Row:
     step = PlannedStep(loss=_sum, loss_inputs=((),)) if training else None
     unchunked = peak_bytes(model, batch, step)
     start = time.perf_counter()
-    planning = Planning.of(model, sample, training=training, step=step)
+    planning = Planner.of(model, sample, training=training, step=step)
     known: dict[str, Any] = {
         "name": point.name,
         "fraction": point.fraction,
@@ -299,12 +299,12 @@ def _longest(tokens: int) -> Longest:
     """Return the longest power of two that the plans of `Stack` reach within what `tokens` need unchunked."""
     with torch.device("meta"):
         model = Stack(2, 256, 4).eval()
-    budget = Planning.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
+    budget = Planner.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
     longest = tokens
     while longest < _LONGEST:
         sample = (torch.empty(1, 2 * longest, 256, device="meta"),)
         try:
-            Planning.of(model, sample).plan(budget)
+            Planner.of(model, sample).plan(budget)
         except InfeasibleBudget:
             break
         longest *= 2

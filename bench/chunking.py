@@ -31,7 +31,7 @@ from harness.measure.memory.totals import mark_backward, mark_forward
 from harness.models.base import Batch, LanguageModelSpec
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 from strategies.estimate.ledger import Kind, Ledger, is_activation
 from strategies.estimate.live_storages import LiveStorages
 
@@ -172,13 +172,13 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
     )
     unchunked = peak_bytes(model, batch, case.step)
     start = time.perf_counter()
-    planning = Planning.of(model, batch.inputs, training=training, step=case.step)
+    planning = Planner.of(model, batch.inputs, training=training, step=case.step)
     for fraction in FRACTIONS:
         yield _row(case, planning, unchunked, fraction, start)
         start = time.perf_counter()
 
 
-def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start: float) -> Row:
+def _row(case: _Case, planning: Planner, unchunked: int, fraction: float, start: float) -> Row:
     model, batch, step = case.model, case.batch, case.step
     budget = int(unchunked * fraction)
     known: dict[str, Any] = {

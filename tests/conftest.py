@@ -18,7 +18,6 @@ LONG = (
     "tests/parity/",
     "tests/harness/test_cli.py",
     "tests/harness/trial/test_run.py",
-    "tests/harness/ranks/test_persistent_server.py",
     "tests/strategies/chunk/",
 )
 """Files that take a minute or more: first, so that no worker is alone with one of them at the end."""

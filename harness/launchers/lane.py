@@ -62,7 +62,6 @@ class LaneSpec:
         sweep: its name.
         tasks: trials of one shape, in order; other lanes may take from the same list.
         seat: what a trial may use of every node.
-        isolation: `forkserver` or `persistent`.
         sys_path: where Python finds the user's modules.
         driver_pid: process whose death ends the lane; `None` where a scheduler ends it.
     """
@@ -74,7 +73,6 @@ class LaneSpec:
     sweep: str
     tasks: tuple[Task, ...]
     seat: Seat
-    isolation: str
     sys_path: tuple[str, ...]
     driver_pid: int | None = None
 
@@ -174,7 +172,7 @@ def run_lane(spec: LaneSpec, place: Place) -> int:
     0: no trial is left; `TIME_LIMIT_STATUS`: time is over; `TERMINATED_STATUS`: told to go; 1: no node 0.
     """
     address = spec.folder / f"lane-{spec.name}-{place.restarts}.address"
-    with Halts() as halts, Agent(PRELOAD, isolation=spec.isolation) as agent:
+    with Halts() as halts, Agent(PRELOAD) as agent:
         if place.node_rank > 0:
             return _follow(agent, place.node_rank, address, halts)
         with _supervisor(agent, place, halts, address) as supervise:

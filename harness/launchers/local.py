@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers.base import Flight, Sweep, follow_packer
 from harness.launchers.driven import Driven
@@ -27,7 +27,6 @@ from harness.records.record import Record
 from harness.records.store import Store
 from harness.trial.preflight import device_type
 
-ISOLATIONS = ("forkserver", "persistent")
 RANKS_PER_CORE = 8
 _HERE = "localhost"
 _LOCK_POLL_S = 0.2
@@ -41,17 +40,13 @@ class Local(Driven):
         max_parallel: trials at once, >= 1. Trials on CUDA get disjoint devices, and the cores that belong to
             them; trials on the CPU disjoint cores, `cores / max_parallel` each and at least one a rank.
         share_cores: let trials share all cores; step times then depend on what else runs.
-        isolation: `forkserver`: every trial in fresh processes; `persistent`: ranks live on from trial to
-            trial, which saves some 0.1 s a trial.
     """
 
     max_parallel: int = 1
     share_cores: bool = False
-    isolation: str = "forkserver"
 
     def __post_init__(self) -> None:
         require_at_least("hydra.launcher.max_parallel", self.max_parallel, 1)
-        require_one_of("hydra.launcher.isolation", self.isolation, ISOLATIONS)
 
     def check(self, mesh: Mesh) -> None:
         """Refuse several nodes, more ranks than devices, and far more ranks than cores."""
@@ -83,7 +78,7 @@ class Local(Driven):
     def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
         seat = Seat(core_count=len(_cores()))
         job = {"launcher": "local", "submission": submission}
-        with Agent(PRELOAD, isolation=self.isolation) as agent:
+        with Agent(PRELOAD) as agent:
             for task in tasks:
                 record = _hold_and_run(sweep, task, agent, seat, job)
                 if sweep.interrupts.is_asked and record is None:
@@ -107,7 +102,6 @@ class Local(Driven):
             most=self.max_parallel,
             start=_start,
             seat=self._seat,
-            isolation=self.isolation,
             driver_pid=os.getpid(),
         )
         return Packer(packing=packing, tasks=shapes, pool=Pool([_HERE], gpus=_devices(), cores=_cores()))

@@ -96,7 +96,7 @@ class Packing:
     """What the lanes of a submission share.
 
     Fields:
-        launcher, submission, isolation: of every lane.
+        launcher, submission: of every lane.
         store: of the sweep.
         sweep: its name.
         needs: of every shape; each fits the pool when it is empty.
@@ -115,7 +115,6 @@ class Packing:
     most: int
     start: Start
     seat: Callable[[Slice], Seat]
-    isolation: str
     restarts: int = 0
     driver_pid: int | None = None
 
@@ -215,7 +214,6 @@ class Packer:
                 sweep=packing.sweep,
                 tasks=tuple(tasks),
                 seat=packing.seat(slice_),
-                isolation=packing.isolation,
                 sys_path=tuple(sys.path),
                 driver_pid=packing.driver_pid,
             )

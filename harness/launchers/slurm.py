@@ -302,7 +302,6 @@ class Slurm(OnSlurm):
                 sweep=sweep.name,
                 tasks=(task,),
                 seat=Seat(core_count=cores),
-                isolation="forkserver",
                 sys_path=absolute_sys_path(),
             )
             spec.write()

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane import COMMAND, LaneSpec
-from harness.launchers.local import ISOLATIONS
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Seat, Shape, by_shape, shape_of
 from harness.launchers.slurm import OnSlurm, absolute_sys_path
@@ -61,7 +60,6 @@ class SlurmPacked(OnSlurm):
         cpus_per_node: of the allocation; `None` is all that a node of the partition has.
         max_parallel: lanes at once; `None` is as many as devices and cores allow. Each of them holds some
             0.5 GiB of host memory.
-        isolation: of ranks, as for `hydra/launcher=local`.
     """
 
     launcher: ClassVar[str] = "slurm_packed"
@@ -70,7 +68,6 @@ class SlurmPacked(OnSlurm):
     gpus_per_node: int | None = None
     cpus_per_node: int | None = None
     max_parallel: int | None = None
-    isolation: str = "forkserver"
 
     def __post_init__(self) -> None:
         # slots=True makes a new class, so a bare super() would look at the one it replaced
@@ -80,7 +77,6 @@ class SlurmPacked(OnSlurm):
             value = getattr(self, name)
             if value is not None:
                 require_at_least(f"hydra.launcher.{name}", value, low)
-        require_one_of("hydra.launcher.isolation", self.isolation, ISOLATIONS)
 
     def check(self, mesh: Mesh) -> None:
         """Refuse more than was asked for; what the cluster itself does not have is refused at submission."""
@@ -157,7 +153,6 @@ class SlurmPacked(OnSlurm):
             needs={shape: self._need(shape, allocation) for shape in shapes},
             allocation=allocation,
             most=self.max_parallel or allocation.nodes * allocation.cores,
-            isolation=self.isolation,
             python=self.python,
             sys_path=absolute_sys_path(),
         )
@@ -250,7 +245,6 @@ class _Load:
     needs: Mapping[Shape, Need]
     allocation: _Allocation
     most: int
-    isolation: str
     python: str | None
     sys_path: tuple[str, ...]
 
@@ -266,7 +260,6 @@ class _Load:
             most=self.most,
             start=functools.partial(_start, self.python),
             seat=lambda slice_: Seat(core_count=len(next(iter(slice_.cores.values())))),
-            isolation=self.isolation,
             restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         )
         names = allocation.hosts or slurm.hosts(os.environ["SLURM_JOB_NODELIST"])

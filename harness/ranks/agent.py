@@ -25,9 +25,8 @@ from harness.errors import Terminated
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.entry import RankStart, Rendezvous
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from harness.ranks.live_ranks import Crew, HaltCheck, Server, Watch, late_halt
+from harness.ranks.live_ranks import Crew, HaltCheck, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
-from harness.ranks.persistent_server import PersistentServer
 from harness.ranks.rank_report import read_reports, report_path
 
 PRELOAD = (
@@ -36,7 +35,6 @@ PRELOAD = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_SERVERS: dict[str, type[Server]] = {"forkserver": ForkServer, "persistent": PersistentServer}
 _STORE_S = 30.0
 
 
@@ -115,19 +113,11 @@ class Agent:
 
     Args:
         preload: modules to import in the fork server besides torch's own; they must not touch CUDA.
-        isolation: `forkserver`: every rank is a fresh process; `persistent`: processes take one trial after
-            another.
-
-    Raises:
-        ValueError: an unknown isolation.
     """
 
-    def __init__(self, preload: Sequence[str] = (), isolation: str = "forkserver") -> None:
-        if isolation not in _SERVERS:
-            raise ValueError(f"isolation: must be one of {', '.join(_SERVERS)}, got {isolation!r}")
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = (*PRELOAD, *preload)
-        self._isolation = isolation
-        self._server: Server | None = None
+        self._server: ForkServer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +164,7 @@ class Agent:
                 "RankJob.rendezvous: several nodes need an address that all of them know, got None"
             )
         if self._server is None:
-            self._server = _SERVERS[self._isolation](self._preload)
+            self._server = ForkServer(self._preload)
         _clear(job)
         halt = halt or _never
         crew = Crew(self._server, job.trial_dir, job.total)

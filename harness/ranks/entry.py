@@ -156,26 +156,8 @@ class RankContext:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a trial ended in one rank.
-
-    Fields:
-        is_ok: the result is on disk; otherwise the error is.
-        is_quiet: no other rank needs this one any more, and what it was given to talk to them is at rest.
-    """
-
-    is_ok: bool
-    is_quiet: bool
-
-
 def main(start: RankStart) -> NoReturn:
     """Run one rank and leave: status 0 with a result on disk, 1 with the error on disk."""
-    os._exit(0 if run(start).is_ok else 1)
-
-
-def run(start: RankStart) -> Ended:
-    """Run one rank to its report; a process group that it made stands until the process ends."""
     _redirect(log_path(start.trial_dir, start.rank))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the driver decides
     faulthandler.enable(file=sys.stderr)
@@ -187,11 +169,13 @@ def run(start: RankStart) -> Ended:
         module, _, function = start.entry.partition(":")
         entry = getattr(importlib.import_module(module), function)
         context.finish(entry(pickle.loads(start.payload), context))  # noqa: S301 (from our driver)
-    flush()
-    return Ended(is_ok=context.is_ok, is_quiet=context.is_ok and _all_are_done(context, store))
+    _flush()
+    if context.is_ok and store is not None:
+        _await_results(store, context.world_size)
+    os._exit(0 if context.is_ok else 1)
 
 
-def flush() -> None:
+def _flush() -> None:
     """Write out what Python and C hold back of stdout and stderr."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -247,21 +231,13 @@ def _meeting_place(rendezvous: Rendezvous, world_size: int) -> Store:
     return TCPStore(host, port, world_size, is_master=False)
 
 
-def _all_are_done(context: RankContext, store: Store | None) -> bool:
-    """Wait for all ranks to have their result: nobody shall see a connection close in its last collective."""
-    if store is None:
-        return True
-    with contextlib.suppress(dist.DistError):  # a peer failed or the agent is gone: our result stands
-        return _meet(store, context.world_size)
-    return False
+def _await_results(store: Store, world_size: int) -> None:
+    """Wait until every rank has its result: none may see a connection close in its last collective.
 
-
-def _meet(store: Store, world_size: int) -> bool:
-    """Wait until every rank is here, but not for long: one that failed never comes."""
-    store.add("finished", 1)
+    The wait is short, because a rank that failed never comes.
+    """
     end_s = time.monotonic() + _LEAVE_S
-    while store.add("finished", 0) < world_size:
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(_MEET_POLL_S)
-    return True
+    with contextlib.suppress(dist.DistError):  # a peer failed or the agent is gone: our result stands
+        store.add("finished", 1)
+        while store.add("finished", 0) < world_size and time.monotonic() < end_s:
+            time.sleep(_MEET_POLL_S)

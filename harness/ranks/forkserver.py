@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NoReturn
 
 _CLOSE_S = 10.0
@@ -64,7 +63,6 @@ class Died:
 class _Start:
     target: str
     argument: bytes
-    has_channel: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,31 +123,21 @@ class ForkServer:
         """Process id of the server."""
         return self._process.pid
 
-    def start(self, target: str, argument: Any, channel: Connection | None = None) -> int:
+    def start(self, target: str, argument: Any) -> int:
         """Fork a child that calls `target(argument)`, and return its process id.
 
         Args:
             target: `package.module:function`; its return ends the child with status 0.
             argument: anything that pickles.
-            channel: the child's end of a connection; where there is one it calls `target(argument, channel)`.
 
         Raises:
             ForkServerError: the server has ended.
         """
-        self._send(_Start(target, pickle.dumps(argument), channel is not None))
-        if channel is not None:
-            self._send_handle(channel)
+        self._send(_Start(target, pickle.dumps(argument)))
         while not isinstance(message := self._receive(), _Started):
             self._deaths.append(message)
         self._children.add(message.pid)
         return message.pid
-
-    def fileno(self) -> int:
-        """Return what `multiprocessing.connection.wait` watches: it is readable when a child has died.
-
-        A death that came while a child was started is not seen there: ask `next_death` first.
-        """
-        return self._connection.fileno()
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a child that `next_death` has not returned yet; a dead one ignores it."""
@@ -184,12 +172,6 @@ class ForkServer:
     def _send(self, message: object) -> None:
         try:
             self._connection.send(message)
-        except OSError as error:
-            raise ForkServerError(f"fork server {self.pid}: has ended") from error
-
-    def _send_handle(self, channel: Connection) -> None:
-        try:
-            send_handle(self._connection, channel.fileno(), self.pid)
         except OSError as error:
             raise ForkServerError(f"fork server {self.pid}: has ended") from error
 
@@ -234,10 +216,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
         return
     match driver.recv():
         case _Start() as start:
-            channel = Connection(recv_handle(driver)) if start.has_channel else None
-            driver.send(_Started(_fork(start, channel, driver, children)))
-            if channel is not None:
-                channel.close()
+            driver.send(_Started(_fork(start, driver, children)))
         case _Signal(pid, number):
             if pid in children.values():
                 os.kill(pid, number)
@@ -257,7 +236,7 @@ def _kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
-def _fork(start: _Start, channel: Connection | None, driver: Connection, children: dict[int, int]) -> int:
+def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -271,7 +250,7 @@ def _fork(start: _Start, channel: Connection | None, driver: Connection, childre
         driver.close()
         for descriptor in children:
             os.close(descriptor)
-        _call(start, channel)
+        _call(start)
     finally:
         _end_child()
 
@@ -282,14 +261,10 @@ def _die_with(server: int) -> None:
         os._exit(1)
 
 
-def _call(start: _Start, channel: Connection | None) -> None:
+def _call(start: _Start) -> None:
     module, _, name = start.target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    argument = pickle.loads(start.argument)  # noqa: S301 (from our driver)
-    if channel is None:
-        function(argument)
-    else:
-        function(argument, channel)
+    function(pickle.loads(start.argument))  # noqa: S301 (from our driver)
 
 
 def _end_child() -> NoReturn:

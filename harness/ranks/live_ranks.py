@@ -14,12 +14,10 @@ from harness.ranks.culprit import is_waiting
 from harness.ranks.entry import STACK_SIGNAL, RankStart
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.node_report import Death, Halt
-from harness.ranks.persistent_server import PersistentServer
 from harness.ranks.rank_report import RankReport, log_path, read_reports
 
 Watch = Callable[[Mapping[int, RankReport]], None]
 HaltCheck = Callable[[], Halt | None]
-Server = ForkServer | PersistentServer
 
 _POLL_S = 0.25
 _SHORT_POLL_S = 0.02
@@ -46,7 +44,7 @@ class Crew:
         ended_s: when the ranks had ended or were to end, in seconds of `time.time`.
     """
 
-    def __init__(self, server: Server, trial_dir: Path, world_size: int) -> None:
+    def __init__(self, server: ForkServer, trial_dir: Path, world_size: int) -> None:
         self.deaths: list[Death] = []
         self.waiting: list[int] = []
         self.ended_s = time.time()

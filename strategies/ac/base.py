@@ -12,7 +12,7 @@ from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
 from strategies.regions.blocks import find_blocks, sharded_fsdp1_unit
 from strategies.regions.offloading import HostLedger, Offloading
-from strategies.regions.operators import SaveList
+from strategies.regions.operator_names import SaveList
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import (
     Around,

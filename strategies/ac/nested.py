@@ -14,10 +14,10 @@ from torch import nn
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.nested.forward import Nest, NestedForward
 from strategies.nested.listing import code_text
-from strategies.nested.program import Program
-from strategies.nested.regions import Path, even_paths, parse_path, path_name
+from strategies.nested.nested_forward import Nest, NestedForward
+from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
+from strategies.nested.program import NestedProgram
 from strategies.nested.scopes import Labels, check_names
 from strategies.regions.blocks import names_of_children, plain_class, unwrapped
 from strategies.regions.offloading import OFFLOAD_KINDS, OffloadKind
@@ -141,7 +141,9 @@ class Nested(Strategy):
         offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
         return Observation(offloaded_bytes=offloaded_bytes, plan=plans[0] if plans else None)
 
-    def _applied(self, model: nn.Module, sample: tuple[Any, ...]) -> tuple[NestedForward, list[Program]]:
+    def _applied(
+        self, model: nn.Module, sample: tuple[Any, ...]
+    ) -> tuple[NestedForward, list[NestedProgram]]:
         refuse_enclosed(model)
         plain = unwrapped(model)
         shadow = Shadow.of(plain)

@@ -12,7 +12,7 @@ from strategies.regions.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nothing(Strategy):
+class NoCheckpoints(Strategy):
     """Keep every activation; the baseline of every comparison.
 
     Saved: every tensor that autograd needs.

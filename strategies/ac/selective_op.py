@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.regions.operators import SaveList, resolve
+from strategies.regions.operator_names import SaveList, resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

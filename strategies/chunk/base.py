@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from strategies.base import Observation, PlannedStep, Strategy, Tolerance
-from strategies.chunk.planning.plan import ChunkPlan
-from strategies.chunk.running.forward import chunked_forwards
+from strategies.chunk.planning.chunk_plan import ChunkPlan
+from strategies.chunk.running.chunked_forward import chunked_forwards
 from strategies.chunk.show import code_view, memory_view
 from strategies.errors import StrategyError
 from strategies.regions.blocks import unwrapped

@@ -10,7 +10,7 @@ from torch import nn
 
 from strategies.base import PlannedStep
 from strategies.chunk.base import Chunking, is_trained
-from strategies.chunk.planning.plan import ChunkPlan
+from strategies.chunk.planning.chunk_plan import ChunkPlan
 from strategies.errors import StrategyError
 
 _MIB = 1 << 20

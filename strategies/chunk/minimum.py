@@ -9,7 +9,7 @@ from torch import nn
 
 from strategies.base import PlannedStep
 from strategies.chunk.base import Chunking, is_trained
-from strategies.chunk.planning.plan import ChunkPlan
+from strategies.chunk.planning.chunk_plan import ChunkPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

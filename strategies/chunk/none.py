@@ -11,7 +11,7 @@ from strategies.base import Strategy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nothing(Strategy):
+class NoChunks(Strategy):
     """Run every operator on whole tensors; the baseline of every comparison."""
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)

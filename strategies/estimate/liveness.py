@@ -34,7 +34,7 @@ NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 """Bytes of the tensor that torch makes of a Python number given for a tensor."""
 
 
-class Step(NamedTuple):
+class StorageStep(NamedTuple):
     """What one step does to storages.
 
     Fields:
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     private_bytes: int = 0
 
 
-IDLE = Step(makes={}, holds=frozenset())
+IDLE = StorageStep(makes={}, holds=frozenset())
 """That of a view: who uses it holds what it looks at for longer than it does."""
 
 
@@ -77,7 +77,7 @@ class Profile:
         return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
 
 
-def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
+def simulate(steps: Sequence[StorageStep], kept: Iterable[Key]) -> Profile:
     """Return what is alive while `steps` run in order.
 
     Args:
@@ -112,7 +112,7 @@ class Storages:
     """The storages of a graph's values.
 
     Fields:
-        of: keys of what a node's value lies on.
+        keys: names of what a node's value lies on.
         made: bytes of what a node makes.
         standing: what inputs, parameters and results of inner scopes lie on that no operator has made.
         steps: what one node does.
@@ -120,10 +120,10 @@ class Storages:
         has_gradients: whether forward was recorded with gradients on.
     """
 
-    of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
+    keys: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
     standing: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
-    steps: dict[fx.Node, Step] = field(default_factory=dict)
+    steps: dict[fx.Node, StorageStep] = field(default_factory=dict)
     overwrites: dict[fx.Node, Overwrite] = field(default_factory=dict)
     has_gradients: bool = False
     _sizes: dict[Key, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Storages:
                 + hidden_bytes(node.target, tensor, node.args)
                 for tensor in tensors
             }
-            storages.of[node] = tuple(sizes)
+            storages.keys[node] = tuple(sizes)
             if node.op in {"placeholder", "get_attr"}:
                 storages.standing[node] = frozenset(sizes)
             elif "standing" in node.meta:
@@ -150,19 +150,19 @@ class Storages:
             storages.made[node] = {key: size for key, size in sizes.items() if key not in born}
             born |= sizes.keys()
         if not storages.has_gradients:  # autograd may have saved what is overwritten
-            storages.overwrites.update(overwrites(graph, storages.of, storages.made))
+            storages.overwrites.update(overwrites(graph, storages.keys, storages.made))
         storages.steps.update((node, storages._step(node)) for node in graph.nodes)
         return storages
 
-    def _step(self, node: fx.Node) -> Step:
-        of_inputs = {key for source in node.all_input_nodes for key in self.of[source]}
+    def _step(self, node: fx.Node) -> StorageStep:
+        of_inputs = {key for source in node.all_input_nodes for key in self.keys[source]}
         private_bytes = promoted_bytes(node)
-        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.of[node])
+        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.keys[node])
         if is_view and node.users and not private_bytes:
             return IDLE
-        return Step(
+        return StorageStep(
             makes=self.made[node],
-            holds=frozenset(of_inputs.union(self.of[node])),
+            holds=frozenset(of_inputs.union(self.keys[node])),
             private_bytes=private_bytes,
         )
 
@@ -171,7 +171,7 @@ class Storages:
         if node not in self._readers:
             found: set[fx.Node] = set(node.users)
             for user in node.users:
-                if set(self.of[node]) & set(self.of[user]):
+                if set(self.keys[node]) & set(self.keys[user]):
                     found |= self.readers(user)
             self._readers[node] = frozenset(found)
         return self._readers[node]

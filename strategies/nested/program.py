@@ -13,16 +13,16 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only, tree_unflatten
 
 from strategies.errors import StrategyError
-from strategies.nested.lower import Treatment, lower
+from strategies.nested.region_code import Treatment, lower
 from strategies.nested.scopes import Scope, following
 from strategies.regions.blocks import unwrapped
-from strategies.tracing.functions import Position, Recorder, Recording
+from strategies.tracing.function_graph import FunctionRecorder, OutputIndex, Recording
+from strategies.tracing.module_state import CONSTANTS, frozen, held_by, kind_of_tensor
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import CONSTANTS, frozen, held_by, kind_of_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class NestedProgram:
     """The code of a forward, for one kind of input.
 
     Fields:
@@ -43,7 +43,7 @@ class Program:
         """Return what forward returns."""
         results = self.code(*tensors)
         leaves = [
-            results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs
+            results[each.index] if isinstance(each, OutputIndex) else each for each in self.recording.outputs
         ]
         return tree_unflatten(leaves, self.recording.structure)
 
@@ -66,10 +66,12 @@ def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[
         StrategyError: forward does what a graph cannot hold, or depends on data.
     """
     with following(lambda: scope.name):
-        return Recorder(shadow, scope.through, scope.name).record(args, kwargs)
+        return FunctionRecorder(shadow, scope.through, scope.name).record(args, kwargs)
 
 
-def make_program(recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment) -> Program:
+def make_program(
+    recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment
+) -> NestedProgram:
     """Return the code of `recording` over the submodules of `module`.
 
     Raises:
@@ -83,7 +85,7 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
         modules[fqn] = submodule(module, fqn)
         return modules[fqn]
 
-    return Program(
+    return NestedProgram(
         name=scope.name,
         recording=recording,
         code=lower(recording, scope, called, treatment),

@@ -28,7 +28,7 @@ class Enclosed(Disguised):
 
 
 class Chunked(Disguised):
-    """Mark of the dynamic classes that run a forward in chunks; see `strategies.chunk.running.forward`."""
+    """Mark of the dynamic classes that run a forward in chunks; see `chunk.running.chunked_forward`."""
 
 
 def find_blocks(

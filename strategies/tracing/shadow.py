@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
-from strategies.tracing.state import BOOKKEEPING, LISTENER, held_by
+from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by
 
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 

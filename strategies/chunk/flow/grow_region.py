@@ -15,8 +15,8 @@ from typing import TypeAlias
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.rules import inputs_for, is_random, links, output_for, slots, sums
-from strategies.estimate.cost import is_view
+from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, rules_of, slots, sums
+from strategies.estimate.operator_cost import is_view
 
 Axes: TypeAlias = tuple[Axis | None, ...]
 
@@ -24,7 +24,7 @@ _ATTEMPTS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seed:
+class RegionSeed:
     """Where a region begins to grow: a value and its axis, or a sum over chunks of its inputs.
 
     Fields:
@@ -39,7 +39,7 @@ class Seed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Region:
+class ChunkRegion:
     """Operators that run together, chunk by chunk.
 
     Fields:
@@ -50,7 +50,7 @@ class Region:
         after: what runs behind it, in order.
         copies: members that also run in front of the loop.
         window, seed, may_copy: what it was grown from.
-        is_narrow: whether it takes parts of values; see `narrow`.
+        has_sliced_inputs: whether it takes parts of values; see `slice_inputs`.
     """
 
     members: list[fx.Node]
@@ -60,13 +60,13 @@ class Region:
     after: list[fx.Node]
     copies: frozenset[fx.Node]
     window: Sequence[fx.Node]
-    seed: Seed
+    seed: RegionSeed
     may_copy: Callable[[fx.Node], bool]
-    is_narrow: bool = False
+    has_sliced_inputs: bool = False
 
 
 @dataclass(slots=True)
-class _State:
+class _Decided:
     """What has been decided.
 
     Fields:
@@ -80,14 +80,14 @@ class _State:
     firm: int = 0
     before: int = 0
 
-    def copy(self) -> _State:
-        return _State(dict(self.axes), dict(self.needs), self.firm, self.before)
+    def copy(self) -> _Decided:
+        return _Decided(dict(self.axes), dict(self.needs), self.firm, self.before)
 
-    def restore(self, other: _State) -> None:
+    def restore(self, other: _Decided) -> None:
         self.axes, self.needs, self.firm, self.before = other.axes, other.needs, other.firm, other.before
 
 
-class Growth:
+class RegionGrower:
     """Grows regions of one window.
 
     Args:
@@ -109,7 +109,7 @@ class Growth:
                 mask |= self._ancestors.get(source, 0)
             self._ancestors[node] = mask
 
-    def region(self, seed: Seed) -> Region | None:
+    def region(self, seed: RegionSeed) -> ChunkRegion | None:
         """Return the largest region around `seed`, or `None` where there is none.
 
         Args:
@@ -117,7 +117,7 @@ class Growth:
         """
         self._outside = set(self._never)
         for _ in range(_ATTEMPTS):
-            state = _State()
+            state = _Decided()
             if not self._start(seed, state):
                 return None
             conflicts = state.firm & state.before
@@ -128,7 +128,7 @@ class Growth:
             self._outside.update(node for node in state.axes if conflicts >> self._inside[node] & 1)
         return None
 
-    def _start(self, seed: Seed, state: _State) -> bool:
+    def _start(self, seed: RegionSeed, state: _Decided) -> bool:
         if seed.node in self._outside:
             return False
         if seed.axis is not None:
@@ -138,12 +138,12 @@ class Growth:
             self._take(source, axis, state) for source, axis in zip(slots(seed.node), seed.ins, strict=True)
         )
 
-    def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _State) -> None:
+    def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _Decided) -> None:
         state.axes[node], state.needs[node] = outs, ins
         if node not in self._free:
             state.firm |= 1 << self._inside[node]
 
-    def _demand(self, node: fx.Node, axis: Axis, state: _State) -> bool:
+    def _demand(self, node: fx.Node, axis: Axis, state: _Decided) -> bool:
         """Make a chunk of `node` available in the loop; false where members need it cut in another way."""
         if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
             return self._demand_output(node, 0, axis, state)
@@ -158,7 +158,7 @@ class Growth:
             state.before |= self._ancestors.get(node, 0)
         return True
 
-    def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _State) -> bool:
+    def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
         if node in state.axes:
             return index < len(state.axes[node]) and state.axes[node][index] == axis
         found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
@@ -172,13 +172,13 @@ class Growth:
         state.before |= self._ancestors.get(node, 0)
         return True
 
-    def _take(self, source: fx.Node, axis: Axis | None, state: _State) -> bool:
+    def _take(self, source: fx.Node, axis: Axis | None, state: _Decided) -> bool:
         if axis is not None:
             return self._demand(source, axis, state)
         state.before |= self._ancestors.get(source, 0)
         return True
 
-    def _extended(self, state: _State) -> _State:
+    def _extended(self, state: _Decided) -> _Decided:
         """Add users of chunks that can do with them."""
         is_growing = True
         while is_growing:
@@ -191,7 +191,7 @@ class Growth:
                     state, is_growing = joined, True
         return state
 
-    def _joined(self, node: fx.Node, state: _State) -> _State | None:
+    def _joined(self, node: fx.Node, state: _Decided) -> _Decided | None:
         if node.target is operator.getitem:
             maker, index = node.args
             outs = state.axes.get(maker, ())  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ class Growth:
                     return trial
         return None
 
-    def _finished(self, state: _State, seed: Seed) -> Region | None:
+    def _finished(self, state: _Decided, seed: RegionSeed) -> ChunkRegion | None:
         members = [node for node in self._window if node in state.axes]
         copies = frozenset(node for node in members if state.before >> self._inside[node] & 1)
         own = 0
@@ -236,7 +236,7 @@ class Growth:
         if drawn != sorted(drawn):
             return None  # random numbers would be drawn in another order
         needed = _without_idle(members, copies)
-        return Region(
+        return ChunkRegion(
             members=needed,
             axes={node: state.axes[node] for node in needed},
             needs={node: state.needs[node] for node in needed},
@@ -261,12 +261,14 @@ def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> lis
     return kept[::-1]
 
 
-def seeds_of(node: fx.Node) -> list[Seed]:
+def seeds_of(node: fx.Node) -> list[RegionSeed]:
     """Return the ways to begin a region at `node`."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return []
-    found = [Seed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1]
-    if node.op == "call_function" and node.target is not operator.getitem and links(node):
-        found += [Seed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
+    found = [
+        RegionSeed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1
+    ]
+    if node.op == "call_function" and node.target is not operator.getitem and rules_of(node):
+        found += [RegionSeed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
     return found

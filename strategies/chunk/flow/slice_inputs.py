@@ -11,13 +11,13 @@ from dataclasses import replace
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.rules import slots
-from strategies.estimate.cost import is_view
+from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.flow.grow_region import ChunkRegion
 from strategies.estimate.liveness import Key, bytes_of, key_of
+from strategies.estimate.operator_cost import is_view
 
 
-def narrowed(region: Region) -> Region:
+def with_sliced_inputs(region: ChunkRegion) -> ChunkRegion:
     """Return the region without views that are smaller than what it takes; they run in front of it."""
     members = set(region.members)
     views: dict[fx.Node, fx.Node] = {}  # of what is taken, to what they look at
@@ -42,11 +42,11 @@ def narrowed(region: Region) -> Region:
         needs={node: region.needs[node] for node in kept},
         before=[node for node in region.window if node in early],
         copies=region.copies - gone,
-        is_narrow=True,
+        has_sliced_inputs=True,
     )
 
 
-def _is_small(region: Region, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
+def _is_small(region: ChunkRegion, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
     """Whether members use `root` through views only, and these are smaller together."""
     if not isinstance(root.meta.get("val"), Tensor):
         return False

@@ -12,10 +12,10 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunk.flow.axes import whole
-from strategies.chunk.flow.grow_region import Growth, Seed
-from strategies.chunk.flow.rules import shape_of, sums
-from strategies.chunk.flow.slice_inputs import narrowed
-from strategies.chunk.loops.buffer_reuse import Takeover
+from strategies.chunk.flow.chunk_rules import shape_of, sums
+from strategies.chunk.flow.grow_region import RegionGrower, RegionSeed
+from strategies.chunk.flow.slice_inputs import with_sliced_inputs
+from strategies.chunk.loops.buffer_reuse import BufferReuse
 from strategies.chunk.loops.loop import Loop, Schedule, make_loop
 
 Structure: TypeAlias = Hashable
@@ -30,7 +30,7 @@ class LoopDecision:
         members: of the region.
         window: what it was grown from.
         may_copy: which of these may run twice.
-        is_narrow: whether the region takes parts of values.
+        has_sliced_inputs: whether the region takes parts of values.
         seed: where it began.
         dim: of the seed's value; `None` for a sum.
         sum_index: which sum of the seed it is.
@@ -41,7 +41,7 @@ class LoopDecision:
     members: tuple[int, ...]
     window: tuple[int, ...]
     may_copy: Callable[[fx.Node], bool]
-    is_narrow: bool
+    has_sliced_inputs: bool
     seed: int
     dim: int | None
     sum_index: int
@@ -79,12 +79,12 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
             members=tuple(at[node] for node in region.members),
             window=tuple(at[node] for node in region.window),
             may_copy=region.may_copy,
-            is_narrow=region.is_narrow,
+            has_sliced_inputs=region.has_sliced_inputs,
             seed=at[seed.node],
             dim=None if seed.axis is None else seed.axis.dim,
             sum_index=0 if seed.axis is not None else [ins for ins, _ in sums(seed.node)].index(seed.ins),
             length=loop.length,
-            into=tuple(None if give.into is None else at[give.into] for give in loop.gives),
+            into=tuple(None if result.into is None else at[result.into] for result in loop.outputs),
         )
 
     return Decisions(
@@ -92,7 +92,7 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
     )
 
 
-def take_again(
+def reapplied(
     decisions: Decisions, graph: fx.Graph, plain: Schedule, donated: frozenset[fx.Node]
 ) -> Schedule | None:
     """Return the schedule of the same decisions on another graph.
@@ -117,7 +117,7 @@ def take_again(
         if loop is None:
             return None
         items.append(loop)
-    again, takeover = replace(plain, items=items), Takeover.of(plain, donated)
+    again, takeover = replace(plain, items=items), BufferReuse.of(plain, donated)
     for at, each in enumerate(items):
         if isinstance(each, Loop):  # another shape may be broadcast, and donations differ
             again.items = [*again.items[:at], takeover.checked(again, at), *again.items[at + 1 :]]
@@ -139,21 +139,21 @@ def _loop(
     members = [nodes[position] for position in decision.members]
     window = [nodes[position] for position in decision.window]
     if decision.dim is not None:
-        seed = Seed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
+        seed = RegionSeed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
     else:
         ways = sums(seed_node)
-        seed = Seed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
-    region = Growth(window, decision.may_copy).region(seed)
-    if region is not None and decision.is_narrow:
-        region = narrowed(region)
+        seed = RegionSeed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
+    region = RegionGrower(window, decision.may_copy).region(seed)
+    if region is not None and decision.has_sliced_inputs:
+        region = with_sliced_inputs(region)
     if region is None or region.members != members:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)
-    if loop is None or len(loop.gives) != len(decision.into):
+    if loop is None or len(loop.outputs) != len(decision.into):
         return None
     loop = loop.with_length(min(decision.length, loop.size))
-    gives = (
-        replace(give, into=None if position is None else nodes[position])
-        for give, position in zip(loop.gives, decision.into, strict=True)
+    outputs = (
+        replace(result, into=None if position is None else nodes[position])
+        for result, position in zip(loop.outputs, decision.into, strict=True)
     )
-    return replace(loop, gives=tuple(gives))
+    return replace(loop, outputs=tuple(outputs))

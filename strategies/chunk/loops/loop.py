@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.rules import slots
-from strategies.chunk.loops.products import PRODUCTS
-from strategies.estimate.cost import Machine, cost_of
+from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.flow.grow_region import ChunkRegion
+from strategies.chunk.loops.accumulating_products import PRODUCTS
 from strategies.estimate.in_place_reuse import Overwrite
 from strategies.estimate.liveness import (
     IDLE,
     Key,
     Profile,
-    Step,
     Storages,
+    StorageStep,
     bytes_of,
     key_of,
     promoted_bytes,
     simulate,
 )
+from strategies.estimate.operator_cost import Machine, cost_of
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten
@@ -39,7 +39,7 @@ ADDING: Mapping[Any, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Take:
+class LoopInput:
     """What a loop takes from outside: all of a value, or a chunk at a time.
 
     Fields:
@@ -57,7 +57,7 @@ class Take:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Give:
+class LoopOutput:
     """What a loop gives: written a chunk at a time, or added up.
 
     Fields:
@@ -77,7 +77,7 @@ class Give:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Body:
+class BodyMemory:
     """The memory of a loop's body, for every chunk size.
 
     Fields:
@@ -108,14 +108,14 @@ class Loop:
         backward: of the body that is run again for its gradients.
     """
 
-    region: Region
+    region: ChunkRegion
     size: int
     length: int
-    takes: tuple[Take, ...]
-    gives: tuple[Give, ...]
-    memory: Body
+    inputs: tuple[LoopInput, ...]
+    outputs: tuple[LoopOutput, ...]
+    memory: BodyMemory
     overwrites: Mapping[fx.Node, Overwrite] = field(default_factory=dict)
-    backward: Body | None = None
+    backward: BodyMemory | None = None
 
     @property
     def chunks(self) -> int:
@@ -126,23 +126,23 @@ class Loop:
         """Return the loop with another chunk size."""
         return replace(self, length=length)
 
-    def local(self, node: fx.Node, slot: int) -> Take | None:
+    def local(self, node: fx.Node, slot: int) -> LoopInput | None:
         """Return what input `slot` of a member takes from outside; `None` for what the body makes."""
         source, need = slots(node)[slot], self.region.needs[node][slot]
         made = self.region.axes.get(source)
         if need is not None and made and (node.target is operator.getitem or made[0] == need):
             return None
-        return Take(node=source, axis=need)
+        return LoopInput(node=source, axis=need)
 
     def adds_gradients(self, node: fx.Node) -> bool:
-        """Whether a member is a product of which every chunk takes one operand whole; see `products`."""
+        """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
         if node.target not in PRODUCTS or node.kwargs:
             return False
         inputs = slots(node)
         if len(inputs) == 3 and (len(node.args) > 3 or inputs[0].meta["val"].dim() != 1):  # noqa: PLR2004 (a bias)
             return False
-        takes = (self.local(node, slot) for slot in range(len(inputs))[-2:])
-        return any(take is not None and take.axis is None for take in takes)
+        factors = (self.local(node, slot) for slot in range(len(inputs))[-2:])
+        return any(factor is not None and factor.axis is None for factor in factors)
 
     def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
         """Return those of `known` that overwrite nothing but what the body has made."""
@@ -158,7 +158,9 @@ class Loop:
             if source in overwrite.over
         )
 
-    def body_steps(self, storages: Storages, *, is_writing: bool) -> tuple[list[Step], list[Step]]:
+    def body_steps(
+        self, storages: Storages, *, is_writing: bool
+    ) -> tuple[list[StorageStep], list[StorageStep]]:
         """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
 
         Args:
@@ -168,13 +170,13 @@ class Loop:
         """
         on = self._lying_on(storages)
         uses = list(self._uses())
-        last = {take: index for index, _, take in uses}
-        first: dict[Take, int] = {}
-        for index, _, take in uses:
-            first.setdefault(take, index)
-        copied = {take: bytes_of(take.node.meta["val"]) for take in first if take.is_copied}
-        given = {give.node for give in self.gives}
-        in_place = {give.node for give in self.gives if is_writing and give.adds_in_place} | {
+        last = {operand: index for index, _, operand in uses}
+        first: dict[LoopInput, int] = {}
+        for index, _, operand in uses:
+            first.setdefault(operand, index)
+        copied = {operand: bytes_of(operand.node.meta["val"]) for operand in first if operand.is_copied}
+        given = {result.node for result in self.outputs}
+        in_place = {result.node for result in self.outputs if is_writing and result.adds_in_place} | {
             *self.overwrites
         }
         growing, fixed = [], []
@@ -182,15 +184,15 @@ class Loop:
         def step(
             held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0
         ) -> None:
-            growing.append(Step(makes=grown, holds=frozenset(held)))
-            fixed.append(Step(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
+            growing.append(StorageStep(makes=grown, holds=frozenset(held)))
+            fixed.append(StorageStep(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
-            for take, size in copied.items():
-                if first[take] == index:
-                    step(set(), {take: size}, {})
+            for operand, size in copied.items():
+                if first[operand] == index:
+                    step(set(), {operand: size}, {})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
-            held = own | {take for take in copied if first[take] <= index <= last[take]}
+            held = own | {operand for operand in copied if first[operand] <= index <= last[operand]}
             for slot, source in enumerate(slots(node)):
                 if self.local(node, slot) is None:
                     held.update(on[source], self._aliased(source, copied, storages))
@@ -209,7 +211,7 @@ class Loop:
             if overwrite is not None:
                 (key,) = found[slots(node)[0]]
                 same |= dict.fromkeys(storages.made[node], key)
-            found[node] = {same.get(key, key) for key in storages.of[node]}
+            found[node] = {same.get(key, key) for key in storages.keys[node]}
         return found
 
     def _made(self, node: fx.Node, storages: Storages) -> tuple[dict[Key, int], dict[Key, int]]:
@@ -224,24 +226,24 @@ class Loop:
         made = storages.made[node].items()
         return {k: size for k, size in made if k in cut}, {k: size for k, size in made if k not in cut}
 
-    def _aliased(self, node: fx.Node, copied: Iterable[Take], storages: Storages) -> Iterator[Take]:
+    def _aliased(self, node: fx.Node, copied: Iterable[LoopInput], storages: Storages) -> Iterator[LoopInput]:
         """Yield the copied chunks that a member's value lies on."""
-        on = set(storages.of[node])
-        return (take for take in copied if on & set(storages.of[take.node]))
+        on = set(storages.keys[node])
+        return (operand for operand in copied if on & set(storages.keys[operand.node]))
 
-    def _uses(self) -> Iterator[tuple[int, fx.Node, Take]]:
+    def _uses(self) -> Iterator[tuple[int, fx.Node, LoopInput]]:
         for index, node in enumerate(self.region.members):
             for slot in range(len(slots(node))):
-                take = self.local(node, slot)
-                if take is not None:
-                    yield index, node, take
+                operand = self.local(node, slot)
+                if operand is not None:
+                    yield index, node, operand
 
-    def body(self, storages: Storages) -> Body:
+    def body(self, storages: Storages) -> BodyMemory:
         """Return the memory of the body."""
         growing, fixed = (
             simulate(steps, ()).live_bytes for steps in self.body_steps(storages, is_writing=True)
         )
-        return Body(size=self.size, totals=highest(zip(growing, fixed, strict=True)))
+        return BodyMemory(size=self.size, totals=undominated(zip(growing, fixed, strict=True)))
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all runs."""
@@ -251,12 +253,12 @@ class Loop:
             for node in self.region.members
             if node.target is not operator.getitem
         )
-        copied = sum(bytes_of(give.node.meta["val"]) for give in self.gives)
-        copied += sum(bytes_of(take.node.meta["val"]) for take in self.takes if take.is_copied)
+        copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
+        copied += sum(bytes_of(operand.node.meta["val"]) for operand in self.inputs if operand.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
 
 
-def highest(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return the totals that no other one exceeds in both parts."""
     found: list[tuple[int, int]] = []
     for growing, fixed in sorted(set(totals), reverse=True):
@@ -265,7 +267,7 @@ def highest(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
+def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
     """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
 
     Args:
@@ -275,7 +277,7 @@ def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Stor
         storages: of the graph.
     """
     members = set(region.members)
-    gives = []
+    outputs = []
     for node in region.members:
         if node in region.copies or not (node in outside or any(user not in members for user in node.users)):
             continue
@@ -284,14 +286,14 @@ def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Stor
         axes = region.axes[node]
         if axes and axes[0] is None:
             return None
-        gives.append(Give(node=node, axis=axes[0] if axes else None))
+        outputs.append(LoopOutput(node=node, axis=axes[0] if axes else None))
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
-    if not gives or size < 2:  # noqa: PLR2004 (there is nothing to cut)
+    if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
-    empty = Body(size=size, totals=())
-    loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives), memory=empty)
-    takes = dict.fromkeys(take for _, _, take in loop._uses())  # noqa: SLF001 (its own maker)
-    loop = replace(loop, takes=tuple(takes), overwrites=loop.overwriting(storages.overwrites))
+    empty = BodyMemory(size=size, totals=())
+    loop = Loop(region=region, size=size, length=length, inputs=(), outputs=tuple(outputs), memory=empty)
+    inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
+    loop = replace(loop, inputs=tuple(inputs), overwrites=loop.overwriting(storages.overwrites))
     return replace(loop, memory=loop.body(storages))
 
 
@@ -304,7 +306,7 @@ def is_dense(tensor: Tensor, axis: Axis) -> bool:
     return all(other <= stride for size, other in sizes if size > 1)
 
 
-def lengths(size: int) -> list[int]:
+def chunk_sizes(size: int) -> list[int]:
     """Return the chunk sizes that are tried for an axis, largest first."""
     found = {1, size}
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048):
@@ -338,7 +340,7 @@ class Schedule:
     _moved: set[fx.Node] = field(default_factory=set, init=False)
     _copied: set[fx.Node] = field(default_factory=set, init=False)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StorageStep]:
         """Return what each item does to storages."""
         self._keys, self._moved = {}, set()
         self._copied = {node for item in self.items if isinstance(item, Loop) for node in item.region.copies}
@@ -355,12 +357,12 @@ class Schedule:
 
     def kept(self) -> set[Key]:
         """Return the storages of the outputs, after `steps`."""
-        return {key for node in self.outputs for key in self.of(node)}
+        return {key for node in self.outputs for key in self.keys_of(node)}
 
-    def of(self, node: fx.Node) -> frozenset[Key]:
+    def keys_of(self, node: fx.Node) -> frozenset[Key]:
         """Return the storages of a node's value, after `steps`."""
         found = self._keys.get(node)
-        return frozenset(self.storages.of[node]) if found is None else found
+        return frozenset(self.storages.keys[node]) if found is None else found
 
     def is_moved(self, node: fx.Node) -> bool:
         """Whether `node` makes or takes what lies elsewhere than in the plain graph; after `steps`."""
@@ -371,25 +373,25 @@ class Schedule:
         may_overwrite = self.is_overwriting and node not in self._copied
         return self.storages.overwrites.get(node) if may_overwrite else None
 
-    def _node_step(self, node: fx.Node) -> Step:
+    def _node_step(self, node: fx.Node) -> StorageStep:
         step = self.storages.steps[node]
         private_bytes = step.private_bytes + self.calls.get(node, 0)
         overwrite = self.overwrite(node)
         if overwrite is not None:
-            self._keys[node] = self.of(slots(node)[0])
+            self._keys[node] = self.keys_of(slots(node)[0])
             self._moved |= self.storages.readers(node)
-            of_inputs = frozenset(key for source in node.all_input_nodes for key in self.of(source))
-            return Step(makes={}, holds=of_inputs, private_bytes=private_bytes)
+            of_inputs = frozenset(key for source in node.all_input_nodes for key in self.keys_of(source))
+            return StorageStep(makes={}, holds=of_inputs, private_bytes=private_bytes)
         if not self.is_moved(node):
             return step._replace(private_bytes=private_bytes)
         made = self.storages.made[node]
         keys: set[Key] = set(made)
-        on = set(self.storages.of[node]) - keys
+        on = set(self.storages.keys[node]) - keys
         held: set[Key] = set()
         is_moved = False
         for source in node.all_input_nodes:
-            held |= self.of(source)
-            shared = on & set(self.storages.of[source])
+            held |= self.keys_of(source)
+            shared = on & set(self.storages.keys[source])
             if shared:
                 is_moved = is_moved or source in self._keys
                 keys |= self._keys.get(source, shared)
@@ -397,22 +399,24 @@ class Schedule:
             self._keys[node] = frozenset(keys)
         if step is IDLE:
             return IDLE
-        return Step(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
+        return StorageStep(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
 
-    def _loop_step(self, loop: Loop) -> Step:
-        held = {key for take in loop.takes for key in self.of(take.node)}
+    def _loop_step(self, loop: Loop) -> StorageStep:
+        held = {key for operand in loop.inputs for key in self.keys_of(operand.node)}
         makes: dict[Key, int] = {}
-        for give in loop.gives:
-            if give.into is not None:
-                self._keys[give.node] = self.of(give.into)
-                self._moved |= self.storages.readers(give.node)
+        for result in loop.outputs:
+            if result.into is not None:
+                self._keys[result.node] = self.keys_of(result.into)
+                self._moved |= self.storages.readers(result.node)
                 continue
-            key = ("loop", give.node)
-            makes[key] = bytes_of(give.node.meta["val"])
-            self._keys[give.node] = frozenset([key])
-            self._moved |= self.storages.readers(give.node)
-        held |= {key for give in loop.gives for key in self._keys[give.node]}
-        return Step(makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length))
+            key = ("loop", result.node)
+            makes[key] = bytes_of(result.node.meta["val"])
+            self._keys[result.node] = frozenset([key])
+            self._moved |= self.storages.readers(result.node)
+        held |= {key for result in loop.outputs for key in self._keys[result.node]}
+        return StorageStep(
+            makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length)
+        )
 
     def profile(self) -> Profile:
         """Return what is alive during each item."""
@@ -442,8 +446,8 @@ class Schedule:
                 position
                 for position, source in enumerate(inputs)
                 if source.op not in {"placeholder", "get_attr"}
-                and all(last.get(key) == index for key in self.of(source))
-                and sum(bool(self.of(source) & self.of(other)) for other in inputs) == 1
+                and all(last.get(key) == index for key in self.keys_of(source))
+                and sum(bool(self.keys_of(source) & self.keys_of(other)) for other in inputs) == 1
             )
         return found
 
@@ -459,7 +463,7 @@ class Schedule:
         )
 
 
-def flat(items: list[fx.Node | Loop]) -> list[fx.Node]:
+def unrolled(items: list[fx.Node | Loop]) -> list[fx.Node]:
     """Return the operators of items in an order in which they can run one by one."""
     found: list[Any] = []
     for item in items:

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from strategies.chunk.loops.backward import Saved
+from strategies.chunk.loops.backward import SavedFate
 from strategies.chunk.loops.decisions import decisions_of, structure_of
 from strategies.chunk.loops.loop import Loop, Schedule
+from strategies.chunk.planning.forward_search import ForwardSearch, unchunked_schedule
 from strategies.chunk.planning.rehearsal import Rehearsal
-from strategies.chunk.planning.scopes import ScopeScheduler, inputs_at, signature_of
-from strategies.chunk.planning.search import Search, unchunked
-from strategies.chunk.planning.training_plan import Sort, TrainingPlanner
-from strategies.estimate.cost import Machine
+from strategies.chunk.planning.scope_scheduler import ScopeScheduler, inputs_at, signature_of
+from strategies.chunk.planning.training_schedules import ScopeKind, TrainingSchedules
 from strategies.estimate.liveness import Storages
-from strategies.tracing.operators import ScopeGraph
+from strategies.estimate.operator_cost import Machine
+from strategies.tracing.operator_graph import ScopeGraph
 
 _DOUBT = 1.05  # estimated peaks are no more than this above those of rehearsals
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class PlannedRegion:
         scope: FQN of the module in whose forward they stand; `""` is the model.
         operators: names in the listing of the scope, in order.
         dimension: of the value that the region grew from, along which it is cut; `None` for a sum.
-        of: the name of that value.
+        value: name of the value that the region grew from.
         size: of the chunk axis.
         chunk_size: positions in a chunk; the last one may have less.
         chunks: how often the operators run.
@@ -38,14 +38,14 @@ class PlannedRegion:
     scope: str
     operators: tuple[str, ...]
     dimension: int | None
-    of: str
+    value: str
     size: int
     chunk_size: int
     chunks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class ModelSchedule:
     """The schedules of all scopes.
 
     Fields:
@@ -87,7 +87,7 @@ class Planned:
         parts = zip(self.graphs, self.schedules, self.goals, self.recomputes, strict=True)
         for graph, schedule, goal, recomputes in parts:
             # identical blocks share one schedule, whose nodes are those of the first one's graph
-            decided = decisions_of(next(iter(schedule.storages.of)).graph, schedule)
+            decided = decisions_of(next(iter(schedule.storages.keys)).graph, schedule)
             earlier = found.get(graph.fqn)
             found[graph.fqn] = ScopeScheduler(
                 decisions={structure_of(graph.graph): decided, **(earlier.decisions if earlier else {})},
@@ -100,7 +100,7 @@ class Planned:
         return found
 
 
-class Planner:
+class ForwardSchedules:
     """Plans the scopes of one model; identical scopes once, and nothing twice.
 
     Args:
@@ -113,34 +113,34 @@ class Planner:
     """
 
     def __init__(
-        self, graphs: list[ScopeGraph], machine: Machine, around: Mapping[str, Saved] | None = None
+        self, graphs: list[ScopeGraph], machine: Machine, around: Mapping[str, SavedFate] | None = None
     ) -> None:
         self.machine = machine
         self.graphs = graphs
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
-        self._plain: dict[Sort, Schedule] = {}
+        self._plain: dict[ScopeKind, Schedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
-        left = [(around or {}).get(graph.fqn, Saved.KEPT) for graph in graphs]
-        self._signatures: list[Sort] = [
+        left = [(around or {}).get(graph.fqn, SavedFate.KEPT) for graph in graphs]
+        self._signatures: list[ScopeKind] = [
             (signature_of(graph.graph), each) for graph, each in zip(graphs, left, strict=True)
         ]
-        self._planned: dict[int, Planned] = {}
-        self._training: TrainingPlanner | None = None
-        self.smallest: Planned | None = None
-        self.rehearsed: dict[int, Planned] = {}
+        self._planned: dict[int, ModelSchedule] = {}
+        self._training: TrainingSchedules | None = None
+        self.smallest: ModelSchedule | None = None
+        self.rehearsed: dict[int, ModelSchedule] = {}
         for graph, signature in zip(graphs, self._signatures, strict=True):
             if signature not in self._plain:
-                self._plain[signature] = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
+                self._plain[signature] = unchunked_schedule(graph.graph, Storages.of_graph(graph.graph), {})
         self._seconds = sum(self._plain[each].seconds(machine) for each in self._signatures)
 
-    def plan(self, goal: int) -> Planned:
+    def plan(self, goal: int) -> ModelSchedule:
         """Return the schedules whose peak is at most `goal`, or near the smallest."""
         if goal not in self._planned:
             self._planned[goal] = self._plan(goal)
         return self._planned[goal]
 
-    def _plan(self, goal: int) -> Planned:
+    def _plan(self, goal: int) -> ModelSchedule:
         root = self._plain[self._signatures[-1]]
         donated = root.donations()
         for _ in range(2):  # loops of the root may let other inputs of calls live longer
@@ -151,12 +151,12 @@ class Planner:
                 schedules.append(self._fit(signature, donated[call], goals[-1]))
                 calls[call] = schedules[-1].profile().peak_bytes - sum(root.storages.made[call].values())
             plain = replace(self._plain[self._signatures[-1]], calls=calls)
-            root = Search(plain, self.machine).fit(goal)
+            root = ForwardSearch(plain, self.machine).fit(goal)
             if root.donations() == donated:
                 break
             donated = root.donations()
         schedules.append(root)
-        return Planned(
+        return ModelSchedule(
             graphs=self.graphs,
             schedules=schedules,
             goals=[*goals, goal],
@@ -165,25 +165,27 @@ class Planner:
             slowdown=sum(schedule.seconds(self.machine) for schedule in schedules) / self._seconds,
         )
 
-    def training(self) -> TrainingPlanner:
+    def training(self) -> TrainingSchedules:
         """Return the planner of forward and backward."""
         if self._training is None:
-            self._training = TrainingPlanner(self.graphs, self._plain, self._signatures, self.machine)
+            self._training = TrainingSchedules(self.graphs, self._plain, self._signatures, self.machine)
         return self._training
 
-    def _fit(self, signature: Sort, donated: frozenset[int], goal: int) -> Schedule:
+    def _fit(self, signature: ScopeKind, donated: frozenset[int], goal: int) -> Schedule:
         key = signature, donated, goal
         if key not in self._fitted:
             plain = self._plain[signature]
-            graph = next(iter(plain.storages.of)).graph
-            self._fitted[key] = Search(plain, self.machine, inputs_at(graph, donated)).fit(goal)
+            graph = next(iter(plain.storages.keys)).graph
+            self._fitted[key] = ForwardSearch(plain, self.machine, inputs_at(graph, donated)).fit(goal)
         return self._fitted[key]
 
 
-def forward_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
+def forward_plan(
+    planner: ForwardSchedules, rehearsal: Rehearsal, budget: int | None
+) -> tuple[ModelSchedule, int]:
     """Return the fastest plan that a rehearsal finds within the budget, or the smallest, and its peak."""
 
-    def certain(planned: Planned) -> Planned:
+    def certain(planned: ModelSchedule) -> ModelSchedule:
         schedulers = planned.schedulers(planner.machine, training=False)
         return replace(planned, peak_bytes=rehearsal.peak_bytes(schedulers))
 
@@ -197,16 +199,18 @@ def forward_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> 
     return chosen, min(smallest.peak_bytes, fitting.peak_bytes)
 
 
-def training_plan(planner: Planner, rehearsal: Rehearsal, budget: int | None) -> tuple[Planned, int]:
+def training_plan(
+    planner: ForwardSchedules, rehearsal: Rehearsal, budget: int | None
+) -> tuple[ModelSchedule, int]:
     """Return the fastest plan that rehearsals find within the budget, or the smallest, and its peak."""
     training = planner.training()
     path = training.path
     known = planner.rehearsed
 
-    def rehearsed(index: int) -> Planned:
+    def rehearsed(index: int) -> ModelSchedule:
         if index not in known:
             options = training.chosen_options(path[index])
-            planned = Planned(
+            planned = ModelSchedule(
                 graphs=planner.graphs,
                 schedules=[option.planned.schedule for option in options],
                 goals=[path[index].peak_bytes] * len(options),
@@ -253,7 +257,7 @@ def _region(scope: str, loop: Loop) -> PlannedRegion:
         scope=scope,
         operators=tuple(node.name for node in loop.region.members),
         dimension=None if seed.axis is None else seed.axis.dim,
-        of=seed.node.name,
+        value=seed.node.name,
         size=loop.size,
         chunk_size=loop.length,
         chunks=loop.chunks,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import PlannedStep
-from strategies.chunk.loops.backward import Saved
-from strategies.chunk.planning.scopes import ScopeScheduler, put_all, scopes_of
-from strategies.chunk.running.forward import Program
+from strategies.chunk.loops.backward import SavedFate
+from strategies.chunk.planning.scope_scheduler import ScopeScheduler, install_all, scopes_of
+from strategies.chunk.running.chunked_forward import ChunkProgram
 from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
@@ -23,7 +23,7 @@ from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
-from strategies.tracing.operators import ScopeGraph, record_scopes
+from strategies.tracing.operator_graph import ScopeGraph, record_scopes
 from strategies.tracing.shadow import Shadow, compute_in
 
 
@@ -44,7 +44,7 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
-    _recorded: dict[type[nn.Module], dict[Hashable, Program]] = field(default_factory=dict)
+    _recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
@@ -75,7 +75,7 @@ class Rehearsal:
         inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
         return shadow, inputs, targets
 
-    def around(self) -> dict[str, Saved]:
+    def around(self) -> dict[str, SavedFate]:
         """Return what AC does with what autograd saves of modules, by FQN, where it keeps nothing of it."""
         shadow, inputs, _ = self.cast()
         if self.step.enclose is None:
@@ -91,7 +91,7 @@ class Rehearsal:
                     "not run its region; name whole blocks, or use chunk=none",
                 )
         found = {fqn: _saved_by(region) for fqn, region in around.items()}
-        return {fqn: saved for fqn, saved in found.items() if saved is not Saved.KEPT}
+        return {fqn: saved for fqn, saved in found.items() if saved is not SavedFate.KEPT}
 
     def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
@@ -99,7 +99,7 @@ class Rehearsal:
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        put_all(shadow.model, schedulers, self._recorded)
+        install_all(shadow.model, schedulers, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
         with torch.set_grad_enabled(self.training), shadow.mode, live:
@@ -129,11 +129,11 @@ class Rehearsal:
         torch.autograd.backward(results, gradients)
 
 
-def _saved_by(region: Region) -> Saved:
+def _saved_by(region: Region) -> SavedFate:
     inner = region.inner if isinstance(region, Around) else region
     if isinstance(inner, Recomputation) and inner.save_list is None:
-        return Saved.RECOMPUTED
-    return Saved.ELSEWHERE if isinstance(inner, Offloading) and inner.kind == "all" else Saved.KEPT
+        return SavedFate.RECOMPUTED
+    return SavedFate.OFFLOADED if isinstance(inner, Offloading) and inner.kind == "all" else SavedFate.KEPT
 
 
 def _without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:

@@ -12,14 +12,20 @@ from typing import Any
 
 from torch import fx
 
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.slice_inputs import narrowed
-from strategies.chunk.loops.backward import Call, Pass, Saved, with_backward
-from strategies.chunk.loops.loop import Loop, lengths
-from strategies.chunk.planning.search import Regions, cuts, dissolved, reach_of, used_in
-from strategies.estimate.cost import Machine
+from strategies.chunk.flow.grow_region import ChunkRegion
+from strategies.chunk.flow.slice_inputs import with_sliced_inputs
+from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, with_backward
+from strategies.chunk.loops.loop import Loop, chunk_sizes
+from strategies.chunk.planning.forward_search import (
+    RegionCache,
+    cut_positions,
+    loop_range,
+    used_in,
+    without_loops,
+)
 from strategies.estimate.liveness import Profile
-from strategies.tracing.operators import may_run_again
+from strategies.estimate.operator_cost import Machine
+from strategies.tracing.operator_graph import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
@@ -30,12 +36,12 @@ _CUTS = 4  # beginnings and ends of windows; a step looks at three places
 _LARGE = 150  # operators: each candidate is looked at with all of backward, and fewer of them must do
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
-_ADD, _REBUILD = slice(1), slice(1, None)  # of what `dissolved` yields
+_ADD, _REBUILD = slice(1), slice(1, None)  # of what `without_loops` yields
 _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class PassOption:
     """A pass and what it needs.
 
     Fields:
@@ -44,15 +50,15 @@ class Option:
         recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
     """
 
-    planned: Pass
+    planned: TrainingPass
     weight_bytes: int
     seconds: float
     recomputes: bool = False
 
-    def as_call(self, machine: Machine, around: Saved = Saved.KEPT) -> Call:
+    def as_call(self, machine: Machine, around: SavedFate = SavedFate.KEPT) -> ScopeCall:
         """Return the pass as the scope around it sees it, where AC does this with what it saves."""
-        kept = Saved.RECOMPUTED if self.recomputes else Saved.KEPT
-        return self.planned.as_call(machine, kept if around is Saved.KEPT else around)
+        kept = SavedFate.RECOMPUTED if self.recomputes else SavedFate.KEPT
+        return self.planned.as_call(machine, kept if around is SavedFate.KEPT else around)
 
 
 class TrainingSearch:
@@ -66,7 +72,7 @@ class TrainingSearch:
     """
 
     def __init__(
-        self, first: Pass, machine: Machine, repeats: int = 1, regions: Regions | None = None
+        self, first: TrainingPass, machine: Machine, repeats: int = 1, regions: RegionCache | None = None
     ) -> None:
         self._first = first
         self._machine = machine
@@ -75,7 +81,7 @@ class TrainingSearch:
         self._cuts = _CUTS - self._is_large
         self._regions = regions or regions_of(first)
 
-    def path(self, others: Sequence[Option] = ()) -> list[Option]:
+    def path(self, others: Sequence[PassOption] = ()) -> list[PassOption]:
         """Return options of less and less memory, the first with nothing chunked.
 
         Args:
@@ -93,19 +99,19 @@ class TrainingSearch:
             _LOG.info("chunks of forward and backward: %s bytes of one scope", f"{better.weight_bytes:,}")
         return _front([*options, *(each for option in options for each in self._longer(option))])
 
-    def _option(self, planned: Pass, profile: Profile | None = None) -> Option:
+    def _option(self, planned: TrainingPass, profile: Profile | None = None) -> PassOption:
         profile = profile or planned.profile()
         saved = profile.before_bytes[len(planned.schedule.items)]
-        return Option(
+        return PassOption(
             planned=planned,
             weight_bytes=profile.peak_bytes + (self._repeats - 1) * saved,
             seconds=planned.seconds(self._machine),
         )
 
-    def _better(self, current: Option) -> Option | None:
+    def _better(self, current: PassOption) -> PassOption | None:
         least = current.weight_bytes * (1 - _LEAST_GAIN)
 
-        def gain(option: Option) -> float:
+        def gain(option: PassOption) -> float:
             return (current.weight_bytes - option.weight_bytes) / max(option.seconds - current.seconds, 1e-7)
 
         for targets in self._targets(current.planned, current.planned.profile()):
@@ -116,7 +122,7 @@ class TrainingSearch:
                     return max(found, key=gain)
         return None
 
-    def _candidates(self, current: Option, targets: Iterable[int], way: slice) -> Iterator[Option]:
+    def _candidates(self, current: PassOption, targets: Iterable[int], way: slice) -> Iterator[PassOption]:
         """Yield options with one more loop around a target, or with shorter chunks.
 
         Args:
@@ -128,10 +134,10 @@ class TrainingSearch:
         for at in targets:
             if way is _ADD and isinstance(items[at], Loop):
                 yield from self._shorter(current.planned, at)
-            for plain, low, high in list(dissolved(items, at))[way]:
+            for plain, low, high in list(without_loops(items, at))[way]:
                 yield from self._new(replace(current.planned, schedule=self._with(plain)), low, high)
 
-    def _targets(self, planned: Pass, profile: Profile) -> Iterator[list[int]]:
+    def _targets(self, planned: TrainingPass, profile: Profile) -> Iterator[list[int]]:
         """Yield the item at the peak and those that made most of what is saved; then ones that made less."""
         count = len(planned.schedule.items)
         peak = profile.peak_step
@@ -154,37 +160,37 @@ class TrainingSearch:
     def _with(self, items: list[fx.Node | Loop]) -> Any:
         return replace(self._first.schedule, items=items)
 
-    def _shorter(self, planned: Pass, at: int) -> Iterator[Option]:
+    def _shorter(self, planned: TrainingPass, at: int) -> Iterator[PassOption]:
         items = planned.schedule.items
         loop = items[at]
         assert isinstance(loop, Loop)
-        for length in [each for each in lengths(loop.size) if each <= loop.length // 2][:1]:
+        for length in [each for each in chunk_sizes(loop.size) if each <= loop.length // 2][:1]:
             changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
             yield self._option(replace(planned, schedule=self._with(changed)))
 
-    def _longer(self, option: Option) -> Iterator[Option]:
+    def _longer(self, option: PassOption) -> Iterator[PassOption]:
         """Yield the option with one of its loops in longer chunks."""
         planned = option.planned
         items, profile = planned.schedule.items, planned.profile()
         for at, loop in enumerate(items):
             if not isinstance(loop, Loop):
                 continue
-            for length in (each for each in lengths(loop.size) if loop.length < each < loop.size):
+            for length in (each for each in chunk_sizes(loop.size) if loop.length < each < loop.size):
                 changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
                 yield self._option(
                     replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length)
                 )
 
-    def _new(self, planned: Pass, low: int, high: int) -> Iterator[Option]:
+    def _new(self, planned: TrainingPass, low: int, high: int) -> Iterator[PassOption]:
         items = planned.schedule.items
         if any(self._is_fixed(item) for item in items[low : high + 1]):
             return
         profile = planned.schedule.profile()
-        first, last = reach_of(items, low, high, _REACH)
+        first, last = loop_range(items, low, high, _REACH)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
         seen: set[Any] = set()
-        for start in cuts(items, profile.before_bytes, range(first, at + 1), self._cuts):
-            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2), self._cuts):
+        for start in cut_positions(items, profile.before_bytes, range(first, at + 1), self._cuts):
+            for stop in cut_positions(items, profile.before_bytes, range(at + 1, last + 2), self._cuts):
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions.around(items[at], window):
                     order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
@@ -193,7 +199,9 @@ class TrainingSearch:
                         seen.add(key)
                         yield from self._placed(planned, start, stop, region)
 
-    def _placed(self, planned: Pass, start: int, stop: int, region: Region) -> Iterator[Option]:
+    def _placed(
+        self, planned: TrainingPass, start: int, stop: int, region: ChunkRegion
+    ) -> Iterator[PassOption]:
         items, schedule = planned.schedule.items, self._first.schedule
         loop = self._regions.loop(region, used_in(items[stop:]) | set(schedule.outputs))
         if loop is None:
@@ -210,7 +218,7 @@ class TrainingSearch:
 
     def _lengths(self, loop: Loop, profile: Profile, at: int) -> list[int]:
         """Return the longest chunks with which the peak is near the lowest: longer ones save time."""
-        sizes = [length for length in lengths(loop.size) if length < loop.size]
+        sizes = [length for length in chunk_sizes(loop.size) if length < loop.size]
         live, back = profile.live_bytes, len(profile.live_bytes) - 1 - at
         assert loop.backward is not None
         forward_bytes = live[at] - loop.memory.peak_bytes(loop.length)
@@ -229,13 +237,13 @@ class TrainingSearch:
         return list(dict.fromkeys(found))
 
 
-def regions_of(first: Pass) -> Regions:
+def regions_of(first: TrainingPass) -> RegionCache:
     """Return the regions of a graph, whose loops have a backward."""
     storages = first.schedule.storages
-    return Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
+    return RegionCache(storages, lambda loop: with_backward(loop, storages, first.saves), with_sliced_inputs)
 
 
-def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) -> list[Option]:
+def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: SavedFate) -> list[PassOption]:
     """Return options of a scope of less and less memory, the first with nothing chunked.
 
     Args:
@@ -244,24 +252,24 @@ def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) ->
         repeats: scopes like this one in the model.
         around: what AC does with what it saves.
     """
-    graph = next(iter(first.schedule.storages.of)).graph
-    if around is not Saved.KEPT or repeats == 1 or not may_run_again(graph):
+    graph = next(iter(first.schedule.storages.keys)).graph
+    if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(graph):
         return TrainingSearch(first, machine).path()
     regions = regions_of(first)
     again = [
-        replace(option, recomputes=True, seconds=option.as_call(machine, Saved.RECOMPUTED).seconds)
+        replace(option, recomputes=True, seconds=option.as_call(machine, SavedFate.RECOMPUTED).seconds)
         for option in TrainingSearch(first, machine, 1, regions).path()
     ]
     return _front([*TrainingSearch(first, machine, repeats, regions).path(again), *again])
 
 
-def _beats(option: Option, other: Option) -> bool:
+def _beats(option: PassOption, other: PassOption) -> bool:
     return option.weight_bytes <= other.weight_bytes and option.seconds <= other.seconds
 
 
-def _front(options: list[Option]) -> list[Option]:
+def _front(options: list[PassOption]) -> list[PassOption]:
     """Return the options that no other one beats, of less and less memory and more and more time."""
-    found: list[Option] = []
+    found: list[PassOption] = []
     for option in sorted(options, key=lambda each: (each.seconds, each.weight_bytes)):
         if not found or option.weight_bytes < found[-1].weight_bytes:
             found.append(option)

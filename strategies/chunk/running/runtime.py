@@ -69,10 +69,10 @@ class Buffer:
     axis: Axis | None
     into: int | None = None
 
-    def allocate(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
+    def allocate(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
         """Return the memory of the result."""
         if self.into is not None and may_overwrite:
-            return takes[self.into]
+            return inputs[self.into]
         empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         return empty if self.axis is not None else empty.zero_()
 
@@ -143,7 +143,7 @@ class ChunkLoop(nn.Module):
         results: fx.GraphModule,
         axes: Sequence[Axis | None],
         copies: Sequence[bool],
-        gives: Sequence[Buffer],
+        outputs: Sequence[Buffer],
         size: int,
         length: int,
         is_unread: bool,
@@ -153,7 +153,7 @@ class ChunkLoop(nn.Module):
         self.results = results
         self.axes = tuple(axes)
         self.copies = tuple(copies)
-        self.gives = tuple(gives)
+        self.outputs = tuple(outputs)
         self.size = size
         self.length = length
         self.is_unread = is_unread
@@ -163,27 +163,27 @@ class ChunkLoop(nn.Module):
         """How often the body runs in a forward."""
         return ceil(self.size / self.length)
 
-    def forward(self, *takes: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> Any:
         """Return the results of the region, a tuple where there are several."""
-        if torch.is_grad_enabled() and any(take.requires_grad for take in takes):
-            results = _Recomputed.apply(self, *takes)
+        if torch.is_grad_enabled() and any(operand.requires_grad for operand in inputs):
+            results = _Recomputed.apply(self, *inputs)
         else:
-            results = self.run(takes, may_overwrite=True)
-        return results[0] if len(self.gives) == 1 else results
+            results = self.run(inputs, may_overwrite=True)
+        return results[0] if len(self.outputs) == 1 else results
 
-    def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
+    def run(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
-        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.gives)
+        buffers = tuple(buffer.allocate(inputs, may_overwrite=may_overwrite) for buffer in self.outputs)
         if self.is_unread and _is_again.get():
             return buffers
-        for start, length in self.spans(takes):
-            self.body(start, length, *takes, *buffers)
+        for start, length in self.spans(inputs):
+            self.body(start, length, *inputs, *buffers)
         return buffers
 
-    def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Sequence[Tensor]) -> list[tuple[int, int]]:
         """Return start and length of each chunk; of more than three that do the same without data, of two."""
         starts: Sequence[int] = range(0, self.size, self.length)
-        if any(isinstance(take, FakeTensor) for take in takes) and not _is_watched():
+        if any(isinstance(operand, FakeTensor) for operand in inputs) and not _is_watched():
             starts = starts if self.chunks <= _FEW else starts[:2]
         return [(start, min(self.length, self.size - start)) for start in starts]
 
@@ -198,10 +198,10 @@ class _Recomputed(torch.autograd.Function):
     """The loop for autograd: saves what it takes, and runs its bodies again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, loop: ChunkLoop, *takes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         ctx.loop = loop
-        ctx.save_for_backward(*takes)
-        results = loop.run(takes, may_overwrite=False)
+        ctx.save_for_backward(*inputs)
+        results = loop.run(inputs, may_overwrite=False)
         ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
         ctx.set_materialize_grads(False)
         return results
@@ -209,38 +209,38 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        takes = ctx.saved_tensors  # asked for once: hooks recompute them
-        needed = zip(ctx.needs_input_grad[1:], takes, strict=True)
-        wanted = [is_needed and take.is_floating_point() for is_needed, take in needed]
-        return None, *_backward(ctx.loop, takes, wanted, gradients)
+        inputs = ctx.saved_tensors  # asked for once: hooks recompute them
+        needed = zip(ctx.needs_input_grad[1:], inputs, strict=True)
+        wanted = [is_needed and operand.is_floating_point() for is_needed, operand in needed]
+        return None, *_backward(ctx.loop, inputs, wanted, gradients)
 
 
 def _backward(
-    loop: ChunkLoop, takes: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
+    loop: ChunkLoop, inputs: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
     leaves = [
-        take.detach().requires_grad_(is_wanted) if axis is None else take.detach()
-        for take, axis, is_wanted in zip(takes, loop.axes, wanted, strict=True)
+        operand.detach().requires_grad_(is_wanted) if axis is None else operand.detach()
+        for operand, axis, is_wanted in zip(inputs, loop.axes, wanted, strict=True)
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
         totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
-    for span in loop.spans(takes):
+    for span in loop.spans(inputs):
         _backward_chunk(loop, leaves, gradients, totals, span)
     return totals
 
 
-def _total(take: Tensor, *, is_sum: bool) -> Tensor:
+def _total(operand: Tensor, *, is_sum: bool) -> Tensor:
     """Return the memory of a gradient, in the layout in which autograd would make it."""
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(take)
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(operand)
     total = torch.empty_strided(
-        take.shape,
-        take.stride() if is_dense else contiguous_strides(take.shape),
-        dtype=take.dtype,
-        device=take.device,
+        operand.shape,
+        operand.stride() if is_dense else contiguous_strides(operand.shape),
+        dtype=operand.dtype,
+        device=operand.device,
     )
     return total.zero_() if is_sum else total
 
@@ -256,22 +256,22 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 def _backward_chunk(
     loop: ChunkLoop,
-    takes: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     totals: Sequence[Tensor | None],
     span: tuple[int, int],
 ) -> None:
     start, length = span
     chunks = [
-        take
+        operand
         if axis is None
-        else take_chunk(take, axis, start, length, copy=copy).requires_grad_(total is not None)
-        for take, axis, copy, total in zip(takes, loop.axes, loop.copies, totals, strict=True)
+        else take_chunk(operand, axis, start, length, copy=copy).requires_grad_(total is not None)
+        for operand, axis, copy, total in zip(inputs, loop.axes, loop.copies, totals, strict=True)
     ]
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
-    for result, gradient, buffer in zip(results, gradients, loop.gives, strict=True):
+    for result, gradient, buffer in zip(results, gradients, loop.outputs, strict=True):
         if gradient is not None and result.requires_grad:
             axis = buffer.axis
             outputs.append(result)

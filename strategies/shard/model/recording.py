@@ -26,9 +26,9 @@ from strategies.errors import StrategyError
 from strategies.nested.program import device_of, shadowed
 from strategies.nested.scopes import Scope, following
 from strategies.shard.candidates.layout import Shape
-from strategies.tracing.functions import Recorder, Recording
+from strategies.tracing.function_graph import FunctionRecorder, Recording
+from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import CONSTANTS
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
 """By the FQN of a module: the shape of what it gives on a rank, and what it gives on the whole."""
@@ -189,7 +189,7 @@ def is_sizes(node: fx.Node) -> bool:
     return node.target is torch.Size
 
 
-class _PlaceRecorder(Recorder):
+class _PlaceRecorder(FunctionRecorder):
     """Records also where calls stand in the model's code, and what that asks of tensors."""
 
     def __init__(
@@ -211,14 +211,14 @@ class _PlaceRecorder(Recorder):
         return replace(self._so_far(), stop=stop, stopped_in_call=is_in_call)
 
     def read(self, module: nn.Module, name: str) -> None:
-        """As `Recorder.read`; a call reads `forward` too, but of what is not looked into in quiet."""
+        """As `FunctionRecorder.read`; a call reads `forward` too, but of what is not looked into in quiet."""
         fqn = self._shadow.fqns[id(module)]
         if name == "forward" and not self._is_quiet and fqn not in self._through:
             self._bypassed.add(fqn)
         super().read(module, name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """As `Recorder.called`; some modules give parts, and hooks see what comes and goes."""
+        """As `FunctionRecorder.called`; some modules give parts, and hooks see what comes and goes."""
         fqn = self._shadow.fqns[id(module)]
         if self._is_quiet or fqn not in self._through:
             part = None if self._is_quiet else self._parts.get(fqn)
@@ -325,7 +325,7 @@ def _made(shape: Shape, whole: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
 
 def _line() -> str:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (where the call stands is the question)
-    while frame is not None and frame.f_code is not Recorder.record.__code__:
+    while frame is not None and frame.f_code is not FunctionRecorder.record.__code__:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package not in _OWN:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

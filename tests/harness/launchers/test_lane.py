@@ -70,7 +70,6 @@ class _Bench:
             sweep="demo",
             tasks=tuple(work),
             seat=Seat(core_count=1),
-            isolation="forkserver",
             sys_path=(),
         )
 

@@ -129,7 +129,6 @@ class _Lanes:
             most=most,
             start=self.start,
             seat=lambda slice_: Seat(core_count=sum(map(len, slice_.cores.values()))),
-            isolation="forkserver",
             restarts=restarts,
         )
         return Packer(packing=shared, tasks=shapes, pool=pool or _pool())

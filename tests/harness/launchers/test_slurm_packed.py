@@ -135,13 +135,6 @@ def test_what_the_cluster_cannot_hold_is_a_batch_of_its_own(monkeypatch: pytest.
     assert SlurmPacked().batches(work[:1]) == [work[:1]]
 
 
-def test_refuses_an_unknown_isolation() -> None:
-    with pytest.raises(ConfigError) as caught:
-        SlurmPacked(isolation="none")
-    message = "hydra.launcher.isolation: must be one of forkserver, persistent, got 'none'"
-    assert str(caught.value) == message
-
-
 @pytest.mark.parametrize(
     ("python", "program"),
     [
@@ -180,7 +173,6 @@ def test_a_lane_is_a_step_on_its_slice(
         sweep="demo",
         tasks=tuple(tasks(1)),
         seat=Seat(core_count=2),
-        isolation="forkserver",
         sys_path=(),
     )
     hosts = ("alpha", "beta")

@@ -304,19 +304,8 @@ def test_one_agent_does_not_decide_about_two_nodes(agent: Agent, tmp_path: Path)
         agent.run(_job(tmp_path, "ok", world_size=2))
 
 
-def test_an_unknown_isolation_is_refused() -> None:
-    message = "isolation: must be one of forkserver, persistent, got 'thread'"
-    with pytest.raises(ValueError, match=message):
-        Agent(isolation="thread")
-
-
 def test_every_trial_has_a_new_process(agent: Agent, tmp_path: Path) -> None:
     assert _process_of(agent, tmp_path) != _process_of(agent, tmp_path)
-
-
-def test_persistent_processes_take_one_trial_after_another(tmp_path: Path) -> None:
-    with Agent(preload=(ENTRIES,), isolation="persistent") as agent:
-        assert _process_of(agent, tmp_path) == _process_of(agent, tmp_path)
 
 
 def test_ranks_run_on_the_cores_of_their_job(agent: Agent, tmp_path: Path) -> None:

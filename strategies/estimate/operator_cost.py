@@ -53,7 +53,7 @@ def machine_for(device: torch.device) -> Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class OperatorCost:
     """What one node does.
 
     Fields:
@@ -84,11 +84,11 @@ class Cost:
         )
 
 
-def cost_of(node: fx.Node) -> Cost:
+def cost_of(node: fx.Node) -> OperatorCost:
     """Return what a node of an ATen graph does."""
     if "cost" not in node.meta:
         node.meta["cost"] = _cost(node)
-    found: Cost = node.meta["cost"]
+    found: OperatorCost = node.meta["cost"]
     return found
 
 
@@ -112,11 +112,11 @@ def _is_view(node: fx.Node) -> bool:
     }
 
 
-def _cost(node: fx.Node) -> Cost:
+def _cost(node: fx.Node) -> OperatorCost:
     value = node.meta.get("val")
     inputs = [source.meta.get("val") for source in node.all_input_nodes]
     flops, rows = _flops(node, value)
-    return Cost(
+    return OperatorCost(
         flops=flops,
         moved_bytes=bytes_of(value) + sum(map(bytes_of, inputs)),
         rows=rows,

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.estimate.cost import MACHINES, cost_of
+from strategies.estimate.operator_cost import MACHINES, cost_of
 from strategies.nested.program import shadowed
-from strategies.tracing.operators import ScopeGraph, record_scopes
+from strategies.tracing.operator_graph import ScopeGraph, record_scopes
 from strategies.tracing.shadow import Shadow
 
 

@@ -22,7 +22,7 @@ Path: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Region:
+class NestedRegion:
     """The nodes `[start, stop)`, as one region.
 
     Fields:
@@ -34,7 +34,7 @@ class Region:
     path: Path
     start: int
     stop: int
-    regions: tuple[Region, ...] = ()
+    regions: tuple[NestedRegion, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ def parse_path(label: object, where: str) -> Path:
     return path
 
 
-def nest(paths: Sequence[Path], names: Sequence[str], where: str) -> tuple[Region, ...]:
+def nest(paths: Sequence[Path], names: Sequence[str], where: str) -> tuple[NestedRegion, ...]:
     """Return the outermost regions of nodes that have the given paths.
 
     Args:
@@ -84,14 +84,14 @@ def nest(paths: Sequence[Path], names: Sequence[str], where: str) -> tuple[Regio
     return tuple(_regions(paths, names, where, depth=0, start=0, stop=len(paths)))
 
 
-def every_region(regions: Sequence[Region]) -> Iterator[Region]:
+def every_region(regions: Sequence[NestedRegion]) -> Iterator[NestedRegion]:
     """Yield each region before those inside it."""
     for region in regions:
         yield region
         yield from every_region(region.regions)
 
 
-def enclosing(regions: Sequence[Region], position: int) -> int:
+def enclosing(regions: Sequence[NestedRegion], position: int) -> int:
     """Return how many regions hold the node at `position`."""
     return sum(region.start <= position < region.stop for region in every_region(regions))
 
@@ -131,7 +131,7 @@ def filled(paths: Sequence[Path | None]) -> tuple[Path, ...]:
     return tuple(_common(left, right) for left, right in zip(before, reversed(after), strict=True))
 
 
-def render(regions: Sequence[Region], names: Sequence[str]) -> str:
+def render(regions: Sequence[NestedRegion], names: Sequence[str]) -> str:
     """Return the nodes as text, one a line, indented by the regions that hold them."""
     return "\n".join(_lines(regions, names, start=0, stop=len(names), indent=""))
 
@@ -143,7 +143,7 @@ def _common(left: Path, right: Path) -> Path:
 
 def _regions(
     paths: Sequence[Path], names: Sequence[str], where: str, *, depth: int, start: int, stop: int
-) -> Iterator[Region]:
+) -> Iterator[NestedRegion]:
     ends: dict[int, int] = {}
     inside = groupby(range(start, stop), key=lambda at: paths[at][depth] if len(paths[at]) > depth else None)
     for index, group in inside:
@@ -156,7 +156,7 @@ def _regions(
             raise StrategyError(where, _gap(path, names, end=ends[index], begin=first))
         ends[index] = behind
         inner = _regions(paths, names, where, depth=depth + 1, start=first, stop=behind)
-        yield Region(path=path, start=first, stop=behind, regions=tuple(inner))
+        yield NestedRegion(path=path, start=first, stop=behind, regions=tuple(inner))
 
 
 def _gap(path: Path, names: Sequence[str], *, end: int, begin: int) -> str:
@@ -171,7 +171,7 @@ def _gap(path: Path, names: Sequence[str], *, end: int, begin: int) -> str:
 
 
 def _lines(
-    regions: Sequence[Region], names: Sequence[str], *, start: int, stop: int, indent: str
+    regions: Sequence[NestedRegion], names: Sequence[str], *, start: int, stop: int, indent: str
 ) -> Iterator[str]:
     position = start
     for region in regions:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import StrategyError
-from strategies.nested.regions import (
+from strategies.nested.nested_regions import (
+    NestedRegion,
     Path,
-    Region,
     enclosing,
     even_paths,
     every_region,
@@ -71,11 +71,11 @@ def test_what_is_no_label(label: Any, message: str) -> None:
     assert str(error.value) == f"ac.labels.block: {message}"
 
 
-def region(path: Sequence[int], start: int, stop: int, *regions: Region) -> Region:
-    return Region(path=tuple(path), start=start, stop=stop, regions=regions)
+def region(path: Sequence[int], start: int, stop: int, *regions: NestedRegion) -> NestedRegion:
+    return NestedRegion(path=tuple(path), start=start, stop=stop, regions=regions)
 
 
-NESTED: dict[str, tuple[list[Path], tuple[Region, ...]]] = {
+NESTED: dict[str, tuple[list[Path], tuple[NestedRegion, ...]]] = {
     "no nodes": ([], ()),
     "no regions": ([(), ()], ()),
     "one region of all": ([(0,), (0,)], (region([0], 0, 2),)),
@@ -110,7 +110,7 @@ NESTED: dict[str, tuple[list[Path], tuple[Region, ...]]] = {
 
 
 @pytest.mark.parametrize(("paths", "regions"), NESTED.values(), ids=NESTED)
-def test_equal_beginnings_share_a_region(paths: list[Path], regions: tuple[Region, ...]) -> None:
+def test_equal_beginnings_share_a_region(paths: list[Path], regions: tuple[NestedRegion, ...]) -> None:
     assert nest(paths, [f"n{at}" for at in range(len(paths))], "here") == regions
 
 
@@ -209,7 +209,9 @@ def test_names_of_paths() -> None:
 
 
 @st.composite
-def trees(draw: st.DrawFn, depth: int = 0, start: int = 0, path: Path = ()) -> tuple[int, tuple[Region, ...]]:
+def trees(
+    draw: st.DrawFn, depth: int = 0, start: int = 0, path: Path = ()
+) -> tuple[int, tuple[NestedRegion, ...]]:
     """Return how many nodes there are, and regions of some of them."""
     indices = draw(st.permutations(range(4)))
     regions = []
@@ -217,14 +219,14 @@ def trees(draw: st.DrawFn, depth: int = 0, start: int = 0, path: Path = ()) -> t
     for index in indices[: draw(st.integers(0, 3 if depth < 3 else 0))]:
         begin = position + draw(st.integers(0, 1))
         stop, inner = draw(trees(depth + 1, begin, (*path, index)))
-        regions.append(Region(path=(*path, index), start=begin, stop=stop, regions=inner))
+        regions.append(NestedRegion(path=(*path, index), start=begin, stop=stop, regions=inner))
         position = stop
     return position + draw(st.integers(not regions, 2)), tuple(regions)
 
 
 @settings(max_examples=300, deadline=None)
 @given(trees())
-def test_a_tree_comes_back_from_its_paths(tree: tuple[int, tuple[Region, ...]]) -> None:
+def test_a_tree_comes_back_from_its_paths(tree: tuple[int, tuple[NestedRegion, ...]]) -> None:
     count, regions = tree
     paths: list[Path] = [()] * count
     for each in every_region(regions):  # the outer before the inner

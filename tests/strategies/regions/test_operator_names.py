@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strategies import StrategyError
-from strategies.regions.operators import GROUPS, PRESETS, resolve
+from strategies.regions.operator_names import GROUPS, PRESETS, resolve
 
 aten = torch.ops.aten
 

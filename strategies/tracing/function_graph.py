@@ -30,9 +30,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from strategies.errors import StrategyError
-from strategies.tracing.known import QUESTIONS, followed_as_with_data
+from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, SideEffects, restored_generators
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import BOOKKEEPING, CONSTANTS, Effects, restored_generators
+from strategies.tracing.shape_values import QUESTIONS, with_known_values
 
 _MORE_CONSTANTS = (*CONSTANTS, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
 _QUERIES = frozenset(
@@ -68,13 +68,13 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class OutputIndex:
     """A place in the output of a graph."""
 
     index: int
 
 
-class Recorder(TorchFunctionMode):
+class FunctionRecorder(TorchFunctionMode):
     """Records the forward of a shadow's model.
 
     Args:
@@ -94,7 +94,7 @@ class Recorder(TorchFunctionMode):
         self._calls: Counter[str] = Counter()
         self._reads: dict[tuple[str, str], None] = {}
         self._failure: Exception | None = None
-        self._effects = Effects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
+        self._effects = SideEffects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
         self._is_quiet = True
         self._context = _context()
 
@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
         assert self._shadow.mode is not None
         self._shadow.listen(self)
         try:
-            with restored_generators(), self._shadow.mode, followed_as_with_data(), self:
+            with restored_generators(), self._shadow.mode, with_known_values(), self:
                 self._effects.forgive("")
                 self._is_quiet = False
                 leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
@@ -252,7 +252,7 @@ class Recorder(TorchFunctionMode):
         tensors: list[fx.Node] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                outputs.append(Position(len(tensors)))
+                outputs.append(OutputIndex(len(tensors)))
                 tensors.append(self._node(leaf, "output"))
             elif isinstance(leaf, CONSTANTS):
                 outputs.append(leaf)
@@ -269,7 +269,7 @@ class Recorder(TorchFunctionMode):
         if _context() == self._context:
             return
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (who called is the question)
-        while frame is not None and frame.f_code is not Recorder.record.__code__:
+        while frame is not None and frame.f_code is not FunctionRecorder.record.__code__:
             if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
                 problem = f"calls {what} inside torch.utils.checkpoint"
                 raise self._error(f"{problem}; take that call out and label what it held, regions replace it")

@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 from torch import fx
 
-from strategies.chunk.loops.backward import Call, Pass, Saved, saved_storages
+from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, saved_storages
 from strategies.chunk.loops.loop import Schedule
-from strategies.chunk.planning.training_search import Option, TrainingSearch, scope_options
-from strategies.estimate.cost import Machine
-from strategies.tracing.operators import ScopeGraph
+from strategies.chunk.planning.training_search import PassOption, TrainingSearch, scope_options
+from strategies.estimate.operator_cost import Machine
+from strategies.tracing.operator_graph import ScopeGraph
 
-Sort: TypeAlias = tuple[Hashable, Saved]
+ScopeKind: TypeAlias = tuple[Hashable, SavedFate]
 """What scopes with the same options have in common: a signature, and what AC does with what they save."""
 
 _STRIDES = ((1, 2, 4), (1, 2, 4, 8, 16))  # options that a step may go down at once, in each of the descents
@@ -23,7 +23,7 @@ _SHARES = 4  # a step takes identical scopes all together, or this part of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
+class OptionChoice:
     """One option for each call of a scope.
 
     Fields:
@@ -36,7 +36,7 @@ class Chosen:
     seconds: float
 
 
-class TrainingPlanner:
+class TrainingSchedules:
     """Chooses options of the scopes of one model; identical scopes have the same ones to choose from.
 
     Args:
@@ -51,20 +51,20 @@ class TrainingPlanner:
     def __init__(
         self,
         graphs: list[ScopeGraph],
-        plain: Mapping[Sort, Schedule],
-        signatures: list[Sort],
+        plain: Mapping[ScopeKind, Schedule],
+        signatures: list[ScopeKind],
         machine: Machine,
     ) -> None:
         self._machine = machine
         self._signatures = signatures[:-1]
         self._root = graphs[-1].graph
         self._calls = [node for node in self._root.nodes if node.op == "call_module"]
-        self._known: dict[tuple[int, ...], Chosen] = {}
+        self._known: dict[tuple[int, ...], OptionChoice] = {}
         counts = Counter(self._signatures)
-        of_sort: dict[Sort, list[Option]] = {}
+        of_sort: dict[ScopeKind, list[PassOption]] = {}
         for graph, signature in zip(graphs, self._signatures, strict=False):
             if signature not in of_sort:
-                first = Pass(schedule=plain[signature], saves=saved_storages(graph.graph), calls={})
+                first = TrainingPass(schedule=plain[signature], saves=saved_storages(graph.graph), calls={})
                 of_sort[signature] = scope_options(first, machine, counts[signature], signature[1])
         self._seen = {
             (signature, index): option.as_call(machine, signature[1])
@@ -74,7 +74,7 @@ class TrainingPlanner:
         smallest: dict[int | None, int] = {
             index: len(of_sort[signature]) - 1 for index, signature in enumerate(self._signatures)
         }
-        first = Pass(
+        first = TrainingPass(
             schedule=plain[signatures[-1]],
             saves=saved_storages(self._root),
             calls=self._calls_at(smallest),
@@ -86,13 +86,13 @@ class TrainingPlanner:
             if each.peak_bytes < self.path[-1].peak_bytes:
                 self.path.append(each)
 
-    def _descent(self, jumps: Sequence[int]) -> Iterator[Chosen]:
+    def _descent(self, jumps: Sequence[int]) -> Iterator[OptionChoice]:
         current = self.path[0]
         while (better := self._better(current, jumps)) is not None:
             yield from (*self._between(current, better), better)
             current = better
 
-    def _between(self, current: Chosen, lower: Chosen) -> Iterator[Chosen]:
+    def _between(self, current: OptionChoice, lower: OptionChoice) -> Iterator[OptionChoice]:
         """Yield choices in which only some of the calls go down, each of less memory than the one before."""
         changed = [call for call in current.at if current.at[call] != lower.at[call]]
         for part in range(1, _SHARES):
@@ -102,15 +102,15 @@ class TrainingPlanner:
                 yield each
                 current = replace(current, peak_bytes=each.peak_bytes)
 
-    def chosen_options(self, chosen: Chosen) -> list[Option]:
+    def chosen_options(self, chosen: OptionChoice) -> list[PassOption]:
         """Return the options of all graphs."""
         calls: Iterable[int | None] = (*range(len(self._signatures)), None)
         return [self._options(call)[chosen.at[call]] for call in calls]
 
-    def _options(self, call: int | None) -> list[Option]:
+    def _options(self, call: int | None) -> list[PassOption]:
         return self._of_model if call is None else self._of_sort[self._signatures[call]]
 
-    def _better(self, current: Chosen, jumps: Sequence[int]) -> Chosen | None:
+    def _better(self, current: OptionChoice, jumps: Sequence[int]) -> OptionChoice | None:
         moves = [
             {**current.at, **self._lower(current, calls, jump)}
             for calls in self._groups(current)
@@ -119,15 +119,15 @@ class TrainingPlanner:
         found = [self._chosen(at) for at in moves if at != current.at]
         lower = [each for each in found if each.peak_bytes < current.peak_bytes]
 
-        def gain(each: Chosen) -> float:
+        def gain(each: OptionChoice) -> float:
             return (current.peak_bytes - each.peak_bytes) / max(each.seconds - current.seconds, 1e-7)
 
         return max(lower, key=gain, default=None)
 
-    def _lower(self, current: Chosen, calls: Iterable[int | None], jump: int) -> dict[int | None, int]:
+    def _lower(self, current: OptionChoice, calls: Iterable[int | None], jump: int) -> dict[int | None, int]:
         return {call: min(current.at[call] + jump, len(self._options(call)) - 1) for call in calls}
 
-    def _groups(self, current: Chosen) -> Iterable[list[int | None]]:
+    def _groups(self, current: OptionChoice) -> Iterable[list[int | None]]:
         """Return calls whose options may be changed at once: of those that have the most memory."""
         yield [None]
         yield list(current.at)
@@ -139,18 +139,18 @@ class TrainingPlanner:
             if len(alike) >= _SHARES:
                 yield behind[: len(alike) // _SHARES]
 
-    def _calls_at(self, at: Mapping[int | None, int]) -> dict[fx.Node, Call]:
+    def _calls_at(self, at: Mapping[int | None, int]) -> dict[fx.Node, ScopeCall]:
         return {
             call: self._seen[signature, at[index]]
             for index, (call, signature) in enumerate(zip(self._calls, self._signatures, strict=True))
         }
 
-    def _chosen(self, at: Mapping[int | None, int]) -> Chosen:
+    def _chosen(self, at: Mapping[int | None, int]) -> OptionChoice:
         key = tuple(at.values())  # always in one order
         if key not in self._known:
             self._known[key] = self._simulated(at)
         return self._known[key]
 
-    def _simulated(self, at: Mapping[int | None, int]) -> Chosen:
+    def _simulated(self, at: Mapping[int | None, int]) -> OptionChoice:
         root = replace(self._of_model[at[None]].planned, calls=self._calls_at(at))
-        return Chosen(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))
+        return OptionChoice(at=at, peak_bytes=root.profile().peak_bytes, seconds=root.seconds(self._machine))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.tracing.state import Effects, frozen, held_by, kind_of_tensor, restored_generators
+from strategies.tracing.module_state import SideEffects, frozen, held_by, kind_of_tensor, restored_generators
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_effects_are_found_once(change: Callable[[Any], Any], phrase: str | None
     model.options = SimpleNamespace(scale=1)
     model.count = 0
     with restored_generators():
-        effects = Effects(dict(model.named_modules()))
+        effects = SideEffects(dict(model.named_modules()))
         effects.forgive("")
         assert effects.found("") is None
         change(model)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.rules import FACTORIES, SHAPED, slots
+from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, slots
+from strategies.chunk.loops.accumulating_products import PRODUCTS
 from strategies.chunk.loops.backward import saved_storages, unread_loops
-from strategies.chunk.loops.loop import ADDING, Loop, Schedule, Take
-from strategies.chunk.loops.products import PRODUCTS
+from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, Schedule
 from strategies.chunk.running.runtime import (
     Buffer,
     ChunkLoop,
@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Code:
+class ScopeCode:
     """The code of a scope.
 
     Fields:
@@ -48,7 +48,7 @@ class Code:
     loops: tuple[ChunkLoop, ...]
 
 
-def lower(graph: fx.Graph, schedule: Schedule) -> Code:
+def lower(graph: fx.Graph, schedule: Schedule) -> ScopeCode:
     """Return a schedule of the nodes of `graph` as code."""
     return _Lowering(graph).code(schedule)
 
@@ -61,7 +61,7 @@ class _Lowering:
         self._known: dict[fx.Node, fx.Node] = {}
         self._callees: dict[str, fx.Node] = {}
 
-    def code(self, schedule: Schedule) -> Code:
+    def code(self, schedule: Schedule) -> ScopeCode:
         reads: dict[str, fx.Node] = {}
         called = dict.fromkeys(str(node.target) for node in self._source.nodes if node.op == "call_module")
         for node in self._source.nodes:
@@ -86,7 +86,7 @@ class _Lowering:
         self._graph.output(tuple(self._known[node] for node in schedule.outputs))
         for node, new in self._known.items():
             new.meta.setdefault("val", node.meta.get("val"))
-        return Code(
+        return ScopeCode(
             module=fx.GraphModule(self._held, self._graph, "forward"),
             reads=tuple(reads),
             calls=tuple(called),
@@ -109,26 +109,30 @@ class _Lowering:
     def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:
         module = chunk_loop(loop, is_unread=is_unread)
         self._held[name] = module
-        call = self._graph.call_module(name, tuple(self._known[take.node] for take in loop.takes))
-        if len(loop.gives) == 1:
-            self._known[loop.gives[0].node] = call
+        call = self._graph.call_module(name, tuple(self._known[operand.node] for operand in loop.inputs))
+        if len(loop.outputs) == 1:
+            self._known[loop.outputs[0].node] = call
             return module
-        for index, give in enumerate(loop.gives):
-            self._known[give.node] = self._graph.call_function(operator.getitem, (call, index))
+        for index, result in enumerate(loop.outputs):
+            self._known[result.node] = self._graph.call_function(operator.getitem, (call, index))
         return module
 
 
 def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
     """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
-    positions = {take.node: index for index, take in enumerate(loop.takes) if take.axis is not None}
+    positions = {operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None}
     return ChunkLoop(
         body=_body(loop, is_writing=True),
         results=_body(loop, is_writing=False),
-        axes=[take.axis for take in loop.takes],
-        copies=[take.is_copied for take in loop.takes],
-        gives=[
-            _buffer(give.node.meta["val"], give.axis, None if give.into is None else positions[give.into])
-            for give in loop.gives
+        axes=[operand.axis for operand in loop.inputs],
+        copies=[operand.is_copied for operand in loop.inputs],
+        outputs=[
+            _buffer(
+                result.node.meta["val"],
+                result.axis,
+                None if result.into is None else positions[result.into],
+            )
+            for result in loop.outputs
         ],
         size=loop.size,
         length=loop.length,
@@ -154,21 +158,27 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
     graph = fx.Graph()
     start, length = graph.placeholder("start"), graph.placeholder("length")
     # a value may be taken twice, along two axes or as a whole
-    outside = {take: graph.placeholder(name) for take, name in zip(loop.takes, _names(loop), strict=True)}
-    gives = {give.node: give for give in loop.gives}
-    buffers = {give.node: graph.placeholder(f"{give.node.name}_all") for give in loop.gives if is_writing}
-    chunks: dict[Take, fx.Node] = {} if is_writing else dict(outside)
+    outside = {
+        operand: graph.placeholder(name) for operand, name in zip(loop.inputs, _names(loop), strict=True)
+    }
+    outputs = {result.node: result for result in loop.outputs}
+    buffers = {
+        result.node: graph.placeholder(f"{result.node.name}_all") for result in loop.outputs if is_writing
+    }
+    chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(outside)
     made: dict[fx.Node, fx.Node] = {}
     sizes: dict[int, Any] = {1: length}
 
-    def taken(take: Take) -> fx.Node:
-        if take.axis is None:
-            return outside[take]
-        if take not in chunks:
-            chunks[take] = graph.call_function(
-                take_chunk, (outside[take], take.axis, start, length), {"copy": take.is_copied}
+    def taken(operand: LoopInput) -> fx.Node:
+        if operand.axis is None:
+            return outside[operand]
+        if operand not in chunks:
+            chunks[operand] = graph.call_function(
+                take_chunk,
+                (outside[operand], operand.axis, start, length),
+                {"copy": operand.is_copied},
             )
-        return chunks[take]
+        return chunks[operand]
 
     def sized(value: Tensor, axis: Axis) -> list[Any]:
         shape: list[Any] = list(value.shape)
@@ -181,12 +191,12 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
     for node in loop.region.members:
         inputs = iter(
             [
-                made[source] if take is None else taken(take)
-                for source, take in ((s, loop.local(node, slot)) for slot, s in enumerate(slots(node)))
+                made[source] if operand is None else taken(operand)
+                for source, operand in ((s, loop.local(node, slot)) for slot, s in enumerate(slots(node)))
             ]
         )
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))  # noqa: B023 (used at once)
-        if node in buffers and gives[node].adds_in_place:
+        if node in buffers and outputs[node].adds_in_place:
             graph.call_function(ADDING[node.target], (buffers[node], *args))
             continue
         args = _local(node, args, loop, sized)  # type: ignore[arg-type]
@@ -194,12 +204,12 @@ def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
         made[node] = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
         made[node].meta["val"] = node.meta["val"]
         if node in buffers:
-            axis = gives[node].axis
+            axis = outputs[node].axis
             if axis is None:
                 graph.call_function(_aten.add_.Tensor, (buffers[node], made[node]))
             else:
                 graph.call_function(write_chunk, (buffers[node], axis, start, made[node]))
-    graph.output(None if is_writing else tuple(made[give.node] for give in loop.gives))
+    graph.output(None if is_writing else tuple(made[result.node] for result in loop.outputs))
     return fx.GraphModule({}, graph, "body")
 
 
@@ -207,8 +217,8 @@ def _names(loop: Loop) -> list[str]:
     """Return a name for each thing that a loop takes, each only once."""
     count: Counter[str] = Counter()
     found = []
-    for take in loop.takes:
-        name = take.node.name
+    for operand in loop.inputs:
+        name = operand.node.name
         found.append(f"{name}_take_{count[name]}" if count[name] else name)
         count[name] += 1
     return found

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.chunk.loops import products
+from strategies.chunk.loops import accumulating_products as products
 
 _RNG = torch.Generator().manual_seed(0)
 

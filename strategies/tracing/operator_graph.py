@@ -29,11 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.estimate.cost import is_view
 from strategies.estimate.liveness import Key, key_of
-from strategies.tracing.functions import UNREAD, Position
+from strategies.estimate.operator_cost import is_view
+from strategies.tracing.function_graph import UNREAD, OutputIndex
+from strategies.tracing.module_state import CONSTANTS, SideEffects, restored_generators
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import CONSTANTS, Effects, restored_generators
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
@@ -95,7 +95,7 @@ def record_scopes(
         StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
             graph would not repeat; the message names it.
     """
-    recorder = _Recorder(shadow, scopes, where)
+    recorder = _OperatorRecorder(shadow, scopes, where)
     assert shadow.mode is not None
     shadow.listen(recorder)
     try:
@@ -132,7 +132,7 @@ class _Frame:
     reads: dict[tuple[str, str], None] = field(default_factory=dict)
 
 
-class _Recorder(TorchDispatchMode):
+class _OperatorRecorder(TorchDispatchMode):
     def __init__(self, shadow: Shadow, scopes: frozenset[str], where: str) -> None:
         super().__init__()
         self.graphs: list[ScopeGraph] = []
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
         self._alive: list[Tensor] = []
         self._written: set[Key] = set()
         self._has_gradients = torch.is_grad_enabled()
-        self._effects = Effects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
+        self._effects = SideEffects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
         self._names: dict[int, list[str]] = {}
         self._standing: set[Key] = set()
         for fqn, module in shadow.model.named_modules(remove_duplicate=False):
@@ -200,7 +200,7 @@ class _Recorder(TorchDispatchMode):
         tensors: list[fx.Node] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                outputs.append(Position(len(tensors)))
+                outputs.append(OutputIndex(len(tensors)))
                 tensors.append(self._node(leaf))
             elif isinstance(leaf, CONSTANTS):
                 outputs.append(leaf)

@@ -29,7 +29,7 @@ _LARGEST = 2**20  # elements; a mask of 1,024 tokens
 _MODULE = "transformers.utils.import_utils"
 
 
-class Known(TorchFunctionMode):
+class KnownValues(TorchFunctionMode):
     """Computes beside a fake tensor its value, where no input, parameter or random number goes into it."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Known(TorchFunctionMode):
 
 
 @contextmanager
-def followed_as_with_data() -> Iterator[None]:
+def with_known_values() -> Iterator[None]:
     """Let forwards that are followed take the branches that they take with data.
 
     `transformers` leaves out its questions, and the shortcuts that depend on the answers, where it sees a
@@ -81,8 +81,8 @@ def followed_as_with_data() -> Iterator[None]:
     """
     module = sys.modules.get(_MODULE)
     if module is None or not hasattr(module, "is_fake_tensor"):
-        with Known():
+        with KnownValues():
             yield
         return
-    with mock.patch.object(module, "is_fake_tensor", return_value=False), Known():
+    with mock.patch.object(module, "is_fake_tensor", return_value=False), KnownValues():
         yield

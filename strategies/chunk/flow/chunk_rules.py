@@ -19,7 +19,7 @@ from strategies.chunk.flow.axes import Axis, through_view
 _aten = torch.ops.aten
 
 
-class Link(NamedTuple):
+class ChunkRule(NamedTuple):
     """One way to chunk an operator.
 
     Fields:
@@ -100,11 +100,11 @@ def is_pointwise(node: fx.Node) -> bool:
     )
 
 
-def links(node: fx.Node) -> Sequence[Link]:
+def rules_of(node: fx.Node) -> Sequence[ChunkRule]:
     """Return the ways to chunk a node, views and `getitem` left out; none for an operator without a rule."""
-    if "links" not in node.meta:
-        node.meta["links"] = _links(node)
-    found: Sequence[Link] = node.meta["links"]
+    if "chunk_rules" not in node.meta:
+        node.meta["chunk_rules"] = _rules_for(node)
+    found: Sequence[ChunkRule] = node.meta["chunk_rules"]
     return found
 
 
@@ -128,9 +128,9 @@ def _inputs_for(
     if node.target in VIEWS:
         source = through_view(shape_of(node), shape_of(slots(node)[0]), axis)
         return None if source is None else ((source,), (axis,))
-    for link in links(node):
-        if index < len(link.outs) and link.outs[index] == axis.dim:
-            return _with(link, axis)
+    for way in rules_of(node):
+        if index < len(way.outs) and way.outs[index] == axis.dim:
+            return _with(way, axis)
     return None
 
 
@@ -148,30 +148,30 @@ def _output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
         target = through_view(shape_of(slots(node)[0]), shape_of(node), axis)
         return [] if target is None else [target]
     return [
-        axis.at(link.outs[0])
-        for link in links(node)
-        if link.ins[slot] == axis.dim and link.outs[0] is not None and link.outs[0] != SUM
+        axis.at(way.outs[0])
+        for way in rules_of(node)
+        if way.ins[slot] == axis.dim and way.outs[0] is not None and way.outs[0] != SUM
     ]
 
 
 def sums(node: fx.Node) -> list[tuple[tuple[Axis | None, ...], int]]:
     """Return the axes of the inputs for each way in which the output is a sum over chunks, and their size."""
     found = []
-    for link in links(node):
-        if link.outs != (SUM,):
+    for way in rules_of(node):
+        if way.outs != (SUM,):
             continue
-        given = zip(slots(node), link.ins, strict=True)
+        given = zip(slots(node), way.ins, strict=True)
         size = next(shape_of(source)[dim] for source, dim in given if dim is not None)
-        found.append((tuple(None if dim is None else Axis(dim, 1, size) for dim in link.ins), size))
+        found.append((tuple(None if dim is None else Axis(dim, 1, size) for dim in way.ins), size))
     return found
 
 
-def _with(link: Link, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]]:
-    ins = tuple(None if dim is None else axis.at(dim) for dim in link.ins)
-    return ins, tuple(None if dim in {None, SUM} else axis.at(dim) for dim in link.outs)
+def _with(way: ChunkRule, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]]:
+    ins = tuple(None if dim is None else axis.at(dim) for dim in way.ins)
+    return ins, tuple(None if dim in {None, SUM} else axis.at(dim) for dim in way.outs)
 
 
-def _links(node: fx.Node) -> list[Link]:
+def _rules_for(node: fx.Node) -> list[ChunkRule]:
     if node.op != "call_function" or node.target is operator.getitem or is_random(node):
         return []
     value = node.meta["val"]
@@ -181,12 +181,12 @@ def _links(node: fx.Node) -> list[Link]:
     if isinstance(value, Tensor) and is_pointwise(node):
         return _pointwise(value.dim(), [shape_of(each) for each in inputs], tuple(value.shape))
     if node.target in FACTORIES:
-        return [Link((dim,), ()) for dim in range(value.dim())]
+        return [ChunkRule((dim,), ()) for dim in range(value.dim())]
     rule = _RULES.get(node.target)
     return rule(node, inputs) if rule is not None else []
 
 
-def _pointwise(rank: int, shapes: Sequence[tuple[int, ...]], target: tuple[int, ...]) -> list[Link]:
+def _pointwise(rank: int, shapes: Sequence[tuple[int, ...]], target: tuple[int, ...]) -> list[ChunkRule]:
     found = []
     for dim in range(rank):
         offsets = [dim - (rank - len(shape)) for shape in shapes]
@@ -194,7 +194,7 @@ def _pointwise(rank: int, shapes: Sequence[tuple[int, ...]], target: tuple[int, 
             at if at >= 0 and shape[at] == target[dim] and target[dim] > 1 else None
             for at, shape in zip(offsets, shapes, strict=True)
         )
-        found.append(Link((dim,), ins))
+        found.append(ChunkRule((dim,), ins))
     return found
 
 
@@ -202,22 +202,27 @@ def _argument(node: fx.Node, index: int, name: str, default: Any) -> Any:
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
-def _mm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:  # noqa: ARG001 (rules have one signature)
-    return [Link((0,), (0, None)), Link((1,), (None, 1)), Link((SUM,), (1, 0))]
+def _mm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001 (rules have one signature)
+    return [ChunkRule((0,), (0, None)), ChunkRule((1,), (None, 1)), ChunkRule((SUM,), (1, 0))]
 
 
-def _addmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _addmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     bias = shape_of(inputs[0])
     rows = 0 if len(bias) == 2 and bias[0] > 1 else None  # noqa: PLR2004 (a matrix)
     columns = len(bias) - 1 if bias and bias[-1] > 1 else None
-    return [Link((0,), (rows, 0, None)), Link((1,), (columns, None, 1))]
+    return [ChunkRule((0,), (rows, 0, None)), ChunkRule((1,), (columns, None, 1))]
 
 
-def _bmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:  # noqa: ARG001
-    return [Link((0,), (0, 0)), Link((1,), (1, None)), Link((2,), (None, 2)), Link((SUM,), (2, 1))]
+def _bmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001
+    return [
+        ChunkRule((0,), (0, 0)),
+        ChunkRule((1,), (1, None)),
+        ChunkRule((2,), (None, 2)),
+        ChunkRule((SUM,), (2, 1)),
+    ]
 
 
-def _baddbmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _baddbmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     bias = shape_of(inputs[0])
 
     def of_bias(dim: int) -> int | None:
@@ -225,13 +230,13 @@ def _baddbmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
         return at if at >= 0 and bias[at] > 1 else None
 
     return [
-        Link((0,), (of_bias(0), 0, 0)),
-        Link((1,), (of_bias(1), 1, None)),
-        Link((2,), (of_bias(2), None, 2)),
+        ChunkRule((0,), (of_bias(0), 0, 0)),
+        ChunkRule((1,), (of_bias(1), 1, None)),
+        ChunkRule((2,), (of_bias(2), None, 2)),
     ]
 
 
-def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(inputs[0]))
     order = list(range(rank))
     if node.target is _aten.permute.default:
@@ -240,40 +245,40 @@ def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
         first = 0 if node.target is _aten.t.default else _argument(node, 1, "dim0", 0) % rank
         second = 1 if node.target is _aten.t.default else _argument(node, 2, "dim1", 1) % rank
         order[first], order[second] = order[second], order[first]
-    return [Link((dim,), (source,)) for dim, source in enumerate(order)]
+    return [ChunkRule((dim,), (source,)) for dim, source in enumerate(order)]
 
 
-def _expand(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _expand(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     return _pointwise(len(shape_of(node)), [shape_of(inputs[0])], shape_of(node))
 
 
-def _along(position: int, default: int = 0, name: str = "dim") -> Callable[..., list[Link]]:
+def _along(position: int, default: int = 0, name: str = "dim") -> Callable[..., list[ChunkRule]]:
     """Return the rule of operators that work along one dimension and keep the number of dimensions."""
 
-    def rule(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+    def rule(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
         rank = len(shape_of(inputs[0]))
         dim = _argument(node, position, name, default) % rank if rank else 0
         count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
-        return [Link((each,) * count, (each,) * len(inputs)) for each in range(rank) if each != dim]
+        return [ChunkRule((each,) * count, (each,) * len(inputs)) for each in range(rank) if each != dim]
 
     return rule
 
 
-def _select(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _select(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(inputs[0]))
     dim = _argument(node, 1, "dim", 0) % rank
     count = len(node.meta["val"]) if node.target is _aten.unbind.int else 1
     kept = [each for each in range(rank) if each != dim]
-    return [Link((out,) * count, (source,)) for out, source in enumerate(kept)]
+    return [ChunkRule((out,) * count, (source,)) for out, source in enumerate(kept)]
 
 
-def _stack(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _stack(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(node))
     dim = _argument(node, 1, "dim", 0) % rank
-    return [Link((each,), (each - (each > dim),) * len(inputs)) for each in range(rank) if each != dim]
+    return [ChunkRule((each,), (each - (each > dim),) * len(inputs)) for each in range(rank) if each != dim]
 
 
-def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(inputs[0]))
     dims = _argument(node, 1, "dim", None)
     dims = list(range(rank)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
@@ -281,51 +286,51 @@ def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
     values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else (node.meta["val"],)
     keeps = values[0].dim() == rank
     kept = [dim for dim in range(rank) if dim not in reduced]
-    found = [Link(((dim if keeps else index),) * len(values), (dim,)) for index, dim in enumerate(kept)]
+    found = [ChunkRule(((dim if keeps else index),) * len(values), (dim,)) for index, dim in enumerate(kept)]
     if node.target in {_aten.sum.dim_IntList, _aten.sum.default}:
-        found += [Link((SUM,), (dim,)) for dim in sorted(reduced)]
+        found += [ChunkRule((SUM,), (dim,)) for dim in sorted(reduced)]
     return found
 
 
-def _layer_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _layer_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     free = len(shape_of(inputs[0])) - len(node.args[1])  # type: ignore[arg-type]
     count = len(node.meta["val"])
     others = (None,) * (len(inputs) - 1)
-    return [Link((dim,) * count, (dim, *others)) for dim in range(free)]
+    return [ChunkRule((dim,) * count, (dim, *others)) for dim in range(free)]
 
 
-def _batch_only(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _batch_only(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
-    return [Link((0,) * count, (0,) + (None,) * (len(inputs) - 1))]
+    return [ChunkRule((0,) * count, (0,) + (None,) * (len(inputs) - 1))]
 
 
-def _planes(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _planes(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     """Pooling and resampling: images and channels do not meet."""
     count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
     spatial = 3 if "3d" in str(node.target) else 1 if "1d" in str(node.target) else 2
     free = len(shape_of(inputs[0])) - spatial
-    return [Link((dim,) * count, (dim,) * len(inputs)) for dim in range(free)]
+    return [ChunkRule((dim,) * count, (dim,) * len(inputs)) for dim in range(free)]
 
 
-def _convolution(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:  # noqa: ARG001
+def _convolution(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001
     _, weight, bias, stride, padding, dilation, is_transposed, _, groups = node.args
     with_bias = isinstance(bias, fx.Node)
-    found = [Link((0,), (0,) + (None,) * (1 + with_bias))]
+    found = [ChunkRule((0,), (0,) + (None,) * (1 + with_bias))]
     kernel = shape_of(weight)[2:]  # type: ignore[arg-type]
     for dim, size in enumerate(kernel):
         alone = size == 1 and stride[dim % len(stride)] == 1 and padding[dim % len(padding)] == 0  # type: ignore[arg-type, index]
         if alone and dilation[dim % len(dilation)] == 1 and not is_transposed:  # type: ignore[arg-type, index]
-            found.append(Link((2 + dim,), (2 + dim, *(None,) * (1 + with_bias))))
+            found.append(ChunkRule((2 + dim,), (2 + dim, *(None,) * (1 + with_bias))))
     if groups == 1 and not is_transposed:
-        found.append(Link((1,), (None, 0, 0)[: 2 + with_bias]))
+        found.append(ChunkRule((1,), (None, 0, 0)[: 2 + with_bias]))
     return found
 
 
-def _embedding(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
-    return [Link((dim,), (None, dim)) for dim in range(len(shape_of(inputs[1])))]
+def _embedding(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+    return [ChunkRule((dim,), (None, dim)) for dim in range(len(shape_of(inputs[1])))]
 
 
-def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     """Fused attention of (B, H, S, K): batches and heads do not meet, nor do queries without causality."""
     query, key = shape_of(inputs[0]), shape_of(inputs[1])
     given = _given(node)
@@ -339,7 +344,9 @@ def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
         ins.append((1, 1, 1))
     if not given.get("is_causal", False):
         ins.append((2, None, None))
-    return [Link(outs[each[0] or 0], (*each, *_of_bias(bias, each[0] or 0))[: len(inputs)]) for each in ins]
+    return [
+        ChunkRule(outs[each[0] or 0], (*each, *_of_bias(bias, each[0] or 0))[: len(inputs)]) for each in ins
+    ]
 
 
 def _of_bias(bias: Any, dim: int) -> tuple[int | None, ...]:
@@ -350,33 +357,33 @@ def _of_bias(bias: Any, dim: int) -> tuple[int | None, ...]:
     return (at if at >= 0 and shape[at] > 1 else None,)
 
 
-def _nll_loss(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
-    return [Link((0, None), (0, 0))] if node.args[3] == 0 and len(inputs) == 2 else []  # noqa: PLR2004
+def _nll_loss(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+    return [ChunkRule((0, None), (0, 0))] if node.args[3] == 0 and len(inputs) == 2 else []  # noqa: PLR2004
 
 
-def _gather(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _gather(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     shape, index = shape_of(inputs[0]), shape_of(inputs[1])
     dim = node.args[1] % len(shape) if shape else 0  # type: ignore[operator]
     same = [each for each in range(len(shape)) if each != dim and shape[each] == index[each]]
-    return [Link((each,), (each, each)) for each in same]
+    return [ChunkRule((each,), (each, each)) for each in same]
 
 
-def _matrices(_: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
-    return [Link((dim,), (dim,)) for dim in range(len(shape_of(inputs[0])) - 2)]
+def _matrices(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+    return [ChunkRule((dim,), (dim,)) for dim in range(len(shape_of(inputs[0])) - 2)]
 
 
-def _running_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _running_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     """Batch norm with running statistics; with statistics of the batch it is not chunked."""
     if _argument(node, 5, "training", default=True):
         return []
     others = (None,) * (len(inputs) - 1)
     dims = [dim for dim in range(len(shape_of(inputs[0]))) if dim != 1]
-    return [Link((dim, None, None), (dim, *others)) for dim in dims]
+    return [ChunkRule((dim, None, None), (dim, *others)) for dim in dims]
 
 
-def _pad(node: fx.Node, inputs: Sequence[fx.Node]) -> list[Link]:
+def _pad(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(inputs[0]))
-    return [Link((dim,), (dim,)) for dim in range(rank - len(node.args[1]) // 2)]  # type: ignore[arg-type]
+    return [ChunkRule((dim,), (dim,)) for dim in range(rank - len(node.args[1]) // 2)]  # type: ignore[arg-type]
 
 
 _POINTWISE = frozenset(
@@ -391,7 +398,7 @@ _POINTWISE = frozenset(
         _aten.detach.default,
     }
 )
-_RULES: dict[Any, Callable[[fx.Node, Sequence[fx.Node]], list[Link]]] = {
+_RULES: dict[Any, Callable[[fx.Node, Sequence[fx.Node]], list[ChunkRule]]] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.bmm.default: _bmm,

@@ -18,18 +18,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from strategies.chunk.flow.rules import is_random
+from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.loop import Schedule
-from strategies.chunk.running.lower import Code, lower
 from strategies.chunk.running.runtime import GIVEN, running_again
+from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
 from strategies.nested.program import device_of, shadowed, submodule, value_read
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules
 from strategies.regions.recomputation import Recomputation
-from strategies.tracing.functions import Position
-from strategies.tracing.operators import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
+from strategies.tracing.function_graph import OutputIndex
+from strategies.tracing.module_state import CONSTANTS, ByIdentity
+from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import CONSTANTS, Same
 
 PROGRAMS = 64
 """Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
@@ -49,18 +49,18 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class ChunkProgram:
     """The code of a forward for one kind of input."""
 
     graph: ScopeGraph
-    code: Code
+    code: ScopeCode
     reads: Mapping[tuple[str, str], object]
 
     def fits(self, module: nn.Module) -> bool:
         """Whether what forward read of modules is still what it was."""
         return all(value_read(module, *place) == value for place, value in self.reads.items())
 
-    def taken_over(self, module: nn.Module) -> Program | None:
+    def taken_over(self, module: nn.Module) -> ChunkProgram | None:
         """Return the program for another module, if that reads the same."""
         reads: dict[tuple[str, str], object] = {}
         for place, value in self.reads.items():
@@ -74,7 +74,9 @@ class Program:
         read = partial(_read, module, self.graph.constants)
         called = (submodule(module, fqn) for fqn in self.code.calls)
         results = self.code.module(*map(read, self.code.reads), *called, *tensors)
-        leaves = [results[each.index] if isinstance(each, Position) else each for each in self.graph.outputs]
+        leaves = [
+            results[each.index] if isinstance(each, OutputIndex) else each for each in self.graph.outputs
+        ]
         return tree_unflatten(leaves, self.graph.structure)
 
 
@@ -94,11 +96,11 @@ class ChunkedForward:
 
     scheduler: Scheduler
     scopes: frozenset[str]
-    alike: dict[Hashable, Program] = field(default_factory=dict)
-    recorded: dict[Hashable, Program] = field(default_factory=dict)
-    programs: dict[Hashable, Program] = field(default_factory=dict)
+    alike: dict[Hashable, ChunkProgram] = field(default_factory=dict)
+    recorded: dict[Hashable, ChunkProgram] = field(default_factory=dict)
+    programs: dict[Hashable, ChunkProgram] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
-    latest: Program | None = None
+    latest: ChunkProgram | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns.
@@ -135,7 +137,7 @@ class ChunkedForward:
         """Return the bodies that ran in the latest forward."""
         return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
 
-    def _run(self, program: Program, module: nn.Module, tensors: list[Tensor]) -> Any:
+    def _run(self, program: ChunkProgram, module: nn.Module, tensors: list[Tensor]) -> Any:
         graph = program.graph.graph
         if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
             return program(module, tensors)
@@ -148,20 +150,20 @@ class ChunkedForward:
 
     def _program(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]
-    ) -> Program:
+    ) -> ChunkProgram:
         device = device_of(tree_flatten((args, kwargs))[0])
         shadow = Shadow.of(module).on(device)
         assert shadow.mode is not None
         with shadow.mode:
             inputs = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
         graph = record_scopes(shadow, self.scopes, *inputs)[-1]
-        return Program(
+        return ChunkProgram(
             graph=graph,
             code=self._code(graph, given),
             reads={place: value_read(module, *place) for place in graph.reads},
         )
 
-    def _code(self, graph: ScopeGraph, given: frozenset[int]) -> Code:
+    def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(graph.graph, self.scheduler.schedule(graph.graph, given))
 
 
@@ -179,7 +181,7 @@ def _is_alike(value: object, other: object) -> bool:
         return True
     if isinstance(value, tuple) and isinstance(other, tuple):
         return len(value) == len(other) and all(map(_is_alike, value, other))
-    if not (isinstance(value, Same) and isinstance(other, Same)):
+    if not (isinstance(value, ByIdentity) and isinstance(other, ByIdentity)):
         return False
     modules = value.value, other.value
     return all(isinstance(each, nn.Module) for each in modules) and (
@@ -187,7 +189,7 @@ def _is_alike(value: object, other: object) -> bool:
     )
 
 
-def _keep(programs: dict[Hashable, Program], kind: Hashable, program: Program) -> None:
+def _keep(programs: dict[Hashable, ChunkProgram], kind: Hashable, program: ChunkProgram) -> None:
     programs.pop(kind, None)
     programs[kind] = program  # the latest comes last
     if len(programs) > PROGRAMS:
@@ -197,7 +199,7 @@ def _keep(programs: dict[Hashable, Program], kind: Hashable, program: Program) -
 class _Again:
     """A program that runs in forward, and then for what autograd has saved of it."""
 
-    def __init__(self, program: Program, module: nn.Module) -> None:
+    def __init__(self, program: ChunkProgram, module: nn.Module) -> None:
         self._program = program
         self._module = module
         self._has_run = False
@@ -220,7 +222,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def put(module: nn.Module, forward: ChunkedForward) -> None:
+def install(module: nn.Module, forward: ChunkedForward) -> None:
     """Let `forward` run in place of the module's own forward."""
     module.__dict__[_ATTRIBUTE] = forward
     module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
@@ -235,7 +237,7 @@ def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
     }
 
 
-class _ChunkedForward(Chunked):
+class _RunsInChunks(Chunked):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         forward: ChunkedForward = vars(self)[_ATTRIBUTE]
         return forward(self, args, kwargs)  # type: ignore[arg-type]
@@ -246,7 +248,7 @@ class _ChunkedForward(Chunked):
 
 @cache  # one class per class
 def _chunked_class(original: type[Any]) -> type[nn.Module]:
-    return type(original.__name__, (_ChunkedForward, original), {"__module__": original.__module__})
+    return type(original.__name__, (_RunsInChunks, original), {"__module__": original.__module__})
 
 
 def _rebuild(original: Any) -> nn.Module:

@@ -11,13 +11,13 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from strategies.chunk.flow import rules
-from strategies.chunk.flow.grow_region import Growth, seeds_of
+from strategies.chunk.flow import chunk_rules as rules
+from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.loops.loop import make_loop
-from strategies.chunk.running.lower import chunk_loop
+from strategies.chunk.running.schedule_code import chunk_loop
 from strategies.estimate.liveness import Storages
 from strategies.nested.program import shadowed
-from strategies.tracing.operators import record_scopes
+from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow
 
 aten = torch.ops.aten
@@ -184,15 +184,17 @@ def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
     outside = {node for node in window if isinstance(node.meta["val"], Tensor)}
     tried = 0
     for seed in (seed for node in window for seed in seeds_of(node)):
-        region = Growth(window, lambda _: True).region(seed)
+        region = RegionGrower(window, lambda _: True).region(seed)
         loop = make_loop(region, outside, 1, Storages.of_graph(graph)) if region else None
         if loop is None:
             continue
         module = chunk_loop(loop.with_length(min(length, loop.size)), is_unread=False)
-        results = tree_leaves(module(*(expected[take.node] for take in loop.takes)))
-        for give, result in zip(loop.gives, results, strict=True):
-            torch.testing.assert_close(result, expected[give.node], rtol=1e-5, atol=1e-5, equal_nan=True)
-            assert result.dtype is expected[give.node].dtype
+        results = tree_leaves(module(*(expected[loop_input.node] for loop_input in loop.inputs)))
+        for loop_output, result in zip(loop.outputs, results, strict=True):
+            torch.testing.assert_close(
+                result, expected[loop_output.node], rtol=1e-5, atol=1e-5, equal_nan=True
+            )
+            assert result.dtype is expected[loop_output.node].dtype
         tried += 1
     assert tried > 0
 
@@ -216,5 +218,5 @@ def test_what_cannot_be_chunked_has_no_region(
     CASES["here"] = function, sample
     graph, _ = graph_of("here")
     del CASES["here"]
-    first = next(node for node in graph.nodes if node.op == "call_function" and not rules.links(node))
-    assert all(Growth([first], lambda _: True).region(seed) is None for seed in seeds_of(first))
+    first = next(node for node in graph.nodes if node.op == "call_function" and not rules.rules_of(node))
+    assert all(RegionGrower([first], lambda _: True).region(seed) is None for seed in seeds_of(first))

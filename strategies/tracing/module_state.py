@@ -36,20 +36,20 @@ _FIRST_SEED = 2**40  # no user's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Same:
+class ByIdentity:
     """An object that equals itself only, and that lives as long as it is compared with."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
+        return isinstance(other, ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 def frozen(  # noqa: PLR0911 (one for each kind of value)
-    value: Any, of_tensor: Callable[[Tensor], object] = Same, *, depth: int = 1
+    value: Any, of_tensor: Callable[[Tensor], object] = ByIdentity, *, depth: int = 1
 ) -> object:
     """Return `value` as it is now, to be compared with what it is later.
 
@@ -71,9 +71,9 @@ def frozen(  # noqa: PLR0911 (one for each kind of value)
     if isinstance(value, set | frozenset):
         return type(value), frozenset(value)
     if isinstance(value, _OPAQUE) or not depth:
-        return Same(value)
+        return ByIdentity(value)
     attributes = tuple((name, frozen(each, of_tensor, depth=depth - 1)) for name, each in _attributes(value))
-    return Same(value), attributes
+    return ByIdentity(value), attributes
 
 
 def kind_of_tensor(tensor: Tensor) -> object:
@@ -100,7 +100,7 @@ def restored_generators() -> Iterator[None]:
         torch.default_generator.set_state(cpu)
 
 
-class Effects:
+class SideEffects:
     """What code does beside calling functions, from one look to the next, while tensors are fake.
 
     Fake tensors draw no random numbers. So the generator of torch can get a seed at every look, and has
@@ -173,7 +173,7 @@ def _groups(module: nn.Module) -> list[dict[str, Any]]:
 
 def _marks(module: nn.Module) -> dict[str, object]:
     return {
-        name: (type(value), value) if isinstance(value, CONSTANTS) else Same(value)
+        name: (type(value), value) if isinstance(value, CONSTANTS) else ByIdentity(value)
         for group in _groups(module)
         for name, value in group.items()
         if name not in _UNWATCHED

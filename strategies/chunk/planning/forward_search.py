@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from strategies.chunk.flow.grow_region import Growth, Region, seeds_of
-from strategies.chunk.flow.rules import is_pointwise
-from strategies.chunk.loops.buffer_reuse import Takeover
-from strategies.chunk.loops.loop import Loop, Schedule, flat, lengths, make_loop
-from strategies.estimate.cost import Machine, cost_of, is_view
+from strategies.chunk.flow.chunk_rules import is_pointwise
+from strategies.chunk.flow.grow_region import ChunkRegion, RegionGrower, seeds_of
+from strategies.chunk.loops.buffer_reuse import BufferReuse
+from strategies.chunk.loops.loop import Loop, Schedule, chunk_sizes, make_loop, unrolled
 from strategies.estimate.liveness import Profile, Storages, bytes_of
+from strategies.estimate.operator_cost import Machine, cost_of, is_view
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
@@ -25,7 +25,7 @@ _STEPS = 40  # loops made or changed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class LoopCandidate:
     """A schedule with one more loop, or a smaller one.
 
     Fields:
@@ -45,7 +45,7 @@ class Candidate:
     seconds: float
 
 
-class Search:
+class ForwardSearch:
     """The search on one graph.
 
     Args:
@@ -59,8 +59,8 @@ class Search:
     ) -> None:
         self._first = schedule
         self._machine = machine
-        self._takeover = Takeover.of(schedule, donated)
-        self._regions = Regions(schedule.storages)
+        self._takeover = BufferReuse.of(schedule, donated)
+        self._regions = RegionCache(schedule.storages)
 
     def fit(self, goal_bytes: int) -> Schedule:
         """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found.
@@ -97,7 +97,7 @@ class Search:
     def _seconds(self, items: list[fx.Node | Loop]) -> float:
         return replace(self._first, items=items).seconds(self._machine)
 
-    def _better(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> Candidate | None:
+    def _better(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> LoopCandidate | None:
         """Return a schedule with a lower peak, the fastest of those that reach the goal there."""
         heights = sum(live >= profile.peak_bytes for live in profile.live_bytes)
         found = [
@@ -115,22 +115,24 @@ class Search:
         close = [candidate for candidate in found if candidate.local_bytes <= lowest * 1.02]
         return min(close, key=lambda each: each.seconds)
 
-    def _candidates(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> Iterator[Candidate]:
+    def _candidates(
+        self, items: list[fx.Node | Loop], profile: Profile, goal: int
+    ) -> Iterator[LoopCandidate]:
         at, top = profile.peak_step, profile.peak_bytes
         item = items[at]
         if isinstance(item, Loop):
             yield from self._lengthened(items, at, goal, top)
-        for plain, low, high in dissolved(items, at):
+        for plain, low, high in without_loops(items, at):
             yield from self._new(plain, low, high, goal, top)
 
     def _new(
         self, items: list[fx.Node | Loop], low: int, high: int, goal: int, top: int
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[LoopCandidate]:
         profile = self._profile(items)
-        first, last = reach_of(items, low, high)
+        first, last = loop_range(items, low, high)
         at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
-        starts = cuts(items, profile.before_bytes, range(first, at + 1))
-        stops = cuts(items, profile.before_bytes, range(at + 1, last + 2))
+        starts = cut_positions(items, profile.before_bytes, range(first, at + 1))
+        stops = cut_positions(items, profile.before_bytes, range(at + 1, last + 2))
         seen: set[Any] = set()
         for start in starts:
             for stop in stops:
@@ -144,8 +146,8 @@ class Search:
                     yield from self._placed(items, (start, stop), region, goal, top)
 
     def _placed(
-        self, items: list[fx.Node | Loop], span: tuple[int, int], region: Region, goal: int, top: int
-    ) -> Iterator[Candidate]:
+        self, items: list[fx.Node | Loop], span: tuple[int, int], region: ChunkRegion, goal: int, top: int
+    ) -> Iterator[LoopCandidate]:
         start, stop = span
         outside = used_in(items[stop:]) | set(self._first.outputs)
         loop = self._regions.loop(region, outside)
@@ -166,12 +168,12 @@ class Search:
         goal: int,
         top: int,
         span: tuple[int, int] | None = None,
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[LoopCandidate]:
         """Yield the schedule with the largest chunks that reach the goal, or else are near the lowest."""
         loop = items[at]
         assert isinstance(loop, Loop)
         first, last = span or (at, at + 1)
-        sizes = [length for length in lengths(loop.size) if length < loop.size]
+        sizes = [length for length in chunk_sizes(loop.size) if length < loop.size]
         loop = self._in_place(items, at, loop.with_length(sizes[-1]))
         profile = self._profile([*items[:at], loop, *items[at + 1 :]])
         around = profile.live_bytes[at] - loop.memory.peak_bytes(loop.length)
@@ -183,7 +185,7 @@ class Search:
         here = around + loop.memory.peak_bytes(length)
         elsewhere = max((*profile.live_bytes[:at], *profile.live_bytes[at + 1 :]), default=0)
         changed = [*items[:at], loop, *items[at + 1 :]]
-        yield Candidate(
+        yield LoopCandidate(
             items=changed,
             at=at,
             peak_bytes=max(elsewhere, here),
@@ -203,7 +205,7 @@ class Search:
         for at, item in enumerate(items):
             if not isinstance(item, Loop):
                 continue
-            for length in lengths(item.size):
+            for length in chunk_sizes(item.size):
                 if length <= item.length:
                     break
                 changed = [*items[:at], self._in_place(items, at, item.with_length(length)), *items[at + 1 :]]
@@ -213,7 +215,7 @@ class Search:
         return replace(schedule, items=items)
 
 
-class Regions:
+class RegionCache:
     """The regions of one graph, each of them grown once.
 
     Args:
@@ -226,15 +228,15 @@ class Regions:
         self,
         storages: Storages,
         finish: Callable[[Loop], Loop | None] = lambda loop: loop,
-        trim: Callable[[Region], Region] = lambda region: region,
+        trim: Callable[[ChunkRegion], ChunkRegion] = lambda region: region,
     ) -> None:
         self._storages = storages
         self._trim = trim
         self._finish = finish
-        self._grown: dict[Any, list[Region]] = {}
+        self._grown: dict[Any, list[ChunkRegion]] = {}
         self._loops: dict[Any, Loop | None] = {}
 
-    def around(self, node: fx.Node | Loop, window: Sequence[fx.Node]) -> list[Region]:
+    def around(self, node: fx.Node | Loop, window: Sequence[fx.Node]) -> list[ChunkRegion]:
         """Return the regions of `window` that grow from the values around one node."""
         key = node, tuple(window)
         if key not in self._grown:
@@ -242,7 +244,7 @@ class Regions:
             self._grown[key] = [self._trim(region) for region in _grown(node, window)]
         return self._grown[key]
 
-    def loop(self, region: Region, outside: set[fx.Node]) -> Loop | None:
+    def loop(self, region: ChunkRegion, outside: set[fx.Node]) -> Loop | None:
         """Return a region as a loop with the smallest chunks; see `make_loop`."""
         key = region, frozenset(outside.intersection(region.members))
         if key not in self._loops:
@@ -251,14 +253,14 @@ class Regions:
         return self._loops[key]
 
 
-def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
+def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[ChunkRegion]:
     inside = set(window)
     near = [each for each in (*node.users, node, *node.all_input_nodes) if each in inside]
     near = [each for each in near if isinstance(each.meta["val"], Tensor)]
     near = sorted(dict.fromkeys(near), key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
     known: set[tuple[fx.Node, Any, Any]] = set()
     for may_copy in (_is_cheap, _never):
-        growth = Growth(window, may_copy)
+        growth = RegionGrower(window, may_copy)
         for seed in (seed for each in near for seed in seeds_of(each)):
             if (seed.node, seed.axis, may_copy) in known:
                 continue
@@ -269,7 +271,7 @@ def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[Region]:
             yield region
 
 
-def dissolved(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
+def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
     """Yield the items with some of the loops around one of them taken apart, and where that one is then."""
     before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)
     after = next((i for i in range(at + 1, len(items)) if isinstance(items[i], Loop)), None)
@@ -279,7 +281,7 @@ def dissolved(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.No
         low = high = 0
         for index, item in enumerate(items):
             start = len(plain)
-            plain.extend(flat([item]) if index == at or index in gone else [item])
+            plain.extend(unrolled([item]) if index == at or index in gone else [item])
             if index == at:
                 low, high = start, len(plain) - 1
         yield plain, low, high
@@ -289,7 +291,9 @@ def used_in(items: Sequence[fx.Node | Loop]) -> set[fx.Node]:
     """Return the values that items use."""
     used: set[fx.Node] = set()
     for item in items:
-        used.update((take.node for take in item.takes) if isinstance(item, Loop) else item.all_input_nodes)
+        used.update(
+            (operand.node for operand in item.inputs) if isinstance(item, Loop) else item.all_input_nodes
+        )
     return used
 
 
@@ -302,7 +306,7 @@ def _is_cheap(node: fx.Node) -> bool:
     return cost_of(node).flops == 0 and (is_view(node) or is_pointwise(node) or "norm" in str(node.target))
 
 
-def reach_of(items: Sequence[fx.Node | Loop], low: int, high: int, reach: int = _REACH) -> tuple[int, int]:
+def loop_range(items: Sequence[fx.Node | Loop], low: int, high: int, reach: int = _REACH) -> tuple[int, int]:
     """Return the widest range of single operators around a range that a loop may hold."""
     first, last = low - reach, high + reach
     while low > max(first, 0) and _may_be_inside(items[low - 1]):
@@ -319,7 +323,7 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
     return schema is None or not schema.is_mutable
 
 
-def cuts(
+def cut_positions(
     items: Sequence[fx.Node | Loop], before_bytes: Sequence[int], positions: range, count: int = _CUTS
 ) -> list[int]:
     """Return at most `count` positions in front of which a cut costs least, both ends among them."""
@@ -341,7 +345,7 @@ def cuts(
     return sorted({allowed[0], *lowest, allowed[-1]})
 
 
-def unchunked(graph: fx.Graph, storages: Storages, calls: Mapping[fx.Node, int]) -> Schedule:
+def unchunked_schedule(graph: fx.Graph, storages: Storages, calls: Mapping[fx.Node, int]) -> Schedule:
     """Return the schedule that runs each operator of `graph` once, on whole tensors."""
     nodes: list[fx.Node | Loop] = [
         node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}

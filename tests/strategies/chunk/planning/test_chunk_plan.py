@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 from strategies.errors import StrategyError
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, WIDTH, Block, Stack, built
@@ -19,25 +19,25 @@ FRACTIONS = (0.8, 0.4, 0.2)
 
 
 @cache
-def recorded(name: str) -> Planning:
+def recorded(name: str) -> Planner:
     model, inputs = built(name)
-    return Planning.of(model.eval(), inputs)
+    return Planner.of(model.eval(), inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> None:
     model, inputs = built(name)
     model.eval()
-    unchunked, planning = forward_peak_bytes(model, inputs), recorded(name)
+    unchunked_schedule, planning = forward_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in FRACTIONS:
-        budget = int(unchunked * fraction)
+        budget = int(unchunked_schedule * fraction)
         try:
             plan = planning.plan(budget)
         except InfeasibleBudget as refusal:
             assert refusal.minimum_feasible_bytes > budget  # noqa: PT017 (each budget is a case)
             continue
-        assert plan.unchunked_peak_bytes == unchunked
+        assert plan.unchunked_peak_bytes == unchunked_schedule
         planned = plan.apply(copy.deepcopy(model))
         planned(*inputs)
         assert forward_peak_bytes(planned, inputs) == plan.predicted_peak_bytes <= budget

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from strategies.chunk.loops.backward import Pass, saved_storages
-from strategies.chunk.loops.decisions import Decisions, Structure, structure_of, take_again
+from strategies.chunk.loops.backward import TrainingPass, saved_storages
+from strategies.chunk.loops.decisions import Decisions, Structure, reapplied, structure_of
 from strategies.chunk.loops.loop import Schedule
-from strategies.chunk.planning.search import Search, unchunked
+from strategies.chunk.planning.forward_search import ForwardSearch, unchunked_schedule
 from strategies.chunk.planning.training_search import TrainingSearch
-from strategies.chunk.running.forward import ChunkedForward, Program, put
-from strategies.estimate.cost import Machine
+from strategies.chunk.running.chunked_forward import ChunkedForward, ChunkProgram, install
 from strategies.estimate.liveness import Storages
+from strategies.estimate.operator_cost import Machine
 from strategies.regions.blocks import plain_class
 
 
@@ -84,25 +84,25 @@ class ScopeScheduler:
 
     def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:
         """Return the schedule of a graph of the scope, whose inputs at `donated` may be overwritten."""
-        plain = unchunked(graph, Storages.of_graph(graph), {})
+        plain = unchunked_schedule(graph, Storages.of_graph(graph), {})
         inputs = inputs_at(graph, donated)
         known = self.decisions.get(structure_of(graph))
-        again = None if known is None else take_again(known, graph, plain, inputs)
+        again = None if known is None else reapplied(known, graph, plain, inputs)
         if again is not None:
             return again
         if self.share is None:
-            return Search(plain, self.machine, inputs).fit(self.goal_bytes)
-        first = Pass(schedule=plain, saves=saved_storages(graph), calls={})
+            return ForwardSearch(plain, self.machine, inputs).fit(self.goal_bytes)
+        first = TrainingPass(schedule=plain, saves=saved_storages(graph), calls={})
         options = TrainingSearch(first, self.machine).path()
         allowed = options[0].weight_bytes * self.share
         fitting = (option for option in options if option.weight_bytes <= allowed)
         return next(fitting, options[-1]).planned.schedule
 
 
-def put_all(
+def install_all(
     model: nn.Module,
     schedulers: Mapping[str, ScopeScheduler],
-    recorded: dict[type[nn.Module], dict[Hashable, Program]] | None = None,
+    recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say.
 
@@ -114,7 +114,7 @@ def put_all(
     """
     recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
-    alike: dict[Hashable, dict[Hashable, Program]] = {}
+    alike: dict[Hashable, dict[Hashable, ChunkProgram]] = {}
     for fqn, scheduler in schedulers.items():
         module = model.get_submodule(fqn)
         forward = ChunkedForward(
@@ -123,4 +123,4 @@ def put_all(
             alike=alike.setdefault((plain_class(module), scheduler.sort), {}),
             recorded=recorded.setdefault(plain_class(module), {}),
         )
-        put(module, forward)
+        install(module, forward)

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from strategies.errors import StrategyError
-from strategies.nested.regions import Path, Region, every_region, filled, nest, path_name
+from strategies.nested.nested_regions import NestedRegion, Path, every_region, filled, nest, path_name
 from strategies.nested.scopes import Scope
-from strategies.tracing.functions import Recording
+from strategies.tracing.function_graph import Recording
 
 _TAKEN = frozenset(dir(fx.GraphModule)) | {"meta"}
 
@@ -61,7 +61,7 @@ def lower(
     names = [str(node.meta.get("fqn", node.name)) for node in nodes]
     outer = _outer(scope)
     regions = nest(paths, names, "ac.labels")
-    storages = _Storages(recording.graph, nodes)
+    storages = _StorageOrigins(recording.graph, nodes)
     for region in every_region(regions):
         if (*outer, *region.path) not in treatment.kept:
             storages.refuse_changes(region)
@@ -89,7 +89,7 @@ def _path(node: fx.Node, scope: Scope) -> Path:
     return scope.paths.get((fqn, call), known[-1] if call >= len(known) > 0 else ())
 
 
-class _Storages:
+class _StorageOrigins:
     """Where the memory of each recorded tensor comes from, and who changes it in place."""
 
     def __init__(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
@@ -101,7 +101,7 @@ class _Storages:
             for storage in _storages(node.meta.get("val")):
                 self._origins.setdefault(storage, at)
 
-    def refuse_changes(self, region: Region) -> None:
+    def refuse_changes(self, region: NestedRegion) -> None:
         """Refuse a region that a second run would not find as the first one did.
 
         Raises:
@@ -157,7 +157,7 @@ class _Emitter:
         self._at = {node: position for position, node in enumerate(nodes)}
         self._codes: list[fx.GraphModule] = []
 
-    def whole(self, graph: fx.Graph, regions: Sequence[Region]) -> fx.GraphModule:
+    def whole(self, graph: fx.Graph, regions: Sequence[NestedRegion]) -> fx.GraphModule:
         """Return the code of all nodes."""
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         (result,) = next(node for node in graph.nodes if node.op == "output").args
@@ -176,7 +176,7 @@ class _Emitter:
         self._codes.append(fx.GraphModule(held, graph, name))
         return self._codes[-1]
 
-    def _interface(self, region: Region) -> tuple[list[fx.Node], list[fx.Node]]:
+    def _interface(self, region: NestedRegion) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return what the region takes from outside, and what is used outside of what it makes."""
         inside = self._nodes[region.start : region.stop]
         taken = dict.fromkeys(each for node in inside for each in node.all_input_nodes)
@@ -184,14 +184,14 @@ class _Emitter:
         outputs = [node for node in inside if not all(self._holds(region, user) for user in node.users)]
         return inputs, outputs
 
-    def _holds(self, region: Region, node: fx.Node) -> bool:
+    def _holds(self, region: NestedRegion, node: fx.Node) -> bool:
         return region.start <= self._at.get(node, -1) < region.stop
 
     def _code(  # noqa: PLR0917 (what a function consists of)
         self,
         inputs: Sequence[fx.Node],
         outputs: Sequence[fx.Node],
-        regions: Sequence[Region],
+        regions: Sequence[NestedRegion],
         start: int,
         stop: int,
         name: str,
@@ -218,7 +218,7 @@ class _Emitter:
         return self._made(held, graph, name)
 
     def _call(
-        self, region: Region, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
+        self, region: NestedRegion, graph: fx.Graph, held: dict[str, nn.Module], known: dict[fx.Node, fx.Node]
     ) -> None:
         inputs, outputs = self._interface(region)
         path = (*self._outer, *region.path)

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import Observation
 from strategies.errors import StrategyError
-from strategies.nested.lower import Treatment
+from strategies.nested.nested_regions import NestedRegion, Path, every_region, path_name
 from strategies.nested.program import (
-    Program,
+    NestedProgram,
     device_of,
     kind_of,
     kind_of_input,
@@ -28,7 +28,7 @@ from strategies.nested.program import (
     shadowed,
     submodule,
 )
-from strategies.nested.regions import Path, Region, every_region, path_name
+from strategies.nested.region_code import Treatment
 from strategies.nested.scopes import Labels, Layout, Scope, lay_out
 from strategies.regions.offloading import HostLedger, Offloading, OffloadKind
 from strategies.regions.region import enclose, refuse_own_forward
@@ -80,7 +80,7 @@ class NestedForward:
         self._nest = nest
         self._scope = scope
         self._shadow = shadow
-        self._programs: dict[Hashable, Program] = {}
+        self._programs: dict[Hashable, NestedProgram] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copied, (self._nest, self._scope, self.layout)
@@ -112,7 +112,9 @@ class NestedForward:
             del self._programs[next(iter(self._programs))]
         return program([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
-    def lay_out(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Program]:
+    def lay_out(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[NestedProgram]:
         """Find the regions of `model`, and put a region around each forward that holds some.
 
         Returns:
@@ -143,7 +145,7 @@ class NestedForward:
         self.layout = layout
         return programs
 
-    def program(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+    def program(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NestedProgram:
         """Return the program of `module` for inputs of this kind.
 
         Raises:
@@ -175,7 +177,7 @@ class NestedForward:
             return None
         calls, nest = self.layout.calls, self._nest
 
-        def described(region: Region) -> dict[str, Any]:
+        def described(region: NestedRegion) -> dict[str, Any]:
             offloading = offloadings.get(region.path)
             return {
                 "region": region.name,

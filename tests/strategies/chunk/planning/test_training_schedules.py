@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
-from strategies.chunk.running.forward import ChunkedForward, chunked_forwards
+from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.running.chunked_forward import ChunkedForward, chunked_forwards
 from strategies.chunk.running.runtime import ChunkLoop
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import MODELS, Stack, built
@@ -26,8 +26,8 @@ SCALARS_BYTES = 64
 
 
 @cache
-def recorded(name: str) -> Planning:
-    return Planning.of(*built(name), training=True, step=STEP)
+def recorded(name: str) -> Planner:
+    return Planner.of(*built(name), training=True, step=STEP)
 
 
 def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -55,10 +55,10 @@ def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) 
 @pytest.mark.parametrize("name", ["attention of a batch", "language model with loss", "pictures"])
 def test_accepted_budgets_are_kept(name: str) -> None:
     model, inputs = built(name)
-    unchunked, planning = training_peak_bytes(model, inputs), recorded(name)
+    unchunked_schedule, planning = training_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in (0.8, 0.4):
-        budget = int(unchunked * fraction)
+        budget = int(unchunked_schedule * fraction)
         try:
             plan = planning.plan(budget)
         except InfeasibleBudget as refusal:
@@ -192,5 +192,5 @@ def test_losses_that_hold_their_elements_are_predicted(loss: Callable[..., Tenso
             return loss(self.linear(x), x)
 
     model, inputs = Judged(), (torch.randn(64, 32),)
-    predicted_bytes = Planning.of(model, inputs, training=True, step=STEP).unchunked_peak_bytes
+    predicted_bytes = Planner.of(model, inputs, training=True, step=STEP).unchunked_peak_bytes
     assert 0 <= predicted_bytes - training_peak_bytes(model, inputs) <= SCALARS_BYTES

@@ -9,15 +9,15 @@ from typing import Any
 from torch import nn
 
 from strategies.base import PlannedStep
-from strategies.chunk.planning.planner import PlannedRegion, Planner, forward_plan, training_plan
+from strategies.chunk.planning.planner import ForwardSchedules, PlannedRegion, forward_plan, training_plan
 from strategies.chunk.planning.rehearsal import Rehearsal
-from strategies.chunk.planning.scopes import ScopeScheduler, put_all
-from strategies.chunk.running.forward import chunked_forwards
+from strategies.chunk.planning.scope_scheduler import ScopeScheduler, install_all
+from strategies.chunk.running.chunked_forward import chunked_forwards
 from strategies.errors import StrategyError
-from strategies.estimate.cost import machine_for
+from strategies.estimate.operator_cost import machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
 
-__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planning"]
+__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -94,7 +94,7 @@ class ChunkPlan:
             StrategyError: the budget is no positive number, the model is chunked already, or its forward
                 depends on data.
         """
-        planning = Planning.of(model, sample, training=training, step=step, where=where)
+        planning = Planner.of(model, sample, training=training, step=step, where=where)
         if fraction is not None:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
@@ -128,7 +128,7 @@ class ChunkPlan:
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
             _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
-        put_all(plain, self.schedulers)
+        install_all(plain, self.schedulers)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -147,7 +147,7 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planning:
+class Planner:
     """A model recorded for one sort of pass, to be planned for one budget after the other.
 
     Fields:
@@ -159,7 +159,7 @@ class Planning:
     unchunked_peak_bytes: int
     training: bool
     where: str
-    _planner: Planner
+    _planner: ForwardSchedules
     _rehearsal: Rehearsal
 
     @classmethod
@@ -171,7 +171,7 @@ class Planning:
         training: bool = False,
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
-    ) -> Planning:
+    ) -> Planner:
         """Return the recording of `model`; arguments are those of `ChunkPlan.make`.
 
         Raises:
@@ -185,7 +185,9 @@ class Planning:
             unchunked_peak_bytes=rehearsal.peak_bytes({}),
             training=training,
             where=where,
-            _planner=Planner(graphs, machine_for(rehearsal.device), rehearsal.around() if training else {}),
+            _planner=ForwardSchedules(
+                graphs, machine_for(rehearsal.device), rehearsal.around() if training else {}
+            ),
             _rehearsal=rehearsal,
         )
 
