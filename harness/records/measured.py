@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
