@@ -12,11 +12,11 @@ from harness.records.verdict import VERDICTS
 from harness.report.content.columns import first_line, mark, notes, number_cell, ratio
 from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
 from harness.report.content.plan_notes import plan_notes
+from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import Claim, CodeText, Line, LinePart, Number
 from harness.report.facts.labels import mesh_sizes
 from harness.report.facts.number_words import Unit
-from harness.report.facts.quantities import BASELINE_PEAK, PEAK, PEAK_SHARE
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
 MOST_SETTINGS = 6
@@ -264,7 +264,7 @@ def _trials(count: int) -> str:
 
 
 def _saves(entry: Entry) -> bool:
-    share = PEAK_SHARE.of(entry.record)
+    share = quantities.PEAK_SHARE.of(entry.record)
     return share is not None and share < 1
 
 
@@ -278,7 +278,7 @@ def _peak_bytes(entry: Entry) -> int:
 
 
 def _keeps(entry: Entry) -> Line:
-    share, whole = entry.number(PEAK_SHARE), entry.number(BASELINE_PEAK)
+    share, whole = entry.number(quantities.PEAK_SHARE), entry.number(quantities.BASELINE_PEAK)
     shown = mark(entry).text
     name: Line = (CodeText(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
     if share is None or whole is None:
@@ -307,4 +307,4 @@ def _at_time(entry: Entry) -> Line:
 
 
 def _peak(entry: Entry) -> Line:
-    return number_cell(entry, PEAK)
+    return number_cell(entry, quantities.PEAK)

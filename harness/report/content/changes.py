@@ -12,12 +12,13 @@ from harness.records.record import Record
 from harness.records.statistics import Ratio
 from harness.report.content.columns import NOTHING, number_cell, ratio_with_interval
 from harness.report.content.contents import partial, subtitle
+from harness.report.facts import quantities
 from harness.report.facts.document import Claim, Document, Line, Mark, Section, Table, plain
-from harness.report.facts.quantities import PEAK, RATIO, RECOMPUTED_FLOPS, SAVED, Quantity
+from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
-_EXACT = {"saved": SAVED, "peak": PEAK, "recomputed FLOPs": RECOMPUTED_FLOPS}
-_LARGEST = _EXACT | {"step time vs baseline": RATIO}
+_EXACT = {"saved": quantities.SAVED, "peak": quantities.PEAK, "recomputed FLOPs": quantities.RECOMPUTED_FLOPS}
+_LARGEST = _EXACT | {"step time vs baseline": quantities.RATIO}
 _ENDINGS: Mapping[str, Callable[[Record], str]] = {
     "status": lambda record: record.status,
     "verdict": lambda record: record.verdict,
@@ -234,7 +235,7 @@ def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> 
             (entry.trial,),
             (sweep.name,),
             (Mark(text=entry.record.status),),
-            number_cell(entry, PEAK),
+            number_cell(entry, quantities.PEAK),
         )
         for sweep in (before, after)
         for entry in sweep.entries

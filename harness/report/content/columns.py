@@ -9,22 +9,10 @@ from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
 from harness.records.verdict import inert_because
 from harness.report.content.plan_notes import plan_notes
+from harness.report.facts import quantities
 from harness.report.facts.document import Line, Mark, Number
 from harness.report.facts.number_words import printable
-from harness.report.facts.quantities import (
-    HFU,
-    MFU,
-    PEAK,
-    PREDICTED_PEAK,
-    RATIO,
-    RATIO_HIGH,
-    RATIO_LOW,
-    RECOMPUTED_FLOPS,
-    SAVED,
-    TOKENS_PER_S,
-    Quantity,
-    collective_count,
-)
+from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
 NOTHING = "-"
@@ -100,7 +88,9 @@ def ratio(entry: Entry) -> Line:
 
 def ratio_with_interval(entry: Entry) -> Line:
     """Return the median ratio of step times with its interval, whether it can be told from 1 or not."""
-    median, low, high = (entry.number(each) for each in (RATIO, RATIO_LOW, RATIO_HIGH))
+    median, low, high = (
+        entry.number(each) for each in (quantities.RATIO, quantities.RATIO_LOW, quantities.RATIO_HIGH)
+    )
     if median is None or low is None or high is None:
         return (NOTHING,)
     return (median, " [", low, ", ", high, "]")
@@ -120,7 +110,7 @@ def _utilisation(entry: Entry) -> Line:
     time = entry.record.time
     if time is None or (time.peak_flops_per_s_source or "").startswith("measured"):
         return (NOTHING,)
-    return (*number_cell(entry, MFU), " / ", *number_cell(entry, HFU))
+    return (*number_cell(entry, quantities.MFU), " / ", *number_cell(entry, quantities.HFU))
 
 
 def _collectives(entry: Entry) -> Line:
@@ -132,7 +122,7 @@ def _collectives(entry: Entry) -> Line:
     for name in names:
         line += [", " if line else "", f"{name} "]
         for phase in phases_of(by_phase):
-            count = entry.number(collective_count(phase, name))
+            count = entry.number(quantities.collective_count(phase, name))
             line += ["" if phase == "forward" else "+", count or "0"]
     return tuple(part for part in line if part != "") or (NOTHING,)
 
@@ -140,12 +130,12 @@ def _collectives(entry: Entry) -> Line:
 _CELLS: dict[str, Callable[[Entry], Line]] = {
     "status": lambda entry: (Mark(text=entry.record.status),),
     "verdict": lambda entry: (mark(entry),),
-    "saved": _number(SAVED),
-    "peak": _number(PEAK),
-    "predicted peak": _number(PREDICTED_PEAK),
-    "recomputed FLOPs": _number(RECOMPUTED_FLOPS),
+    "saved": _number(quantities.SAVED),
+    "peak": _number(quantities.PEAK),
+    "predicted peak": _number(quantities.PREDICTED_PEAK),
+    "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
     "step time vs baseline": ratio,
-    "tokens/s": _number(TOKENS_PER_S),
+    "tokens/s": _number(quantities.TOKENS_PER_S),
     "MFU / HFU": _utilisation,
     "collectives": _collectives,
 }

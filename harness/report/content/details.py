@@ -8,22 +8,10 @@ from typing import Any
 
 from harness.report.content.columns import mark, notes, number_cell
 from harness.report.content.pareto import pareto_front
+from harness.report.facts import quantities
 from harness.report.facts.commands import command
 from harness.report.facts.document import CodeText, Line, LinePart, Mark, Table
-from harness.report.facts.quantities import (
-    ALLOCATOR,
-    CHUNKS,
-    ENERGY,
-    HOST_PEAK,
-    OFFLOADED,
-    PEAK,
-    STEP_TIMES,
-    Quantity,
-    largest_saved,
-    loss,
-    rank_peak,
-    recomputed_op,
-)
+from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
 MOST_DETAILED = 200
@@ -82,7 +70,7 @@ def _rows(entry: Entry) -> Iterator[Fact]:
 def _parity(entry: Entry) -> Iterator[Fact]:
     if entry.record.parity is None:
         return
-    losses = [("", loss(step)) for step in range(len(entry.record.parity.losses))]
+    losses = [("", quantities.loss(step)) for step in range(len(entry.record.parity.losses))]
     yield ("loss after each step",), _listed(_named_numbers(entry, losses))
 
 
@@ -92,23 +80,27 @@ def _memory(entry: Entry) -> Iterator[Fact]:
         return
     yield (
         ("peak",),
-        (*number_cell(entry, PEAK), f" in {memory.peak_phase}, in ", CodeText(text=memory.peak_module)),
+        (
+            *number_cell(entry, quantities.PEAK),
+            f" in {memory.peak_phase}, in ",
+            CodeText(text=memory.peak_module),
+        ),
     )
-    ranks = _named_numbers(entry, [("", rank_peak(index)) for index in range(len(memory.by_rank))])
+    ranks = _named_numbers(entry, [("", quantities.rank_peak(index)) for index in range(len(memory.by_rank))])
     if len(ranks) > 1:
         yield ("peak by rank",), _listed(ranks)
     if memory.allocator is not None:
-        numbers = _listed(_named_numbers(entry, ALLOCATOR))
+        numbers = _listed(_named_numbers(entry, quantities.ALLOCATOR))
         yield ("allocator",), (f"{memory.allocator.source}: ", *numbers)
     if memory.host_peak_bytes:
-        yield ("host peak",), number_cell(entry, HOST_PEAK)
+        yield ("host peak",), number_cell(entry, quantities.HOST_PEAK)
     for index, tensor in enumerate(memory.largest_saved[:_MOST_TENSORS]):
         shape = "×".join(map(str, tensor.shape)) or "scalar"  # noqa: RUF001 (times)
         where = (" in ", CodeText(text=tensor.module)) if tensor.module else ()
         yield (
             ("largest saved" if index == 0 else "",),
             (
-                *number_cell(entry, largest_saved(index)),
+                *number_cell(entry, quantities.largest_saved(index)),
                 " ",
                 CodeText(text=tensor.op),
                 *where,
@@ -125,22 +117,22 @@ def _work(entry: Entry) -> Iterator[Fact]:
     numbers = [
         (number, " ", CodeText(text=name))
         for name in ops[:_MOST_OPS]
-        if (number := entry.number(recomputed_op(name))) is not None
+        if (number := entry.number(quantities.recomputed_op(name))) is not None
     ]
     if numbers:
         more = f", and {len(ops) - _MOST_OPS} more operators" if len(ops) > _MOST_OPS else ""
         yield ("recomputed",), (*_listed(numbers), more) if more else _listed(numbers)
     if work.offloaded_bytes:
-        yield ("offloaded",), number_cell(entry, OFFLOADED)
+        yield ("offloaded",), number_cell(entry, quantities.OFFLOADED)
     if work.chunks:
-        yield ("chunks",), number_cell(entry, CHUNKS)
+        yield ("chunks",), number_cell(entry, quantities.CHUNKS)
 
 
 def _time(entry: Entry) -> Iterator[Fact]:
-    numbers = _named_numbers(entry, STEP_TIMES)
+    numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
         yield ("step time",), _listed(numbers)
-    energy = entry.number(ENERGY)
+    energy = entry.number(quantities.ENERGY)
     if energy is not None:
         yield ("energy",), (energy, " J a step")
 

@@ -16,19 +16,12 @@ from harness.report.content.columns import (
     shortened,
 )
 from harness.report.content.terminal_table import LEGEND
+from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command
 from harness.report.facts.document import Claim, CodeText, Line, LinePart, Mark, Table
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.number_words import printable
-from harness.report.facts.quantities import (
-    ERROR_RANK,
-    PEAK,
-    PREDICTED_PEAK,
-    PREDICTED_SHARE,
-    collective_bytes,
-    collective_count,
-)
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _PROTOCOL = ("protocol", "data")
@@ -106,7 +99,7 @@ def failures(sweep: SweepRecords) -> Table:
             (entry.trial,),
             (Mark(text=entry.record.status),),
             (CodeText(text=error.kind),),
-            number_cell(entry, ERROR_RANK),
+            number_cell(entry, quantities.ERROR_RANK),
             (error.phase or NOTHING,),
             (shortened(" ".join(printable(error.message).split()), _MOST_OF_A_MESSAGE),),
             (CodeText(text=error.log) if error.log else NOTHING,),
@@ -141,11 +134,11 @@ def collectives(entries: Sequence[Entry]) -> Table:
 
 def prediction(sweep: SweepRecords) -> Table:
     """Return predicted and measured peaks, and how far they are apart."""
-    shown = (PREDICTED_PEAK, PEAK, PREDICTED_SHARE)
+    shown = (quantities.PREDICTED_PEAK, quantities.PEAK, quantities.PREDICTED_SHARE)
     rows: list[tuple[Line, ...]] = [
         ((entry.trial,), *(number_cell(entry, quantity) for quantity in shown))
         for entry in sweep.entries
-        if entry.number(PREDICTED_SHARE) is not None
+        if entry.number(quantities.PREDICTED_SHARE) is not None
     ]
     return Table(
         key="predictions",
@@ -206,7 +199,7 @@ def _collective_names(entry: Entry) -> list[str]:
 
 
 def _traffic(entry: Entry, phase: str, name: str) -> tuple[Line, Line]:
-    count, payload = collective_count(phase, name), collective_bytes(phase, name)
+    count, payload = quantities.collective_count(phase, name), quantities.collective_bytes(phase, name)
     return number_cell(entry, count), number_cell(entry, payload)
 
 

@@ -22,9 +22,9 @@ from harness.records.record import STATUSES
 from harness.records.store import Store, write_atomically
 from harness.report.content.contents import document
 from harness.report.content.tables import failures, first_differences
+from harness.report.facts import quantities
 from harness.report.facts.document import Claim
 from harness.report.facts.flat_record import summary_key
-from harness.report.facts.quantities import PEAK, RATIO, RECOMPUTED_FLOPS, SAVED
 from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
 from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records_digest, report_marker
@@ -33,7 +33,9 @@ from harness.report.wandb.runs import options_of
 SPECIFICATION = "report-specification.json"
 """Below the tracker's folder: what W&B is sent, or will be."""
 
-_SAVED, _PEAK, _RATIO, _FLOPS = map(summary_key, (SAVED, PEAK, RATIO, RECOMPUTED_FLOPS))
+_SAVED, _PEAK, _RATIO, _FLOPS = map(
+    summary_key, (quantities.SAVED, quantities.PEAK, quantities.RATIO, quantities.RECOMPUTED_FLOPS)
+)
 _PINNED = (
     "run:displayName",
     "config:ac.value",

@@ -13,31 +13,21 @@ from harness.report.content.figures.encodings import (
     row_of,
     tip,
 )
+from harness.report.facts import quantities
 from harness.report.facts.document import Figure
-from harness.report.facts.quantities import (
-    ACTIVATION_PEAK,
-    BACKWARD_FLOPS,
-    FORWARD_FLOPS,
-    GRADIENTS,
-    OPTIMIZER,
-    PARAMETERS,
-    PEAK,
-    RECOMPUTED_FLOPS,
-    SAVED,
-)
 from harness.report.facts.sweep_records import Entry
 
 _KINDS = {
-    "parameters": PARAMETERS,
-    "gradients": GRADIENTS,
-    "optimizer": OPTIMIZER,
-    "saved": SAVED,
+    "parameters": quantities.PARAMETERS,
+    "gradients": quantities.GRADIENTS,
+    "optimizer": quantities.OPTIMIZER,
+    "saved": quantities.SAVED,
 }
 
 
 def memory_figure(entries: Sequence[Entry]) -> Figure | None:
     """Return stacked memory by kind, a bar a trial, with the peak as a tick."""
-    columns = _KINDS | {"activations": ACTIVATION_PEAK, "peak": PEAK}
+    columns = _KINDS | {"activations": quantities.ACTIVATION_PEAK, "peak": quantities.PEAK}
     rows = [
         row_of(entry, columns) | {"owner": f"{memory.peak_phase}, {memory.peak_module}"}
         for entry in entries
@@ -92,9 +82,9 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
 def work_figure(entries: Sequence[Entry]) -> Figure | None:
     """Return FLOPs of a step, a bar a trial: forward, backward, recomputed."""
     columns = {
-        "forward": FORWARD_FLOPS,
-        "backward_all": BACKWARD_FLOPS,
-        "recomputed": RECOMPUTED_FLOPS,
+        "forward": quantities.FORWARD_FLOPS,
+        "backward_all": quantities.BACKWARD_FLOPS,
+        "recomputed": quantities.RECOMPUTED_FLOPS,
     }
     rows = [row_of(entry, columns) for entry in entries if entry.record.work is not None]
     if not rows:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from harness.records.measured import Moment
 from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
+from harness.report.facts import quantities
 from harness.report.facts.document import Figure
-from harness.report.facts.quantities import ACTIVATION_PEAK, RATIO, chunk_option, column, timeline_bytes
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _MOST_LINES = 10
@@ -60,7 +60,7 @@ def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
             "layer": layers,
         },
         rows=tuple(rows),
-        paths={"bytes": timeline_bytes(column("moment")).path},
+        paths={"bytes": quantities.timeline_bytes(quantities.column("moment")).path},
     )
 
 
@@ -71,9 +71,9 @@ def _timeline(entry: Entry) -> tuple[Moment, ...]:
 def chunk_figure(sweep: SweepRecords, option: str) -> Figure | None:
     """Return activation peak and step time against the budget that chunking was given."""
     columns = {
-        "budget": chunk_option(option),
-        "activations": ACTIVATION_PEAK,
-        "ratio": RATIO,
+        "budget": quantities.chunk_option(option),
+        "activations": quantities.ACTIVATION_PEAK,
+        "ratio": quantities.RATIO,
     }
     rows = [
         row | {"place": sweep.where(entry), "variant": entry.family}

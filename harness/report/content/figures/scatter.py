@@ -8,16 +8,9 @@ from typing import Any
 from harness.records.record import is_baseline
 from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
 from harness.report.content.pareto import pareto_front
+from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.document import Figure
-from harness.report.facts.quantities import (
-    PEAK,
-    PEAK_SHARE,
-    PREDICTED_PEAK,
-    RATIO,
-    RATIO_HIGH,
-    RATIO_LOW,
-)
 from harness.report.facts.sweep_records import SweepRecords
 
 _MOST_LABELLED = 14
@@ -30,11 +23,11 @@ _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 def front_figure(sweep: SweepRecords) -> Figure | None:
     """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
     columns = {
-        "share": PEAK_SHARE,
-        "ratio": RATIO,
-        "low": RATIO_LOW,
-        "high": RATIO_HIGH,
-        "peak_bytes": PEAK,
+        "share": quantities.PEAK_SHARE,
+        "ratio": quantities.RATIO,
+        "low": quantities.RATIO_LOW,
+        "high": quantities.RATIO_HIGH,
+        "peak_bytes": quantities.PEAK,
     }
     rows = []
     for entries in sweep.by_setting.values():
@@ -121,7 +114,7 @@ def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str
 
 def prediction_figure(sweep: SweepRecords) -> Figure | None:
     """Return predicted against measured peak; on the diagonal they agree."""
-    columns = {"predicted": PREDICTED_PEAK, "measured": PEAK}
+    columns = {"predicted": quantities.PREDICTED_PEAK, "measured": quantities.PEAK}
     rows = [row for entry in sweep.entries if "predicted" in (row := row_of(entry, columns))]
     if not rows:
         return None
