@@ -26,13 +26,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.output import parser, publish
 from bench.trials import experiments
-from harness.measure.memory.ledger import Kind, Ledger
-from harness.measure.memory.live_storages import LiveStorages, is_activation, mark_backward, mark_forward
 from harness.measure.memory.locator import Locator
+from harness.measure.memory.totals import mark_backward, mark_forward
 from harness.models.base import Batch, LanguageModelSpec
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
 from strategies.chunk.planning.chunk_plan import Planner
+from strategies.estimate.ledger import Kind, Ledger, is_activation
+from strategies.estimate.live_storages import LiveStorages
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {
@@ -241,7 +242,7 @@ def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
     gc.collect()
     given = [leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor)]
     with torch.set_grad_enabled(step is not None), locator, live:
-        live.stand([*model.parameters(), *model.buffers(), *given])
+        live.add_standing([*model.parameters(), *model.buffers(), *given])
         outputs = model(*batch.inputs)
         if step is not None and step.loss is not None:
             loss = step.loss(outputs, *step.loss_inputs)

@@ -142,7 +142,7 @@ def _measure(allocator: CountingAllocator, model: str, attention: str, experimen
         peak_phase=report.memory.peak_phase,
         live_peak_bytes=report.live.peak_bytes,
         allocator_peak_bytes=truth.peak_requested_bytes,
-        workspace_bytes=truth.workspace_bytes,
+        workspace_bytes=truth.workspace_bytes or 0,
         unexplained_bytes=truth.peak_requested_bytes - probed.workspaces.peak_bytes,
         workspaces=probed.workspaces.largest_by_op,
     )

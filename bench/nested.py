@@ -29,7 +29,7 @@ from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import steps
 from harness.measure.step import instrument
 from harness.models.base import Batch
-from harness.records.parity import PARTS, describe_difference
+from harness.records.parity_result import PARTS, describe_difference
 from harness.trial.assemble import Assembled, assemble
 from strategies.regions.host import allocating_on_host
 

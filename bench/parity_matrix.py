@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent, sigterm_exits
-from harness.records.parity import PARTS, describe_difference
+from harness.records.parity_result import PARTS, describe_difference
 from harness.records.record import Record
 from strategies import ac_variants
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.output import parser, publish
-from harness.measure.memory.live_storages import MOST_MOMENTS
+from harness.measure.memory.totals import MOST_MOMENTS
 from harness.records.measured import Moment
 from harness.records.record import Record, validate
 from harness.records.store import Store, trial_id

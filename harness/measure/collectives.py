@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.measure.tensors import tensors_in
+from strategies.estimate.tensors import tensors_in
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {

@@ -30,9 +30,10 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
 )
 
-from harness.measure.memory.locator import running_node, sequence_number
-from harness.measure.patched import replaced
-from harness.measure.tensors import alias_of, must_unwrap, plain_tensors, storage_key, tensors_in
+from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import replaced
+from strategies.estimate.position import running_node, sequence_number
+from strategies.estimate.tensors import alias_of, must_unwrap, plain_tensors, tensors_in
 
 _aten = torch.ops.aten
 
@@ -101,7 +102,7 @@ class AsUnwatched(TorchDispatchMode):
         if func is _aten.add.Tensor and self._is_accumulation(node, args):
             return _accumulated(*args, sole_owner=self._sole_owner)
         result = _IN_PLACE.get((node.name(), func), func)(*args, **kwargs)
-        self._made_by_node |= {storage_key(tensor) for tensor in plain_tensors(tensors_in(result))}
+        self._made_by_node |= {key_of(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
     def _attending(self, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -131,7 +132,7 @@ class AsUnwatched(TorchDispatchMode):
         if not isinstance(second, Tensor):
             return False
         edges = [edge for edge in node.next_functions if edge[0] is not None]
-        return storage_key(first) not in self._made_by_node or len(set(edges)) < len(edges)
+        return key_of(first) not in self._made_by_node or len(set(edges)) < len(edges)
 
 
 def _accumulated(first: Tensor, second: Tensor, *, sole_owner: tuple[int, int]) -> Tensor:

@@ -15,7 +15,7 @@ from harness.records.measured import (
     MemoryNumbers,
     RankResult,
 )
-from harness.records.parity import PARTS, Difference, Parity, PartParity
+from harness.records.parity_result import PARTS, Difference, Parity, PartParity
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
 Counts = Mapping[str, int]

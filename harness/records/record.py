@@ -12,7 +12,7 @@ from typing import Any
 from harness.records.fields import decode, encode
 from harness.records.measured import RankResult
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.records.verdict import VERDICTS, verdict
 
 SCHEMA_VERSION = 1

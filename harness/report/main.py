@@ -15,14 +15,14 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.records.claims import is_left
 from harness.records.store import RECORD, Store, write_atomically
-from harness.report.content.compare import compare
+from harness.report.content.changes import changes
 from harness.report.content.contents import document
 from harness.report.content.terminal_table import print_table
+from harness.report.facts.document import Document, Figure, plain
+from harness.report.facts.sweep_records import SweepRecords, UnreadableError, load
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown, to_svg
-from harness.report.model.document import Document, Figure, plain
-from harness.report.model.sweep import Sweep, UnreadableError, load
 from harness.report.wandb.publisher import Tracker, publish
 
 FORMATS = ("html", "markdown", "csv", "wandb")
@@ -121,7 +121,7 @@ def _formats(text: str) -> tuple[str, ...]:
     return names
 
 
-def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int | None = None) -> int:
+def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh_s: int | None = None) -> int:
     for sweep, root in zip(sweeps, options.sweeps, strict=True):
         for each in sweep.unreadable:
             sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
@@ -129,7 +129,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int
             waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
             raise _NoRecordsError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
     first = sweeps[0]
-    content = document(first) if len(sweeps) == 1 else compare(*sweeps)
+    content = document(first) if len(sweeps) == 1 else changes(*sweeps)
     name = "report" if len(sweeps) == 1 else f"compared-with-{sweeps[1].name}"
     folder = options.out or _folder_of(options.sweeps[0])
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from harness.launchers.task import Point, Task
 from harness.measure.environment import describe, environment_id
 from harness.records.record import Record
 from harness.records.store import Store
-from harness.report.model.labels import point_labels
+from harness.report.facts.labels import point_labels
 from harness.trial.preflight import device_type
 
 

@@ -21,7 +21,7 @@ from harness.measure.speed.timing import Samples, clock_for, consecutive, interl
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch, LanguageModelSpec
 from harness.ranks.entry import RankContext
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding

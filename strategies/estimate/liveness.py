@@ -30,7 +30,8 @@ _REDUCED_IN_PLACE = frozenset(
         torch.ops.aten.binary_cross_entropy.default,
     }
 )
-_NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+"""Bytes of the tensor that torch makes of a Python number given for a tensor."""
 
 
 class StorageStep(NamedTuple):
@@ -182,10 +183,9 @@ class Storages:
         return self._sizes.get(key, otherwise)
 
 
-def key_of(tensor: Tensor) -> Key:
-    """Return the key of the storage of a fake tensor, unique while the tensor lives."""
-    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
-    return key
+def key_of(tensor: Tensor) -> int:
+    """Return the key of the storage of a plain tensor, unique while the storage lives."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)
 
 
 def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
@@ -206,21 +206,25 @@ def gradient_of(key: Key) -> Key:
 
 
 def promoted_bytes(node: fx.Node) -> int:
-    """Return the bytes of the tensors that torch makes of Python numbers given for tensors."""
-    return numbers_bytes(node.target, node.args)
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to a node."""
+    return sum(NUMBER_BYTES[type(value)] for _, value in promoted_numbers(node.target, node.args))
 
 
-def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
-    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
-    positions = (position for position in _tensor_positions(func) if position < len(args))
-    return sum(_NUMBER_BYTES.get(type(args[position]), 0) for position in positions)
+def promoted_numbers(func: Any, args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return argument and value of the Python numbers given for tensors: torch makes a tensor of each."""
+    numbers = [index for index, value in enumerate(args) if type(value) in NUMBER_BYTES]
+    if not numbers:
+        return []
+    names = _tensor_arguments(func)
+    return [(names[index], args[index]) for index in numbers if index in names]
 
 
 @functools.cache
-def _tensor_positions(func: Any) -> tuple[int, ...]:
-    schema = getattr(func, "_schema", None)
+def _tensor_arguments(func: Any) -> dict[int, str]:
+    """Return position and name of the arguments that the schema of `func` calls tensors."""
+    schema = getattr(func, "_schema", None)  # higher-order operators have none
     arguments = [] if schema is None else schema.arguments
-    return tuple(i for i, each in enumerate(arguments) if str(each.type) in {"Tensor", "Optional[Tensor]"})
+    return {i: a.name for i, a in enumerate(arguments) if str(a.type) in {"Tensor", "Optional[Tensor]"}}
 
 
 def is_operation(node: fx.Node) -> bool:

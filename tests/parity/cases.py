@@ -26,7 +26,7 @@ from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding

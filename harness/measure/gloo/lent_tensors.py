@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from harness.measure.collectives import collective_name
-from harness.measure.tensors import alias_of, must_unwrap, tensors_in
+from strategies.estimate.tensors import alias_of, must_unwrap, tensors_in
 
 
 class Lending(TorchDispatchMode):

@@ -28,8 +28,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import group_methods
 from harness.measure.gloo.lent_tensors import Finding, Lending, holders, sole_holder
-from harness.measure.patched import replaced
-from harness.measure.tensors import plain_tensors, storage_key, tensors_in
+from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import replaced
+from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _POLL_S = 1e-4
 _POLLS = 600_000
@@ -171,11 +172,11 @@ class _Loans:
 
     def _enter_results(self, result: Any, lent: list[Tensor]) -> None:
         if lent:
-            keys = set(map(storage_key, plain_tensors(tensors_in(result))))
+            keys = set(map(key_of, plain_tensors(tensors_in(result))))
             self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
 
     def _on_waited(self, waited: Any) -> None:
-        for key in map(storage_key, plain_tensors(tensors_in(waited))):
+        for key in map(key_of, plain_tensors(tensors_in(waited))):
             loan = self._by_result.pop(key, None)
             if loan is None:
                 continue

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.measure.parity.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
-from harness.records.parity import PARTS, Difference, Parity, PartParity
+from harness.records.parity_result import PARTS, Difference, Parity, PartParity
 
 __all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 

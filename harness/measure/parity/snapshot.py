@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.measure.rng import rng_states, seeded
-from harness.measure.step import Trainee
+from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)

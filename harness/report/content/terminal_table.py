@@ -15,9 +15,9 @@ from rich.text import Text
 
 from harness.records.record import Record
 from harness.records.store import RECORD
-from harness.report.content.columns import NOTHING, cells, notes
-from harness.report.model.document import plain
-from harness.report.model.sweep import named
+from harness.report.content.columns import NOTHING, notes, result_cells
+from harness.report.facts.document import plain
+from harness.report.facts.sweep_records import named
 
 _GAP = 3  # characters between two columns
 LEGEND = (
@@ -51,7 +51,7 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
         root: the sweep's folder; notes then give paths.
     """
     entries = named(records)
-    found = [cells(entry) for entry in entries]
+    found = [result_cells(entry) for entry in entries]
     columns: dict[str, list[str]] = {
         "model": [entry.model for entry in entries],
         "variant": [entry.variant for entry in entries],

@@ -16,16 +16,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.report.content.columns import NOTHING
-from harness.report.model.document import (
-    Code,
+from harness.report.facts.document import (
+    CodeText,
     Document,
     Figure,
     Line,
+    LinePart,
     Mark,
     Number,
-    Part,
     Table,
-    Trial,
+    TrialName,
     plain,
 )
 
@@ -102,17 +102,17 @@ class _Writer:
         name = f' data-t="{escape(of)}"' if of else ""
         return f'<tr{name}><th scope="row">{self.line(first, of)}</th>{cells}</tr>\n'
 
-    def _part(self, part: Part, of: str) -> str:
+    def _part(self, part: LinePart, of: str) -> str:
         match part:
             case Number():
                 source = _source(part)
                 owner = f' data-t="{escape(source)}"' if source and source != of else ""
                 origin = f'data-p="{escape(part.path)}"{owner}'
                 return f'<data value="{part.value}" {origin}>{escape(str(part))}</data>'
-            case Trial():
+            case TrialName():
                 anchor, name = f"trial-{part.trial_id}", escape(part.name)
                 return f'<a href="#{escape(anchor)}">{name}</a>' if anchor in self._anchors else name
-            case Code():
+            case CodeText():
                 text = f"<code>{escape(part.text)}</code>"
                 return f"<pre>{text}</pre>" if "\n" in part.text else text
             case Mark():

@@ -186,7 +186,7 @@ def _has_report(store: Store, tracker: Tracker) -> bool:
 
 def _modules(waiting: Sequence[Record], with_report: bool) -> list[str]:
     """Return the programs to run, in this order: a report needs its runs."""
-    return ["wandb.runs"] * bool(waiting) + ["wandb.report"] * with_report
+    return ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
 
 
 def pending(store: Store, *, online: bool) -> list[Record]:

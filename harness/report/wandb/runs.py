@@ -21,8 +21,8 @@ import wandb
 
 from harness.records.record import Record
 from harness.records.store import MARKER, Store, write_atomically
-from harness.report.model.flat import flat_config, flat_summary, history, tables
-from harness.report.model.labels import point_label
+from harness.report.facts.flat_record import flat_config, flat_summary, history, tables
+from harness.report.facts.labels import point_label
 from harness.report.wandb.publisher import FOLDER, Marker, is_sent, marker_of, pending
 
 _STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_step_time_s")}

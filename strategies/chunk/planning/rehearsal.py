@@ -15,8 +15,11 @@ from strategies.chunk.loops.backward import SavedFate
 from strategies.chunk.planning.scope_scheduler import ScopeScheduler, install_all, scopes_of
 from strategies.chunk.running.chunked_forward import ChunkProgram
 from strategies.errors import StrategyError
-from strategies.estimate.meter import LiveBytes
+from strategies.estimate.ledger import Kind, is_activation
+from strategies.estimate.live_storages import LiveStorages
+from strategies.estimate.position import Position
 from strategies.nested.program import device_of, shadowed
+from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
@@ -98,15 +101,17 @@ class Rehearsal:
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
         install_all(shadow.model, schedulers, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
-        meter = LiveBytes(standing, self.device)
-        with torch.set_grad_enabled(self.training), shadow.mode, meter:
+        live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
+        with torch.set_grad_enabled(self.training), shadow.mode, live:
+            live.add_standing(standing)
             if self.training:
                 self._train_once(call, inputs, targets)
-                found = [each.grad for each in shadow.model.parameters() if each.grad is not None]
-                return meter.peak_bytes(found) + self.step.reserved_bytes
+                gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
+                live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
+                return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
             with self.step.autocast():
                 call(*inputs)
-            return meter.peak_bytes()
+            return live.ledger.peak(is_activation).nbytes
 
     def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
         """Run forward and backward of what is called for the model."""

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.chunk.flow.axes import Axis
-from strategies.estimate.meter import LiveBytes
+from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
 
 _FEW = 3  # chunks, of which the last may be the one that is shorter
@@ -190,7 +190,7 @@ class ChunkLoop(nn.Module):
 
 def _is_watched() -> bool:
     """Whether something sees every operator: a selective region keeps results of each chunk."""
-    blind = FakeTensorMode | LiveBytes
+    blind = FakeTensorMode | LiveStorages
     return not all(isinstance(mode, blind) for mode in _get_current_dispatch_mode_stack())
 
 

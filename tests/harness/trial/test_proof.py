@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records.parity import Compared, Difference, Parity, PartParity
+from harness.records.parity_result import Compared, Difference, Parity, PartParity
 from harness.trial.proof import chain
 from tests.harness.composing import experiment_of
 

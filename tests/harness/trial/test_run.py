@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.records.parity import PARTS
+from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run, run_sweep

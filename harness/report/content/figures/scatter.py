@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.records.record import is_baseline
-from harness.report.content.figures.parts import MIB, SYMBOLS, row_of, tip
-from harness.report.content.pareto import front
-from harness.report.model.baseline import of_baselines
-from harness.report.model.document import Figure
-from harness.report.model.sweep import Sweep
+from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
+from harness.report.content.pareto import pareto_front
+from harness.report.facts import quantities
+from harness.report.facts.baseline import of_baselines
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import SweepRecords
 
 _MOST_LABELLED = 14
 _MOST_WHISKERS = 300
@@ -19,18 +20,18 @@ _RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
 _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
 
-def front_figure(sweep: Sweep) -> Figure | None:
+def front_figure(sweep: SweepRecords) -> Figure | None:
     """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
     columns = {
-        "share": "memory/peak_bytes : memory/baseline/peak_bytes",
-        "ratio": "time/ratio_to_baseline/median",
-        "low": "time/ratio_to_baseline/low",
-        "high": "time/ratio_to_baseline/high",
-        "peak_bytes": "memory/peak_bytes",
+        "share": quantities.PEAK_SHARE,
+        "ratio": quantities.RATIO,
+        "low": quantities.RATIO_LOW,
+        "high": quantities.RATIO_HIGH,
+        "peak_bytes": quantities.PEAK,
     }
     rows = []
     for entries in sweep.by_setting.values():
-        found = front(entries)
+        found = pareto_front(entries)
         for point in found.points:
             by, experiment = found.dominated.get(point.entry.trial_id), point.entry.record.experiment
             rows.append(
@@ -98,7 +99,7 @@ def front_figure(sweep: Sweep) -> Figure | None:
         ),
         spec={"height": 380, "layer": layers},
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )
 
 
@@ -111,9 +112,9 @@ def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str
     }
 
 
-def prediction_figure(sweep: Sweep) -> Figure | None:
+def prediction_figure(sweep: SweepRecords) -> Figure | None:
     """Return predicted against measured peak; on the diagonal they agree."""
-    columns = {"predicted": "memory/predicted_peak_bytes", "measured": "memory/peak_bytes"}
+    columns = {"predicted": quantities.PREDICTED_PEAK, "measured": quantities.PEAK}
     rows = [row for entry in sweep.entries if "predicted" in (row := row_of(entry, columns))]
     if not rows:
         return None
@@ -149,5 +150,5 @@ def prediction_figure(sweep: Sweep) -> Figure | None:
         about="On the dashed diagonal, what was predicted before the trial ran is what was measured.",
         spec={"height": 320, "layer": [diagonal, points]},
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )

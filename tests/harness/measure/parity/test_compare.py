@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, steps, summarise
 from harness.measure.parity.compare import compare as parity
 from harness.measure.parity.snapshot import Captured, Structure, flatten
-from harness.records.parity import PARTS, Difference, Parity, PartParity, describe_difference
+from harness.records.parity_result import PARTS, Difference, Parity, PartParity, describe_difference
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
 
 NAN, INF = float("nan"), float("inf")

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import Captured
-from harness.records.parity import Difference, Parity
+from harness.records.parity_result import Difference, Parity
 from tests.rank_pool import RankPool
 from tests.toy_trainee import ToyTrainee, toy_steps, toy_trainee
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.records.record import Record, refused, validate
 from harness.report.content.terminal_table import print_table, sheet, to_markdown
-from harness.report.model.labels import variant_labels
-from harness.report.model.number_words import Unit, human_bytes, human_flops, in_words
+from harness.report.facts.labels import variant_labels
+from harness.report.facts.number_words import Unit, human_bytes, human_flops, in_words
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (

@@ -8,9 +8,9 @@ import pytest
 
 from bench.readme import kept_sweeps
 from harness.report.content.contents import document
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import load
 from harness.report.formats.markdown import to_markdown, to_svg
-from harness.report.model.document import Figure
-from harness.report.model.sweep import load
 
 README = Path(__file__).parents[4] / "README.md"
 

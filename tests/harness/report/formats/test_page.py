@@ -14,8 +14,8 @@ import pytest
 
 from harness.records.record import Record
 from harness.report.content.contents import document
+from harness.report.facts.sweep_records import sweep_of
 from harness.report.formats.html import to_html
-from harness.report.model.sweep import sweep_of
 from tests.harness.report.synthetic import sweep
 
 if TYPE_CHECKING:

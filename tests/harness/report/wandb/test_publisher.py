@@ -18,7 +18,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.records.record import Record
 from harness.records.store import MARKER, Store
-from harness.report.model.flat import flat_config, flat_summary
+from harness.report.facts.flat_record import flat_config, flat_summary
 from harness.report.wandb import publisher
 from harness.report.wandb.publisher import Published, Tracker, marker_of, publish
 from tests.harness.records_fixture import experiment, failed, rank_result, record

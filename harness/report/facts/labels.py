@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.model.number_words import printable
+from harness.report.facts.number_words import printable
 
 Experiment = Mapping[str, Any]
 
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
 _GROUPS = (*_VARIANT, *_NAMED, "mesh")
+_MESH_SIZES = ("dp_replicate", "dp_shard", "tp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
 
@@ -26,6 +27,13 @@ def group_name(experiment: Experiment, group: str) -> str:
     if isinstance(value, Mapping):
         return str(value.get("name", _UNKNOWN))
     return value if isinstance(value, str) else _UNKNOWN
+
+
+def mesh_sizes(experiment: Experiment) -> list[int]:
+    """Return the sizes of the mesh dimensions, 1 for what is missing; nothing where there is no mesh."""
+    mesh = experiment.get("mesh")
+    sizes = [mesh.get(size) for size in _MESH_SIZES] if isinstance(mesh, Mapping) else []
+    return [size if isinstance(size, int) else 1 for size in sizes]
 
 
 def variant_name(experiment: Experiment) -> str:

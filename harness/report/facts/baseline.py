@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.records.record import is_baseline
-from harness.report.model.document import Code, Line, plain
-from harness.report.model.labels import group_name
+from harness.report.facts.document import CodeText, Line, plain
+from harness.report.facts.labels import group_name
 
 _PLAIN = "the plain model"
 _SAVING = ("ac", "chunk")
@@ -24,8 +24,8 @@ def baseline(experiment: Mapping[str, Any]) -> Line:
     if not is_sharded(experiment):
         return (_PLAIN,)
     if any(group_name(experiment, group) not in _NOTHING for group in _SAVING):
-        return (Code(text=f"shard={group_name(experiment, 'shard')}"), " alone")
-    return (Code(text="shard=none"), " on the same mesh")
+        return (CodeText(text=f"shard={group_name(experiment, 'shard')}"), " alone")
+    return (CodeText(text="shard=none"), " on the same mesh")
 
 
 def of_baseline(experiment: Mapping[str, Any]) -> Line:

@@ -61,11 +61,6 @@ def must_unwrap(types: Iterable[type]) -> bool:
     return any(is_traceable_wrapper_subclass_type(kind) for kind in types)
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Return what identifies the storage of a plain tensor while it lives."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)
-
-
 def alias_of(tensor: Tensor) -> Tensor:
     """Return another tensor on the same storage, made unseen by dispatch modes."""
     with _disable_current_modes():

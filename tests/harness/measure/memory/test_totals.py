@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from harness.measure.memory.live_storages import SavedStorage
 from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch
+from harness.records.measured import SavedTensor
 from tests.harness.measure.metered import REGIONS, Metered, tokens, transformer, warmed
 
 RNG_STATE_BYTES = 5056
@@ -111,11 +111,11 @@ def test_standing_bytes(region: str) -> None:
 def test_saved_storages_are_named_largest_first() -> None:
     memory = instrument(transformer("full"), tokens()).memory
     assert memory.largest_saved[:3] == (
-        SavedStorage(
+        SavedTensor(
             bytes=8192, op="aten._log_softmax.default", module="(loss)", shape=(32, 64), dtype="float32"
         ),
-        SavedStorage(bytes=5056, op="torch.get_rng_state", module="(model)", shape=(5056,), dtype="uint8"),
-        SavedStorage(bytes=5056, op="torch.get_rng_state", module="(model)", shape=(5056,), dtype="uint8"),
+        SavedTensor(bytes=5056, op="torch.get_rng_state", module="(model)", shape=(5056,), dtype="uint8"),
+        SavedTensor(bytes=5056, op="torch.get_rng_state", module="(model)", shape=(5056,), dtype="uint8"),
     )
     assert memory.saved_by_module == {
         "(loss)": 8196,

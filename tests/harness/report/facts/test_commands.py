@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.model.commands import command
+from harness.report.facts.commands import command
 from harness.schema import experiment_fields, materialise
 from tests.harness.composing import composed
 from tests.harness.records_fixture import experiment

@@ -1,7 +1,7 @@
-"""The W&B report of a sweep: `python -m harness.report.wandb.report <folder> --mode offline|online ...`.
+"""The W&B report of a sweep: `python -m harness.report.wandb.workspace_report <folder> --mode online ...`.
 
 It is its conclusion as text, and panels over the runs that the publisher has sent. Numbers stand in the text;
-everything else addresses flat keys of runs (`harness.report.model.flat`).
+everything else addresses flat keys of runs (`harness.report.facts.flat_record`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from harness.records.record import STATUSES
 from harness.records.store import Store, write_atomically
 from harness.report.content.contents import document
 from harness.report.content.tables import failures, first_differences
+from harness.report.facts import quantities
+from harness.report.facts.document import Claim
+from harness.report.facts.flat_record import summary_key
+from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
-from harness.report.model.document import Claim
-from harness.report.model.sweep import Sweep, load
 from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records_digest, report_marker
 from harness.report.wandb.runs import options_of
 
 SPECIFICATION = "report-specification.json"
 """Below the tracker's folder: what W&B is sent, or will be."""
 
-_PEAK, _RATIO, _FLOPS = "memory_peak_bytes", "time_ratio_to_baseline_median", "work_recomputed_flops"
+_SAVED, _PEAK, _RATIO, _FLOPS = map(
+    summary_key, (quantities.SAVED, quantities.PEAK, quantities.RATIO, quantities.RECOMPUTED_FLOPS)
+)
 _PINNED = (
     "run:displayName",
     "config:ac.value",
@@ -39,7 +43,7 @@ _PINNED = (
     "config:model.value",
     "summary:status",
     "summary:verdict",
-    "summary:memory_saved_bytes",
+    f"summary:{_SAVED}",
     f"summary:{_PEAK}",
     f"summary:{_FLOPS}",
     f"summary:{_RATIO}",
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def report(sweep: Sweep, *, project: str, entity: str) -> wr.Report:
+def report(sweep: SweepRecords, *, project: str, entity: str) -> wr.Report:
     """Return the report, which nobody has seen yet; an empty `entity` is the account's default.
 
     Args:
@@ -99,7 +103,7 @@ def specification(made: wr.Report) -> dict[str, Any]:
     return value
 
 
-def conclusion(sweep: Sweep) -> str:
+def conclusion(sweep: SweepRecords) -> str:
     """Return the answer as a list."""
     return _listed(document(sweep).answer)
 
@@ -112,7 +116,7 @@ def _known(store: Store, project: str, entity: str | None, digest: str) -> Repor
     return replace(before, digest=digest)
 
 
-def _run_sets(sweep: Sweep) -> Iterator[wr.Runset]:
+def _run_sets(sweep: SweepRecords) -> Iterator[wr.Runset]:
     """Yield one set of runs a status that occurs; the table of each shows the same columns first."""
     present = {record.status for record in sweep.records}
     for status in STATUSES:
@@ -149,7 +153,7 @@ def _panels() -> list[Any]:
     ]
 
 
-def _troubles(sweep: Sweep) -> Iterator[wr.MarkdownBlock]:
+def _troubles(sweep: SweepRecords) -> Iterator[wr.MarkdownBlock]:
     differences, failed = first_differences(sweep), failures(sweep)
     if differences:
         yield wr.MarkdownBlock(text=f"## First differences\n\n{_listed(differences[:_MOST_LINES])}")

@@ -10,9 +10,9 @@ import pytest
 
 from harness.records.store import Store
 from harness.report.content.answer import answer
-from harness.report.model.document import Number, plain
-from harness.report.model.flat import flat_config, flat_summary
-from harness.report.model.sweep import load
+from harness.report.facts.document import Number, plain
+from harness.report.facts.flat_record import flat_config, flat_summary
+from harness.report.facts.sweep_records import load
 from harness.report.wandb.publisher import Tracker, publish
 from tests.harness.records_fixture import experiment, record
 from tests.harness.report.reading import agrees, at, counted

@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.records.claims import is_left
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed
-from harness.report.model.document import Number, Trial
-from harness.report.model.fields_read import as_read
-from harness.report.model.labels import choice_labels, group_name, mesh_labels, recipe_labels, variant_name
-from harness.report.model.number_words import Unit
+from harness.report.facts.document import Number, TrialName
+from harness.report.facts.fields_read import as_read
+from harness.report.facts.labels import (
+    choice_labels,
+    group_name,
+    mesh_labels,
+    mesh_sizes,
+    recipe_labels,
+    variant_name,
+)
+from harness.report.facts.quantities import Quantity
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
@@ -58,9 +65,9 @@ class Entry:
         return self.record.trial_id
 
     @property
-    def trial(self) -> Trial:
+    def trial(self) -> TrialName:
         """The trial by its name."""
-        return Trial(name=self.name, trial_id=self.trial_id)
+        return TrialName(name=self.name, trial_id=self.trial_id)
 
     @property
     def family(self) -> str:
@@ -72,21 +79,18 @@ class Entry:
         """Name of the model."""
         return group_name(self.record.experiment, "model")
 
-    def number(self, path: str, unit: Unit) -> Number | None:
-        """Return the number at `path`, or the quotient at `a : b`; `None` where the record has none."""
-        values = [_at(self.record, each) for each in _parsed(path)]
-        if any(not _is_number(value) for value in values) or 0 in values[1:]:
+    def number(self, quantity: Quantity) -> Number | None:
+        """Return a number of the record; `None` where the record has none."""
+        value = quantity.of(self.record)
+        if value is None:
             return None
-        value = values[0] if len(values) == 1 else values[0] / values[1]
-        return Number(value=value, unit=unit, path=path, trial_id=self.trial_id, sweep=self.sweep)
-
-    def value(self, path: str) -> Any:
-        """Return what stands at `path`; `None` where the record has nothing there."""
-        return _at(self.record, *_parsed(path))
+        return Number(
+            value=value, unit=quantity.unit, path=quantity.path, trial_id=self.trial_id, sweep=self.sweep
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepRecords:
     """All records of a sweep.
 
     Fields:
@@ -130,7 +134,7 @@ class Sweep:
         return [entry.record for entry in self.entries]
 
 
-def load(root: Path, *, number: int = 0) -> Sweep:
+def load(root: Path, *, number: int = 0) -> SweepRecords:
     """Return the sweep in a folder, finished or not, or in a file that `bench.records` has made of one.
 
     Args:
@@ -170,9 +174,9 @@ def sweep_of(
     is_left: bool = False,
     unreadable: Sequence[Unreadable] = (),
     number: int = 0,
-) -> Sweep:
+) -> SweepRecords:
     """Return `records` as a sweep: by model and mesh, in each the plain model first, then by name."""
-    return Sweep(
+    return SweepRecords(
         name=name,
         entries=tuple(sorted(named(records, number=number), key=_place)),
         waiting=tuple(waiting),
@@ -235,13 +239,9 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
-    mesh = entry.record.experiment.get("mesh")
-    ranks = (
-        [mesh.get(size, 1) for size in ("dp_replicate", "dp_shard", "tp")] if isinstance(mesh, dict) else []
-    )
     return (
         entry.model,
-        [size if isinstance(size, int) else 1 for size in ranks],
+        mesh_sizes(entry.record.experiment),
         entry.mesh,
         entry.family != "none",
         entry.variant,
@@ -253,28 +253,3 @@ def _setting(record: Record) -> str:
     """Return what two trials must share for their memory and time to be compared: all but the strategies."""
     shared = {key: value for key, value in record.experiment.items() if key not in _NOT_OF_THE_SETTING}
     return f"{record.environment_id} {shared!r}"
-
-
-@cache
-def _parsed(path: str) -> tuple[tuple[str, ...], ...]:
-    """Return the keys of `path`, and of both paths of a quotient `a : b`."""
-    return tuple(tuple(each.split("/")) for each in path.split(" : "))
-
-
-def _at(record: Record, keys: Sequence[str]) -> Any:
-    """Return what stands below `keys`: fields, keys and indices."""
-    value: Any = record
-    for key in keys:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list | tuple):
-            value = value[int(key)] if int(key) < len(value) else None
-        else:
-            value = getattr(value, key, None)
-        if value is None:
-            return None
-    return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

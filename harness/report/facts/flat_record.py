@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import Record
+from harness.report.facts.quantities import Quantity
 
 Scalar = int | float | str | bool | None
 
@@ -37,6 +38,11 @@ def flat_summary(record: Record) -> dict[str, Scalar]:
     """Return every scalar result by its path in the record, joined with underscores."""
     encoded = record.to_dict()
     return dict(_flatten_scalars({key: encoded[key] for key in _SUMMARISED}))
+
+
+def summary_key(quantity: Quantity) -> str:
+    """Return the key of a number in `flat_summary`."""
+    return quantity.path.replace("/", "_")
 
 
 def history(record: Record) -> list[dict[str, float]]:

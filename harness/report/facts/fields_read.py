@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import Record
-from harness.report.model.commands import default
+from harness.report.facts.commands import default
 
 _FACTORY = "factory"  # the option of a model that is made by the user
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.records.record import Record
 from harness.records.statistics import Ratio
-from harness.report.content.columns import NOTHING
+from harness.report.content.columns import NOTHING, number_cell, ratio_with_interval
 from harness.report.content.contents import partial, subtitle
-from harness.report.model.document import Claim, Document, Line, Mark, Number, Section, Table, Trial, plain
-from harness.report.model.number_words import Unit
-from harness.report.model.sweep import Entry, Sweep
+from harness.report.facts import quantities
+from harness.report.facts.document import Claim, Document, Line, Mark, Section, Table, plain
+from harness.report.facts.quantities import Quantity
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
-_EXACT = {
-    "saved": ("memory/saved_bytes", Unit.BYTES),
-    "peak": ("memory/peak_bytes", Unit.BYTES),
-    "recomputed FLOPs": ("work/recomputed_flops", Unit.FLOPS),
+_EXACT = {"saved": quantities.SAVED, "peak": quantities.PEAK, "recomputed FLOPs": quantities.RECOMPUTED_FLOPS}
+_LARGEST = _EXACT | {"step time vs baseline": quantities.RATIO}
+_ENDINGS: Mapping[str, Callable[[Record], str]] = {
+    "status": lambda record: record.status,
+    "verdict": lambda record: record.verdict,
 }
-_RATIO = "time/ratio_to_baseline"
-_LARGEST = _EXACT | {"step time vs baseline": (f"{_RATIO}/median", Unit.RATIO)}
 _WORST_FIRST = ("differs", "inert", "unverified", "neutral")
 _MOST_NAMED = 4
 _ARROW = " → "
@@ -42,7 +43,7 @@ class Pair:
     changed: tuple[str, ...]
 
 
-def compare(before: Sweep, after: Sweep) -> Document:
+def changes(before: SweepRecords, after: SweepRecords) -> Document:
     """Return the report on what changed.
 
     Trials are the same where their trial_id is, or where they agree in every option that both sweeps have:
@@ -71,7 +72,7 @@ def compare(before: Sweep, after: Sweep) -> Document:
     )
 
 
-def _matched(before: Sweep, after: Sweep) -> Iterator[tuple[Entry, Entry]]:
+def _matched(before: SweepRecords, after: SweepRecords) -> Iterator[tuple[Entry, Entry]]:
     same = {entry.trial_id: entry for entry in after.entries}
     known = {entry.trial_id for entry in before.entries}
     ours = [entry for entry in before.entries if entry.trial_id not in same]
@@ -104,15 +105,22 @@ def _options(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _pair(before: Entry, after: Entry) -> Pair:
-    changed = [
-        name for name in ("status", "verdict") if getattr(before.record, name) != getattr(after.record, name)
-    ]
-    changed += [name for name, (path, _) in _EXACT.items() if before.value(path) != after.value(path)]
-    if before.value("work/collectives") != after.value("work/collectives"):
+    one, other = before.record, after.record
+    changed = [name for name, of in _ENDINGS.items() if of(one) != of(other)]
+    changed += [name for name, quantity in _EXACT.items() if quantity.of(one) != quantity.of(other)]
+    if _collectives_of(one) != _collectives_of(other):
         changed.append("collectives")
-    if _are_apart(before.value(_RATIO), after.value(_RATIO)):
+    if _are_apart(_ratio_of(one), _ratio_of(other)):
         changed.append("step time vs baseline")
     return Pair(before=before, after=after, changed=tuple(changed))
+
+
+def _collectives_of(record: Record) -> dict[str, dict[str, int]] | None:
+    return None if record.work is None else record.work.collectives
+
+
+def _ratio_of(record: Record) -> Ratio | None:
+    return None if record.time is None else record.time.ratio_to_baseline
 
 
 def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
@@ -122,7 +130,9 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
     return one.high < other.low or other.high < one.low
 
 
-def _answer(pairs: Sequence[Pair], changed: Sequence[Pair], before: Sweep, after: Sweep) -> Iterator[Claim]:
+def _answer(
+    pairs: Sequence[Pair], changed: Sequence[Pair], before: SweepRecords, after: SweepRecords
+) -> Iterator[Claim]:
     columns = list(dict.fromkeys(name for pair in changed for name in pair.changed))
     counts = [f"{name} of {sum(name in pair.changed for pair in changed)}" for name in columns]
     what = f": {', '.join(counts)}" if counts else ""
@@ -140,8 +150,8 @@ def _answer(pairs: Sequence[Pair], changed: Sequence[Pair], before: Sweep, after
         yield Claim(line=(pair.before.trial, f": {was}{_ARROW}{now}."), trial_ids=(pair.before.trial_id,))
     if len(lost) > _MOST_NAMED:
         yield Claim(line=(f"{len(lost)} trials in all ended worse.",), trial_ids=())
-    for name, (path, unit) in _LARGEST.items():
-        yield from _largest(name, path, unit, [pair for pair in changed if name in pair.changed])
+    for name, quantity in _LARGEST.items():
+        yield from _largest(name, quantity, [pair for pair in changed if name in pair.changed])
     alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
     if any(alone):
         line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
@@ -157,13 +167,13 @@ def _ending(entry: Entry) -> str:
     return entry.record.verdict if entry.record.status == "ok" else entry.record.status
 
 
-def _largest(name: str, path: str, unit: Unit, pairs: Sequence[Pair]) -> Iterator[Claim]:
+def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[Claim]:
     """Yield where a number has changed most, as a quotient, among those that are above zero in both."""
     known = [
         (pair, one, other)
         for pair in pairs
-        if (one := pair.before.number(path, unit)) is not None
-        and (other := pair.after.number(path, unit)) is not None
+        if (one := pair.before.number(quantity)) is not None
+        and (other := pair.after.number(quantity)) is not None
         and min(one.value, other.value) > 0
     ]
     if known:
@@ -186,13 +196,13 @@ def _are(count: int) -> str:
 def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
     if not pairs:
         return ()
-    columns = ("trial", "changed", "status", "verdict", *_EXACT, "step time vs baseline")
+    columns = ("trial", "changed", *_ENDINGS, *_EXACT, "step time vs baseline")
     rows: tuple[tuple[Line, ...], ...] = tuple(
         (
             (pair.before.trial,),
             (", ".join(pair.changed) or NOTHING,),
-            *(_marks(pair, name) for name in ("status", "verdict")),
-            *(_numbers(pair, path, unit) for path, unit in _EXACT.values()),
+            *(_marks(pair, of) for of in _ENDINGS.values()),
+            *(_numbers(pair, quantity) for quantity in _EXACT.values()),
             _ratios(pair),
         )
         for pair in pairs
@@ -200,40 +210,32 @@ def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
     return (Table(key=key, title=title, columns=columns, rows=rows),)
 
 
-def _marks(pair: Pair, name: str) -> Line:
-    one, other = (Mark(text=getattr(entry.record, name)) for entry in (pair.before, pair.after))
+def _marks(pair: Pair, ending: Callable[[Record], str]) -> Line:
+    one, other = (Mark(text=ending(entry.record)) for entry in (pair.before, pair.after))
     return (one,) if one == other else (one, _ARROW, other)
 
 
-def _numbers(pair: Pair, path: str, unit: Unit) -> Line:
+def _numbers(pair: Pair, quantity: Quantity) -> Line:
     """Return one number where both are equal."""
-    one, other = pair.before.number(path, unit), pair.after.number(path, unit)
+    one, other = pair.before.number(quantity), pair.after.number(quantity)
     if one is not None and other is not None and one.value == other.value:
         return (one,)
     return (one or NOTHING,) if one is other else (one or NOTHING, _ARROW, other or NOTHING)
 
 
 def _ratios(pair: Pair) -> Line:
-    one, other = _interval(pair.before), _interval(pair.after)
+    one, other = ratio_with_interval(pair.before), ratio_with_interval(pair.after)
     return one if plain(one) == plain(other) == NOTHING else (*one, _ARROW, *other)
 
 
-def _interval(entry: Entry) -> Line:
-    median = entry.number(f"{_RATIO}/median", Unit.RATIO)
-    low, high = (entry.number(f"{_RATIO}/{name}", Unit.BOUND) for name in ("low", "high"))
-    if median is None or low is None or high is None:
-        return (NOTHING,)
-    return (median, " [", low, ", ", high, "]")
-
-
-def _alone(before: Sweep, after: Sweep, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> tuple[Table, ...]:
     both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
     rows: list[tuple[Line, ...]] = [
         (
-            (Trial(name=entry.name, trial_id=entry.trial_id),),
+            (entry.trial,),
             (sweep.name,),
             (Mark(text=entry.record.status),),
-            _peak(entry),
+            number_cell(entry, quantities.PEAK),
         )
         for sweep in (before, after)
         for entry in sweep.entries
@@ -245,12 +247,7 @@ def _alone(before: Sweep, after: Sweep, pairs: Sequence[Pair]) -> tuple[Table, .
     return (Table(key="alone-trials", title="In one sweep only", columns=columns, rows=tuple(rows)),)
 
 
-def _peak(entry: Entry) -> Line:
-    peak: Number | None = entry.number("memory/peak_bytes", Unit.BYTES)
-    return (peak or NOTHING,)
-
-
-def _environments(before: Sweep, after: Sweep) -> Table:
+def _environments(before: SweepRecords, after: SweepRecords) -> Table:
     rows = [
         (
             (key,),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.report.model.number_words import Unit
-from harness.report.model.sweep import Entry
+from harness.report.facts.quantities import Quantity
+from harness.report.facts.sweep_records import Entry
 
 MIB = 1024 * 1024
 BAR_HEIGHT = 20
@@ -17,15 +17,16 @@ SYMBOLS = {"symbolOpacity": 1, "symbolStrokeWidth": 3}
 """Legend of marks that are faint themselves."""
 
 
-def row_of(entry: Entry, columns: Mapping[str, str]) -> dict[str, Any]:
+def row_of(entry: Entry, columns: Mapping[str, Quantity]) -> dict[str, Any]:
     """Return the numbers of a trial; what it has none of, or none that JSON has, is left out."""
-    found = {column: entry.number(path, Unit.VALUE) for column, path in columns.items()}
-    numbers = {
-        column: number.value
-        for column, number in found.items()
-        if number is not None and math.isfinite(number.value)
-    }
+    found = ((column, quantity.of(entry.record)) for column, quantity in columns.items())
+    numbers = {column: value for column, value in found if value is not None and math.isfinite(value)}
     return {"trial_id": entry.trial_id, "name": entry.name} | numbers
+
+
+def paths_of(columns: Mapping[str, Quantity]) -> dict[str, str]:
+    """Return where the columns of `row_of` stand in the record."""
+    return {column: quantity.path for column, quantity in columns.items()}
 
 
 def tip(column: str, title: str, number_format: str | None = None) -> dict[str, Any]:

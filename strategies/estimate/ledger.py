@@ -68,14 +68,14 @@ class Ledger:
     lives: list[Life] = field(default_factory=list)
     _changes: list[_Change] = field(default_factory=list)
 
-    def stand(self, life: Life) -> int:
+    def add_standing(self, life: Life) -> int:
         """Enter a storage that was there before the step, however late it is known; return its number."""
         self.lives.append(life)
         return len(self.lives) - 1
 
-    def bear(self, life: Life) -> int:
+    def add(self, life: Life) -> int:
         """Enter a storage that an operator has just made; return its number."""
-        number = self.stand(life)
+        number = self.add_standing(life)
         self._changes.append(_Change(number, life.nbytes, life.phase, life.module))
         return number
 
@@ -138,3 +138,32 @@ class Ledger:
         for number in numbers:
             if self.lives[number].kind is not Kind.STANDING or kind is Kind.BACKEND:
                 self.lives[number].kind = kind
+
+
+def is_saved(life: Life) -> bool:
+    """Tell whether a storage that lives at the end of forward counts as saved for backward."""
+    return life.phase == "forward" and life.kind is Kind.CREATED and not life.on_host and life.nbytes > 0
+
+
+def is_activation(life: Life) -> bool:
+    """Tell whether a storage counts as an activation of forward or backward."""
+    return (
+        life.phase in ("forward", "backward")
+        and life.kind in (Kind.CREATED, Kind.OUTPUT)
+        and not life.on_host
+    )
+
+
+def is_on_device(life: Life) -> bool:
+    """Tell whether a storage of the step lies on the device."""
+    return not life.on_host and is_storage(life)
+
+
+def is_on_host(life: Life) -> bool:
+    """Tell whether a storage lies in host memory while the model computes elsewhere."""
+    return life.on_host and is_storage(life)
+
+
+def is_storage(life: Life) -> bool:
+    """Tell storages from the private memory of kernels and of communication backends."""
+    return life.kind not in (Kind.WORKSPACE, Kind.BACKEND)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.model.number_words import Unit, in_words
+from harness.report.facts.number_words import Unit, in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Code:
+class CodeText:
     """Something to be typed or found again: an operator, a command, a path."""
 
     text: str
@@ -48,7 +48,7 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class TrialName:
     """A trial by its name; where its details are in the report, the name leads there."""
 
     name: str
@@ -71,12 +71,12 @@ class Mark:
         return self.text
 
 
-Part = str | Number | Code | Trial | Mark
-Line = tuple[Part, ...]
+LinePart = str | Number | CodeText | TrialName | Mark
+Line = tuple[LinePart, ...]
 """A cell or a sentence: words and numbers in turn."""
 
 
-def plain(line: Sequence[Part]) -> str:
+def plain(line: Sequence[LinePart]) -> str:
     """Return a line as plain text."""
     return "".join(map(str, line))
 
