@@ -18,6 +18,7 @@ from rich.table import Table
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.collectives import Collectives, promised
+from bench.table import table_of
 from harness.ranks.agent import Agent, RankJob
 from harness.ranks.entry import RankContext
 from strategies.shard.candidates.candidate import Candidate
@@ -102,21 +103,18 @@ def run(shapes: Sequence[Shape], _context: RankContext) -> dict[str, Any]:
 
 def table(rows: Sequence[Enumerated]) -> Table:
     """Return the table of all shapes."""
-    made = Table(title="Candidates of a linear with bias on 2 x 2 ranks")
-    for heading in ("input", "classic", "complete", "equal to dense", "collectives as promised", "s"):
-        made.add_column(heading, justify="left" if heading == "input" else "right")
-    for row in rows:
-        shape = " x ".join(map(str, row.input_shape))
-        names = " (the seed's names)" if row.is_the_seeds else ""
-        made.add_row(
-            shape,
-            f"{row.classic}{names}",
-            f"{row.complete} of {row.expected}",
-            f"{row.verified}",
-            f"{row.kept}",
-            f"{row.seconds:.1f}",
-        )
-    return made
+    return table_of(
+        rows,
+        {
+            "input": lambda row: "(" + ", ".join(map(str, row.input_shape)) + ")",
+            "classic": lambda row: f"{row.classic}{' (as in ColossalAI)' if row.is_the_seeds else ''}",
+            "complete": lambda row: f"{row.complete} of {row.expected}",
+            "equal to dense": "verified",
+            "collectives as promised": "kept",
+            "s": "seconds:.1f",
+        },
+        title="Candidates of a linear with bias on 2 x 2 ranks",
+    )
 
 
 def _enumerated(shape: Shape, ranks: Sequence[dict[str, Any]]) -> Enumerated:

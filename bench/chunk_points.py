@@ -177,7 +177,7 @@ TRAINING = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class PointResult:
     """What came out; bytes and seconds as in `bench.chunking`.
 
     Fields:
@@ -234,7 +234,7 @@ def main() -> int:
     )
 
 
-def _row(point: Point, *, training: bool) -> Row:
+def _row(point: Point, *, training: bool) -> PointResult:
     torch.manual_seed(0)
     model, sample = point.make().train(training), point.sample()
     batch = Batch(inputs=sample, targets=())
@@ -251,7 +251,7 @@ def _row(point: Point, *, training: bool) -> Row:
     try:
         plan = planning.plan(int(unchunked * point.fraction))
     except InfeasibleBudget as refusal:
-        return Row(
+        return PointResult(
             **known,
             predicted_bytes=None,
             measured_bytes=None,
@@ -261,7 +261,7 @@ def _row(point: Point, *, training: bool) -> Row:
         )
     seconds = time.perf_counter() - start
     planned = plan.apply(copy.deepcopy(model))
-    return Row(
+    return PointResult(
         **known,
         predicted_bytes=plan.predicted_peak_bytes,
         measured_bytes=peak_bytes(planned, batch, step),
@@ -311,7 +311,7 @@ def _longest(tokens: int) -> Longest:
     return Longest(budget_bytes=budget, unchunked=tokens, chunked=longest)
 
 
-def _cells(rows: list[Row]) -> Iterator[list[str]]:
+def _cells(rows: list[PointResult]) -> Iterator[list[str]]:
     for row in rows:
         measured = row.measured_bytes
         yield [

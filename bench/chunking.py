@@ -61,7 +61,7 @@ _ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class BudgetResult:
     """One budget for one model.
 
     Fields:
@@ -139,7 +139,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]:
+def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[BudgetResult]:
     (experiment,) = experiments([MODELS[name]])
     torch.manual_seed(0)
     spec = experiment.model
@@ -178,7 +178,7 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
         start = time.perf_counter()
 
 
-def _row(case: _Case, planning: Planner, unchunked: int, fraction: float, start: float) -> Row:
+def _row(case: _Case, planning: Planner, unchunked: int, fraction: float, start: float) -> BudgetResult:
     model, batch, step = case.model, case.batch, case.step
     budget = int(unchunked * fraction)
     known: dict[str, Any] = {
@@ -191,11 +191,11 @@ def _row(case: _Case, planning: Planner, unchunked: int, fraction: float, start:
         plan = planning.plan(budget)
     except InfeasibleBudget as refusal:
         seconds = time.perf_counter() - start
-        return Row(**known, minimum_bytes=refusal.minimum_feasible_bytes, planning_s=seconds)
+        return BudgetResult(**known, minimum_bytes=refusal.minimum_feasible_bytes, planning_s=seconds)
     seconds = time.perf_counter() - start
     planned = plan.apply(copy.deepcopy(model))
     results = case.run(planned)
-    return Row(
+    return BudgetResult(
         **known,
         predicted_bytes=plan.predicted_peak_bytes,
         measured_bytes=peak_bytes(planned, batch, step),
@@ -260,7 +260,7 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def relative_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of two tensors, as `Row` has it."""
+    """Return the largest difference of two tensors, as `BudgetResult` has it."""
     floor = 1e-3 * max(each.abs().max().item() for each in expected)
     return max(
         (one.double() - other.double()).abs().max().item() / max(other.abs().max().item(), floor)
@@ -279,7 +279,7 @@ def slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
     return median(times[0]) / median(times[1])
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[BudgetResult]) -> Table:
     names = (
         "model", "budget", "of", "predicted", "measured", "smallest", "time", "difference",
         "from float64 (as it is)", "planned in",

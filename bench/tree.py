@@ -20,6 +20,7 @@ import grimp
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import Column, table_of
 
 _PACKAGES = ("harness", "strategies")
 _SOURCES = (*_PACKAGES, "hydra_plugins")
@@ -79,14 +80,13 @@ def main() -> int:
 
 
 def _table(before: Shape | None, after: Shape) -> Table:
-    table = Table(title="Shape of the source tree")
-    table.add_column("figure")
-    columns = [shape for shape in (before, after) if shape is not None]
-    for title in ("before", "after")[-len(columns) :]:
-        table.add_column(title, justify="right")
-    for field in fields(Shape):
-        table.add_row(field.name, *(f"{getattr(shape, field.name):g}" for shape in columns))
-    return table
+    def of(shape: Shape) -> Column:
+        return lambda name: f"{getattr(shape, name):g}"
+
+    shapes = {"before": before, "after": after}
+    columns: dict[str, Column] = {"figure": str}
+    columns |= {name: of(shape) for name, shape in shapes.items() if shape is not None}
+    return table_of([field.name for field in fields(Shape)], columns, title="Shape of the source tree")
 
 
 def _shape_of_checkout(root: Path) -> Shape:

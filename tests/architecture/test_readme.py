@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bench.readme import nested_table, variant_table
+from docs.tools.readme import nested_table, variant_table
 from strategies.ac.base import Recomputing
 from strategies.regions.region import regions
 from tests.parity.cases import MODELS
@@ -35,11 +35,11 @@ def last_blocks(monkeypatch: pytest.MonkeyPatch) -> type[Recomputing]:
 
 
 def test_variant_table_is_current() -> None:
-    assert variant_table() in _TEXT, "run python -m bench.readme"
+    assert variant_table() in _TEXT, "run python -m docs.tools.readme"
 
 
 def test_table_of_nested_regions_is_the_kept_result() -> None:
-    assert nested_table() in _TEXT, "run python -m bench.readme"
+    assert nested_table() in _TEXT, "run python -m docs.tools.readme"
 
 
 def test_table_of_the_demo_stands_in_the_first_screen() -> None:

@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation.
 
-`python -m bench.readme` after `make demo`: in README.md what stands between `<!-- name -->` and
+`python -m docs.tools.readme` after `make demo`: in README.md what stands between `<!-- name -->` and
 `<!-- /name -->` is replaced (the tables of the demo, of variants and of nested regions); below docs/results
 there is a page of each kept sweep, whose figures the README shows.
 """
@@ -20,7 +20,7 @@ from harness.report.content.terminal_table import sheet
 from harness.report.main import main as write_reports
 from strategies import Strategy, ac_variants
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _README = _ROOT / "README.md"
 _DEMO = _ROOT / "outputs" / "demo"
 _TRAITS = ("Saved", "Recomputed", "Moved")
