@@ -5,7 +5,8 @@ choices with other values of the top level (`seed=0`, `seed=1`). Such a value de
 choices are composed once, and each point is a copy with its own values. Every other point is composed by
 Hydra alone, errors included.
 
-Hydra imports this module in every Hydra application of the environment, so it imports nothing of the harness.
+Hydra executes this module in every Hydra application of the environment, and not as an import: it imports
+nothing of the harness, and defines no dataclass.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,8 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-_PAUSE_S = 1.0
-"""Time between two lines of progress; a sweep that is composed sooner writes none."""
+_REPORTED = 50
+"""Compositions by Hydra, some 4 s, between two lines of progress."""
 
 _PLAIN = (bool, int, float, str)
 
@@ -43,35 +42,30 @@ def compose_all(
     Raises:
         HydraException, ValueError: what `load_sweep_config` raises about the first wrong point.
     """
-    composer, configs = _Composer(loader=loader, master=master), []
-    due_s = time.monotonic() + _PAUSE_S
+    composer, configs, reported = _Composer(loader, master), [], _REPORTED
     for overrides in points:
         configs.append(composer.compose(overrides))
-        if time.monotonic() >= due_s:
-            due_s = time.monotonic() + _PAUSE_S
+        if composer.compositions >= reported:
+            reported += _REPORTED
             sys.stderr.write(f"acbench: composed {len(configs):,} of {len(points):,} points\n")
     return configs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Composer:
     """Composes the points of one command.
 
-    Fields:
-        loader: Hydra's.
-        master: the configuration of the sweep.
-        parser: of overrides.
-        parsed: the overrides by line, as far as points have had them.
-        composed: pickled configurations by their overrides.
-        groups: names of the top level, and whether each is a configuration group.
+    Attributes:
+        compositions: how many Hydra has made so far.
     """
 
-    loader: ConfigLoader
-    master: DictConfig
-    parser: OverridesParser = field(default_factory=OverridesParser.create)
-    parsed: dict[str, Override] = field(default_factory=dict)
-    composed: dict[tuple[str, ...], bytes] = field(default_factory=dict)
-    groups: dict[str, bool] = field(default_factory=dict)
+    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
+        self.compositions = 0
+        self._loader = loader
+        self._master = master
+        self._parser = OverridesParser.create()
+        self._parsed: dict[str, Override] = {}  # by line
+        self._composed: dict[tuple[str, ...], bytes] = {}  # pickled configurations by their lines
+        self._groups: dict[str, bool] = {}  # whether a name of the top level is a group
 
     def compose(self, lines: Sequence[str]) -> DictConfig:
         """Return the configuration of a point."""
@@ -99,29 +93,30 @@ class _Composer:
         }
 
     def _parse(self, line: str) -> Override:
-        if line not in self.parsed:
-            (self.parsed[line],) = self.parser.parse_overrides([line])
-        return self.parsed[line]
+        if line not in self._parsed:
+            (self._parsed[line],) = self._parser.parse_overrides([line])
+        return self._parsed[line]
 
     def _is_group(self, override: Override) -> bool:
         name = override.key_or_group
-        if name not in self.groups:
-            command: Iterable[str] = self.master.hydra.overrides.hydra
-            self.groups[name] = bool(
-                self.loader.get_group_options(
-                    name, config_name=self.master.hydra.job.config_name, overrides=list(command)
+        if name not in self._groups:
+            command: Iterable[str] = self._master.hydra.overrides.hydra
+            self._groups[name] = bool(
+                self._loader.get_group_options(
+                    name, config_name=self._master.hydra.job.config_name, overrides=list(command)
                 )
             )
-        return self.groups[name]
+        return self._groups[name]
 
     def _copy(self, lines: tuple[str, ...]) -> DictConfig:
-        if lines not in self.composed:
-            self.composed[lines] = pickle.dumps(self._in_full(lines))
-        config: DictConfig = pickle.loads(self.composed[lines])  # noqa: S301 (our own; a deepcopy takes 7 times as long)
+        if lines not in self._composed:
+            self._composed[lines] = pickle.dumps(self._in_full(lines))
+        config: DictConfig = pickle.loads(self._composed[lines])  # noqa: S301 (our own; a deepcopy takes 7 times as long)
         return config
 
     def _in_full(self, lines: Sequence[str]) -> DictConfig:
-        config = self.loader.load_sweep_config(self.master, list(lines))
+        self.compositions += 1
+        config = self._loader.load_sweep_config(self._master, list(lines))
         with open_dict(config):
             del config["hydra"]
         return config

@@ -152,9 +152,9 @@ def test_a_long_composition_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(composition, "_PAUSE_S", 0.0)
-    compose_all(loader, master, [["seed=1"], ["seed=2"]])
-    assert capsys.readouterr().err == "acbench: composed 1 of 2 points\nacbench: composed 2 of 2 points\n"
+    monkeypatch.setattr(composition, "_REPORTED", 2)
+    compose_all(loader, master, [["ac=none", "seed=1"], ["ac=none", "seed=2"], ["ac=full"], ["ac=offload"]])
+    assert capsys.readouterr().err == "acbench: composed 3 of 4 points\n"
 
 
 def _master(loader: ConfigLoaderImpl, *overrides: str) -> DictConfig:
