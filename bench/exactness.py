@@ -26,7 +26,6 @@ from functools import partial
 from itertools import product
 
 import torch
-from harness.measure.memory.live_storages import WorkspaceProbe
 from rich.table import Table
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -42,6 +41,7 @@ from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
 from strategies import ac_variants
+from strategies.estimate.live_storages import WorkspaceProbe
 from strategies.regions.host import allocating_on_host
 
 SEQUENCE_LENGTH, WIDTH, VOCABULARY = 64, 128, 16
