@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from strategies import StrategyError
-from strategies.regions.operators import GROUPS, PRESETS, resolve
+from strategies.regions.operators import resolve
+from strategies.regions.presets import GROUPS, PRESETS
 
 aten = torch.ops.aten
 
