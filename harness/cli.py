@@ -26,7 +26,7 @@ from harness.launchers.task import Point
 from harness.ranks.agent import sigterm_exits
 from harness.records.fields import encode
 from harness.records.record import Record
-from harness.records.store import trial_id
+from harness.records.store import Store, trial_id
 from harness.report.content.terminal_table import print_table
 from harness.schema import (
     CHOICE_KEYS,
@@ -43,8 +43,10 @@ from harness.schema import (
     without_idle_options,
 )
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
+from harness.sweep.plan import finished_before
 from harness.sweep.planning_log import planning_shown
-from harness.trial.preflight import Preflight, show
+from harness.trial import without_memory
+from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
 _HERE = Path(__file__).parent
@@ -142,8 +144,8 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
         command.single, command.hydra = config, HydraConfig.get()
         return []
     configs, launcher = config["points"], launcher_of(config["launcher"])
-    preflight = Preflight()
     chosen = _common_settings(configs)
+    preflight = _preflight(chosen, launcher)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
@@ -165,13 +167,21 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     if launcher != "local":
         raise ConfigError("hydra/launcher", f"{launcher} launches sweeps; use acbench -m, or leave it out")
     chosen, here = settings(config), Local()
-    only = point(config, here, Preflight())
+    only = point(config, here, _preflight(chosen, here))
     if only.refusal is not None:
         raise only.refusal
     if chosen.show is not None:
         _show([only], chosen.show)
         return
     _run([only], chosen, here)
+
+
+def _preflight(chosen: Settings, launcher: Launcher) -> Preflight:
+    """Return the checks of a command; a point that has a finished record is not built to check it."""
+    if chosen.show is not None:
+        return Preflight()
+    run = chosen.run
+    return Preflight(finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -197,7 +207,7 @@ def _show(points: Sequence[Point], what: str) -> None:
             raise each.refusal
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
-        sys.stdout.write(f"{show(each.experiment, what)}\n")
+        sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher) -> None:
