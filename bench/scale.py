@@ -30,13 +30,13 @@ class SweepResult:
     """What a sweep came to.
 
     Fields:
-        launcher: that ran it.
-        plan: the line of the command.
+        launcher: launcher that ran it.
+        plan: line of the command that says what is to run.
         statuses: number of records of each status.
         nodes: number of nodes that ran trials.
         starts: number of starts of trials.
-        sweep_s: time of the command.
-        again: the line of the repeated command.
+        sweep_s: wall-clock time of the command.
+        again: that line of the repeated command.
     """
 
     launcher: str

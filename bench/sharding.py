@@ -61,9 +61,9 @@ class ShardedTrial:
 
     Fields:
         model, mesh, sharding, ac: what was run.
-        verdict: of the trial.
-        seconds: of a rank and step, modelled; `None` without a plan.
-        memory_bytes: of a rank, modelled; `None` without a plan.
+        verdict: verdict of the trial.
+        seconds: modelled time of a rank and step; `None` without a plan.
+        memory_bytes: modelled memory of a rank; `None` without a plan.
         promised_bytes: payload of the plan's collectives; `None` without a plan.
         measured_bytes: payload of all collectives of the measured step, FSDP's included.
         problem: what keeps the row from counting; `None` where nothing does.

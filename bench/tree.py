@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -91,16 +91,7 @@ def _table(before: Shape | None, after: Shape) -> Table:
 
 def _shape_of_checkout(root: Path) -> Shape:
     imports = _imports(root)
-    rooms = {module: _room(module) for module in imports}
-    arrows = {
-        (rooms[importer], rooms[imported])
-        for importer, others in imports.items()
-        for imported in others
-        if rooms[importer] != rooms[imported]
-    }
-    between: dict[str, set[str]] = {room: set() for room in rooms.values()}
-    for importer, imported in arrows:
-        between[importer].add(imported)
+    between = _between_rooms(imports)
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(root)]
     lines = [path.read_text(encoding="utf-8").splitlines() for path in _files(root)]
     branches = [_branches(node) for tree in trees for node in ast.walk(tree) if _is_function(node)]
@@ -108,8 +99,8 @@ def _shape_of_checkout(root: Path) -> Shape:
     documented = sum(map(_docstring_lines, trees)) + sum(map(_comment_lines, lines))
     readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
     return Shape(
-        rooms=len(set(rooms.values())),
-        arrows=len(arrows),
+        rooms=len(between),
+        arrows=sum(map(len, between.values())),
         circles=_circles(imports),
         room_circles=_circles(between),
         longest_chain=_longest_chain(imports),
@@ -124,6 +115,14 @@ def _shape_of_checkout(root: Path) -> Shape:
 
 def _files(root: Path) -> list[Path]:
     return sorted(path for package in _SOURCES for path in (root / package).rglob("*.py"))
+
+
+def _between_rooms(imports: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """Return for each room the other rooms that it imports."""
+    between: dict[str, set[str]] = {_room(module): set() for module in imports}
+    for importer, others in imports.items():
+        between[_room(importer)] |= {_room(imported) for imported in others} - {_room(importer)}
+    return between
 
 
 def _imports(root: Path) -> dict[str, set[str]]:

@@ -40,17 +40,17 @@ class EvoformerSpec(ModelSpec):
         n_layers: blocks, >= 1.
         msa_width: width M.
         msa_heads: heads of the attention along rows and columns.
-        msa_head_width: width of one of them.
+        msa_head_width: width of one such head.
         pair_width: width Z.
         pair_heads: heads of the triangle attention.
-        pair_head_width: width of one of them.
+        pair_head_width: width of one such head.
         outer_width: width C of the vectors whose outer product is averaged over sequences.
         triangle_width: hidden width T of the triangle multiplication.
         transition_factor: hidden width of the transitions over M and over Z.
-        global_columns: whether columns attend with one query each, as in the extra MSA stack.
+        global_columns: True where columns attend with one query each, as in the extra MSA stack.
         n_sequences: rows S of the MSA, >= 1.
-        n_residues: its columns R, >= 1.
-        n_tokens: kinds of residues, the last of which is the mask, >= 2.
+        n_residues: columns R of the MSA, >= 1.
+        n_tokens: kinds of residues, >= 2; the last is the mask.
         n_bins: bins of the distogram, >= 2.
     """
 
@@ -148,7 +148,7 @@ class EvoformerSpec(ModelSpec):
         return self.n_layers * (self._msa_flops(cells) + self._pair_flops(cells, pairs)) + heads
 
     def _msa_flops(self, cells: int) -> int:
-        """Return those of rows, columns and transition of a block."""
+        """Return the FLOPs of a block's row attention, column attention and MSA transition."""
         width, inner = self.msa_width, self.msa_heads * self.msa_head_width
         projections = 10 * cells * width * inner
         bias = 2 * self.n_residues**2 * self.pair_width * self.msa_heads
@@ -160,7 +160,7 @@ class EvoformerSpec(ModelSpec):
         return rows + columns + 4 * cells * self.transition_factor * width**2
 
     def _pair_flops(self, cells: int, pairs: int) -> int:
-        """Return those of outer product, triangles and transition of a block."""
+        """Return the FLOPs of a block's outer product, triangles and pair transition."""
         width, inner = self.pair_width, self.pair_heads * self.pair_head_width
         outer = 4 * cells * self.msa_width * self.outer_width
         outer += 2 * pairs * self.outer_width**2 * (self.n_sequences + width)

@@ -20,15 +20,15 @@ class HFSpec(LanguageModelSpec):
     """A `transformers` model; nothing is downloaded.
 
     Fields:
-        vocab_size: as everywhere, and equal to that in `overrides` where it is set there.
-        dropout: written to every dropout field of the configuration; refused when positive and there is none.
+        vocab_size: number of tokens V; equal to `overrides["vocab_size"]` where that is set.
+        dropout: value of every dropout field of the configuration; refused when positive and there is none.
         config_class: name of a configuration class, `GPT2Config`.
-        n_layers: blocks, >= 1; null for what the class has by default.
-        width: residual width, >= 1; null likewise.
-        n_heads: attention heads, >= 1; null likewise. Key-value heads that `overrides` leaves open are
-            the most that divide them, up to the class's own number.
-        overrides: any fields of that class, under its own names (`n_layer`) or the general ones
-            (`num_hidden_layers`); they win over the fields above, and own names over general ones.
+        n_layers: blocks, >= 1; null for the default of the class.
+        width: residual width, >= 1; null for the default of the class.
+        n_heads: attention heads, >= 1; null for the default of the class. Without an override, key-value
+            heads are the largest divisor of it that is at most the default of the class.
+        overrides: fields of the class, under its own names (`n_layer`) or general ones
+            (`num_hidden_layers`). They win over the fields above, and own names over general ones.
     """
 
     config_class: str
@@ -60,7 +60,7 @@ class HFSpec(LanguageModelSpec):
         return LanguageModelSpec.loss(self, outputs.logits, batch)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the configuration class's own plan.
+        """Return the plan of the configuration class.
 
         Raises:
             ConfigError: it asks for more than splitting linears by column or row.

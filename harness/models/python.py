@@ -32,12 +32,12 @@ class PythonSpec(LanguageModelSpec):
     tuple of positional inputs of every step and `loss_fn(outputs)` a scalar on the device of `outputs`.
 
     Fields:
-        layers_fqn: container of the blocks; empty when there is none.
-        vocab_size: tokens V that the module takes; unused with example inputs.
-        dropout: given to a factory that takes `dropout`; otherwise refused when positive.
+        layers_fqn: FQN of the container of the blocks; empty when there is none.
+        vocab_size: number of tokens V that the module takes; unused with example inputs.
+        dropout: argument of a factory that takes `dropout`; refused when positive and the factory takes none.
         factory: `package.module:function`, importable, or below the current folder.
-        tp_column: FQN patterns of linears split by column under tensor parallelism.
-        tp_row: the same, by row.
+        tp_column: FQN patterns of linears that tensor parallelism splits by column.
+        tp_row: FQN patterns of linears that tensor parallelism splits by row.
     """
 
     factory: str
@@ -62,7 +62,7 @@ class PythonSpec(LanguageModelSpec):
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the factory's own loss, or the mean cross entropy where it brings none."""
+        """Return the loss of the factory's `loss_fn`, or the mean cross entropy if there is none."""
         if batch.targets is not None:
             return LanguageModelSpec.loss(self, outputs, batch)
         example = _example(self.factory, self.dropout)
@@ -74,7 +74,7 @@ class PythonSpec(LanguageModelSpec):
         return _files(self.factory, self.dropout)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return what `tp_column` and `tp_row` say."""
+        """Return the linears of `tp_column` and `tp_row`."""
         return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
 
     def fixed_batch(self) -> Batch | None:
@@ -111,7 +111,7 @@ def _example(factory: str, dropout: float) -> _Example | None:
 
 @functools.cache
 def _files(factory: str, dropout: float) -> tuple[Path, ...]:
-    """Return the user's files behind `factory`, known only when it has run: it may import as it goes."""
+    """Return the user's files behind `factory`. It runs first, because it may import modules as it runs."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = _make(factory, dropout).model
     function = unwrap(_without_arguments(_import(factory)))
@@ -156,7 +156,7 @@ def _import(factory: str) -> Callable[..., Any]:
 
 
 def _call(factory: str, function: Callable[..., Any], arguments: dict[str, float]) -> Any:
-    """Return what the user's code makes; on the meta device where it can, or else for real."""
+    """Return what the user's code makes: on the meta device if it can, otherwise on CPU."""
     try:
         return function(**arguments)
     except (MemoryError, torch.OutOfMemoryError, Terminated):

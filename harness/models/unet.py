@@ -2,9 +2,9 @@
 
 Shapes: B batch, Y rows, X columns.
 
-`layers` holds every residual block, down, middle and up, in the order of calls; resampling, attention and
-the concatenation of a skip are parts of a block. So all that grows with the image, but stem and head, is
-in one container of alike units, and what crosses a region is what crosses a block: features, time and skips.
+`layers` holds every residual block in the order of calls: down, middle, up. Resampling, attention and the
+concatenation of a skip are parts of a block. So one container holds everything that grows with the image,
+except stem and head, and a region around a block reads features, time and skips.
 
 Source: Ho et al. 2020, arXiv:2006.11239, section 3.2 to 4 and appendix B (UNet, loss); Dhariwal and Nichol
 2021, arXiv:2105.05233, section 3 (resampling inside of residual blocks, adaptive group norm).
@@ -41,7 +41,7 @@ class UNetSpec(ModelSpec):
         width: channels of the first level, a multiple of `n_groups` and of `head_width`.
         multipliers: channels of each level over `width`; each level halves rows and columns.
         n_blocks: residual blocks of a level on the way down, >= 1; one more on the way up.
-        attention_sizes: rows of the levels whose blocks attend, and the middle always does.
+        attention_sizes: rows of the levels whose blocks attend; the middle always does.
         head_width: channels of an attention head, >= 1.
         n_groups: groups of channels in a norm, >= 1.
         image_size: rows and columns of an image, a multiple of 2 to the number of levels less one.

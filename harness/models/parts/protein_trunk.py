@@ -18,8 +18,8 @@ from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAtten
 from harness.models.parts.shared_dropout import SharedDropout
 from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
 
-_BRANCHES = 6  # that a block adds to the pair representation; three to the MSA
-_FARTHEST = 32  # residues apart, from where on relative positions are one
+_BRANCHES = 6  # branches that a block adds to the pair representation; it adds three to the MSA
+_FARTHEST = 32  # residues; pairs that are farther apart share one relative position
 
 
 class Evoformer(nn.Module):
@@ -74,7 +74,7 @@ class EvoformerBlock(nn.Module):
         outer_width: width of the vectors whose outer product is averaged over sequences.
         triangle_width: hidden width of the triangle multiplication.
         transition_factor: hidden width of the transitions over their width.
-        is_global: whether columns attend with one query each.
+        is_global: True where columns attend with one query each.
         dropout: probability of the dropouts that rows or columns share.
     """
 
