@@ -20,10 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from bench.collectives import Collectives, promised
 from harness.ranks.agent import Agent, RankJob
 from harness.ranks.entry import RankContext
+from strategies.shard import linear
 from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.layout import Shape
 from strategies.shard.candidates.verification import verify
-from strategies.shard.operators import linear
 
 MESH = (2, 2)
 OUT_FEATURES = 32

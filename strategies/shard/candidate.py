@@ -15,13 +15,12 @@ from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
 from strategies.shard.candidates.operation import Choice
-from strategies.shard.candidates.products import name_in_rows
 from strategies.shard.model.choice import megatron, restricted, with_random_numbers_of
 from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
 from strategies.shard.model.module_options import Leaf, Option
 from strategies.shard.model.plans import ShardPlan
 from strategies.shard.model.solver import Limits, cheapest
-from strategies.shard.operators import linear
+from strategies.shard.operators.module_operations import module_operation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +97,8 @@ class OneCandidate(Sharding):
 
 def _name_on_both(leaf: Leaf, choice: Choice) -> str:
     """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
-    assert isinstance(leaf.module, nn.Linear)
-    operation = linear.describe(
-        leaf.input.shape, leaf.module.out_features, types={"weight": "param"}, dtype=leaf.input.dtype
-    )
-    return name_in_rows(operation, ("b0", choice))
+    operation = module_operation(leaf.module, leaf.input.shape)
+    return operation.naming(operation, ("b0", choice))
 
 
 def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:

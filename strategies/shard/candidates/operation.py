@@ -9,10 +9,11 @@ dimension that may not, because the operator needs it whole. `linear` with two b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from strategies.shard.candidates.layout import Placements, Shape
 OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]
 Choice: TypeAlias = str | None
 """What one mesh axis does: shard the dimensions with this label, or replicate everything."""
+UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""All operands as they are described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +106,11 @@ class LocalOperands:
         return term if self.finish is None else self.finish(term)
 
 
+def is_always_classic(_used: tuple[Choice, ...]) -> bool:
+    """Return True: the rule of operators of which the peer misses no candidate."""
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
     """An operator with its shapes: a sum of terms.
@@ -111,31 +119,67 @@ class Operation:
     operator works on every entry by itself.
 
     Fields:
-        name: `linear`.
-        inputs: operands it reads.
-        outputs: operands it makes; where there are several, nothing is summed over.
+        name: the operator, `linear`.
+        inputs: operands that it reads.
+        outputs: operands that it makes; where there are several, nothing is summed over.
         terms: names of the operands that are multiplied with each other, a tuple a term. What the
             first term has and the output has not is summed over.
-        dtype: of all operands that have none of their own.
-        forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
-        backward_flops: of all gradients.
         compute: the operator on local parts; on whole operands it is the dense operator. It finishes
             the first term (`LocalOperands.finished`) before it adds others.
+        naming: the name of a candidate, from the operator and what each mesh axis shards.
+        is_classic: whether the peer has a candidate, from what the axes of more than one rank shard.
+        forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
         statistics: sums over the first term that all of it needs, the way a batch norm needs the
             mean: each is synchronised in the forward, and its gradient in the backward.
         limits: labels that can be cut into fewer shards than their size, and into how many.
+        dtype: dtype of all operands that have none of their own.
     """
 
     name: str
     inputs: tuple[Dimensions, ...]
     outputs: tuple[Dimensions, ...]
     terms: tuple[tuple[str, ...], ...]
-    dtype: torch.dtype
-    forward_flops: int
-    backward_flops: int
     compute: Callable[[LocalOperands], Tensor | tuple[Tensor, ...]]
+    naming: Callable[[Operation, tuple[Choice, ...]], str]
+    is_classic: Callable[[tuple[Choice, ...]], bool] = is_always_classic
+    forward_flops: int = 0
     statistics: tuple[Dimensions, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def typed(
+        self,
+        dtype: torch.dtype | None = None,
+        *,
+        dtypes: Mapping[str, torch.dtype] = UNCHANGED,
+        types: Mapping[str, OperandType] = UNCHANGED,
+    ) -> Operation:
+        """Return the operator on operands of other dtypes or types.
+
+        Args:
+            dtype: dtype of all operands that have none of their own; `None` for the one they have.
+            dtypes: dtypes of operands that have another, by name, as autocast makes them.
+            types: types of operands by name: `param` for a weight, `arg` for what the graph computes.
+        """
+
+        def retyped(operand: Dimensions) -> Dimensions:
+            own, type_ = dtypes.get(operand.name, operand.dtype), types.get(operand.name, operand.type)
+            return replace(operand, dtype=own, type=type_)
+
+        dtype = self.dtype if dtype is None else dtype
+        precise = torch.promote_types(dtype, torch.float32)  # statistics of half precision are single
+        return replace(
+            self,
+            dtype=dtype,
+            inputs=tuple(map(retyped, self.inputs)),
+            outputs=tuple(map(retyped, self.outputs)),
+            statistics=tuple(replace(each, dtype=precise) for each in self.statistics),
+        )
+
+    @property
+    def backward_flops(self) -> int:
+        """FLOPs of all gradients: a product has two operands, and the gradient of each is a product."""
+        return 2 * self.forward_flops
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -176,20 +220,24 @@ class Operation:
         return self.dtype if operand.dtype is None else operand.dtype
 
 
-def described(
+def operand(
     name: str,
     shape: Sequence[int],
     labels: Sequence[Choice],
-    *,
     type: OperandType = "arg",  # noqa: A002 (the field's name)
+    *,
+    logical: Sequence[Sequence[int]] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Dimensions:
-    """Return a differentiable operand whose mathematics sees it as it is."""
+    """Return a differentiable operand; without `logical` its mathematics sees every dimension by itself."""
+    groups = [(dim,) for dim in range(len(shape))] if logical is None else logical
     return Dimensions(
         name=name,
         type=type,
         shape=tuple(shape),
         labels=tuple(labels),
-        logical=tuple((dim,) for dim in range(len(shape))),
+        logical=tuple(map(tuple, groups)),
+        dtype=dtype,
     )
 
 

@@ -17,10 +17,11 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.cost import Hardware
 from strategies.shard.candidates.derivation import derive
+from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import Choice
 from strategies.shard.candidates.redistribution import Collective, Step, collectives, plan, reversed_plan
 from strategies.shard.model.state import SUMMED, WHOLE, Move, State, Value, move, sharded
-from strategies.shard.operators import linear
+from strategies.shard.operators.module_operations import module_operation
 
 REPLICATED = "replicated"
 """Name of the way in which every rank computes everything, of modules that have no named candidates."""
@@ -227,10 +228,8 @@ def _on_rank(whole_bytes: Mapping[str, int], way: Way, ranks: int) -> int:
 def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:
     # whole or in even shards: what the operator's own enumeration has
     dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
-    found = linear.from_module(
-        module, leaf.input.shape, (ranks,), "complete", dtypes=dtypes, hardware=hardware
-    )
-    for candidate in found:
+    operation = module_operation(module, leaf.input.shape).typed(dtypes=dtypes)
+    for candidate in candidates(operation, (ranks,), "complete", hardware=hardware):
         yield _way(candidate, leaf)
         if candidate.choices == ("k",):
             for dim in range(len(leaf.output.shape) - 1):

@@ -12,7 +12,10 @@ from torch.distributed.tensor import Partial, Replicate
 
 from bench.collectives import promised
 from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.operators import batch_norm, embedding, linear
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.operators.convolution_and_embedding import embedding
+from strategies.shard.operators.matrix_products import linear
+from strategies.shard.operators.norms import batch_norm
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,
@@ -25,7 +28,7 @@ from tests.strategies.shard.shard_ranks import (
 
 COMPLETE = {
     candidate.name: candidate
-    for candidate in linear.candidates((4, 4, 4, 16), 32, (2, 2), "complete", dtype=torch.float64)
+    for candidate in candidates(linear((4, 4, 4, 16), 32).typed(torch.float64), (2, 2), "complete")
 }
 ROWS, COLUMNS, CONTRACTED = (
     COMPLETE[name] for name in ("S0R = S0R x RR_0", "S0S1 = S0R x RS1_0", "RR = RS0 x S0R")
@@ -45,11 +48,11 @@ def _computing(candidate: Candidate, compute: Callable[..., torch.Tensor]) -> Ca
 
 VOCABULARY = next(
     each
-    for each in embedding.candidates((16,), 8, 4, (2, 2), "complete", dtype=torch.float64)
+    for each in candidates(embedding((16,), 8, 4).typed(torch.float64), (2, 2), "complete")
     if each.choices == ("v", None)
 )
 SYNCHRONISED = next(
-    each for each in batch_norm.candidates((4, 3), (2, 2), dtype=torch.float64) if "batch" in each.choices
+    each for each in candidates(batch_norm((4, 3)).typed(torch.float64), (2, 2)) if "batch" in each.choices
 )
 
 

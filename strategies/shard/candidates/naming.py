@@ -1,13 +1,13 @@
-"""Products: how candidates of operators that multiply two operands are named, and which the peer has.
+"""Naming: what the candidates of an operator are called, and which of them the peer has too.
 
 Labels `b0`, `b1`, … are batch dimensions, numbered as in the output. Operators in rows, `(…, k) x (k, n)`,
 are named by logical dimensions, `S0S1 = S0R x RS1_2`; batched ones, `(b, i, k) x (b, k, j)`, by labels,
-`Sb0Si1 = Sb0Si1 x Sb0`.
+`Sb0Si1 = Sb0Si1 x Sb0`; all others by physical dimensions, `RS0 = S0R`.
 """
 
 from __future__ import annotations
 
-from strategies.shard.candidates.layout import grouped_sequence
+from strategies.shard.candidates.layout import grouped_sequence, sharding_sequence
 from strategies.shard.candidates.operation import Choice, Dimensions, Operation
 
 _MATRIX = 2
@@ -45,6 +45,37 @@ def name_batched(operation: Operation, choices: tuple[Choice, ...]) -> str:
 def is_classic_batched(used: tuple[Choice, ...]) -> bool:
     """Return whether the peer has it: every axis shards, and one batch dimension is sharded."""
     return None not in used and len({choice for choice in used if _is_batch(choice)}) == 1
+
+
+def is_classic_embedding(used: tuple[Choice, ...]) -> bool:
+    """Return whether the peer has it: no sharded vocabulary `v`, and one batch dimension at most."""
+    return "v" not in used and len(set(used) - {None, "d"}) <= 1
+
+
+def name_by_dimensions(operation: Operation, choices: tuple[Choice, ...]) -> str:
+    """Return `RS0 = S0R x R`: the placements of the output, or of the first of several, and of all inputs."""
+    specs = [
+        "".join(sharding_sequence(operand.placements(choices), len(operand.shape))) or "R"
+        for operand in (operation.outputs[0], *operation.inputs)
+    ]
+    return f"{specs[0]} = {' x '.join(specs[1:])}"
+
+
+def name_layer_norm(operation: Operation, choices: tuple[Choice, ...]) -> str:
+    """Return `[S0, R] = [S0, R] x [R]`; the peer calls full replication `RR = RR x R` in any dimension."""
+    if not any(choices):
+        return "RR = RR x R"
+    specs = [
+        f"[{', '.join(sharding_sequence(operand.placements(choices), len(operand.shape)))}]"
+        for operand in (operation.outputs[0], *operation.inputs[:2])
+    ]
+    return f"{specs[0]} = {' x '.join(specs[1:])}"
+
+
+def name_batch_norm(operation: Operation, choices: tuple[Choice, ...]) -> str:
+    """Return the name in rows, and whether the batch's statistics are synchronised."""
+    name = name_in_rows(operation, choices)
+    return f"{name} WITH SYNC_BN" if "batch" in choices else name
 
 
 def _factors(operation: Operation) -> tuple[Dimensions, ...]:
