@@ -28,7 +28,7 @@ from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE
 from harness.trial.proof import Prover
 from strategies.regions.host import allocating_on_host
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 BASELINES = ("paired", "sequential", "none")
 

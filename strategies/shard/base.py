@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from strategies.base import Strategy, Tolerance
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
 from strategies.shard.model.realisation import realise
+from strategies.shard.model.shard_plan import ShardPlan
 
 _REASON = (
     "ranks add their parts of a sum first, and then these to each other, which rounds otherwise; "

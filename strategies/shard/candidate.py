@@ -14,11 +14,12 @@ from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.candidates.operation import Choice
+from strategies.shard.candidates.operation import Label
 from strategies.shard.model.choice import megatron, restricted, with_random_numbers_of
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
+from strategies.shard.model.graph_building import model_graph
+from strategies.shard.model.module_options import LeafModule, NodeOption
+from strategies.shard.model.shard_plan import ShardPlan
 from strategies.shard.model.solver import Limits, cheapest
 from strategies.shard.operators.module_operations import module_operation
 
@@ -77,7 +78,11 @@ class OneCandidate(Sharding):
         return {fqn: self._name(fqn, node, axis) for fqn, node in matching.items()}
 
     def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
-        on_tp = {option.way.name: option.way.choice for option in node.options if option.way is not None}
+        on_tp = {
+            option.candidate.name: option.candidate.choice
+            for option in node.options
+            if option.candidate is not None
+        }
         if self.candidate in on_tp:
             return self.candidate
         assert node.leaf is not None
@@ -95,18 +100,18 @@ class OneCandidate(Sharding):
         raise StrategyError("shard.candidate", f"{problem}; it has: {', '.join(on_tp)}")
 
 
-def _name_on_both(leaf: Leaf, choice: Choice) -> str:
+def _name_on_both(leaf: LeafModule, choice: Label) -> str:
     """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
     operation = module_operation(leaf.module, leaf.input.shape)
     return operation.naming(operation, ("b0", choice))
 
 
-def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:
-    assert option.way is not None
+def _allows(names: Mapping[str, str], leaf: LeafModule, option: NodeOption) -> bool:
+    assert option.candidate is not None
     if leaf.fqn in names:
-        return option.way.name == names[leaf.fqn]
-    return option.way.choice is None
+        return option.candidate.name == names[leaf.fqn]
+    return option.candidate.choice is None
 
 
-def _is_linear(leaf: Leaf) -> bool:
+def _is_linear(leaf: LeafModule) -> bool:
     return isinstance(leaf.module, nn.Linear)

@@ -10,12 +10,13 @@ from torch import nn
 
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
 from strategies.shard.model.choice import megatron, with_random_numbers_of
-from strategies.shard.model.graph import TensorAxis, model_graph
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.solver import Choice, Limits, cheapest, smallest_memory_bytes
+from strategies.shard.model.graph import Choice, TensorAxis
+from strategies.shard.model.graph_building import model_graph
+from strategies.shard.model.shard_plan import ShardPlan
+from strategies.shard.model.solver import Limits, cheapest, smallest_memory_bytes
 
 _MIB = 1 << 20
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from strategies.shard.candidates import enumeration
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
 from strategies.shard.candidates.enumeration import Mode
 from strategies.shard.candidates.operation import UNCHANGED, OperandType
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
 
 
@@ -27,7 +27,7 @@ def candidates(
     dtype: torch.dtype = torch.float32,
     dtypes: Mapping[str, torch.dtype] = UNCHANGED,
     hardware: Hardware = DEFAULT_HARDWARE,
-) -> tuple[Candidate, ...]:
+) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of a linear layer, full replication first.
 
     The arguments are those of `matrix_products.linear`, `Operation.typed` and `enumeration.candidates`.

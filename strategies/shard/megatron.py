@@ -10,8 +10,9 @@ from torch import nn
 from strategies.shard.base import Sharding
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
 from strategies.shard.model.choice import megatron
-from strategies.shard.model.graph import TensorAxis, model_graph
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.graph_building import model_graph
+from strategies.shard.model.shard_plan import ShardPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

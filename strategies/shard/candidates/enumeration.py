@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Literal, TypeAlias
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import DEFAULT_HARDWARE, derive
-from strategies.shard.candidates.layout import Shape, checked_shape
-from strategies.shard.candidates.operation import Choice, Operation
+from strategies.shard.candidates.layout import checked_shape
+from strategies.shard.candidates.operation import Operation
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 
 Mode: TypeAlias = Literal["classic", "complete"]
 """The peer's set, or every choice that cuts evenly."""
@@ -22,7 +23,7 @@ def candidates(
     mode: Mode = "classic",
     *,
     hardware: Hardware = DEFAULT_HARDWARE,
-) -> tuple[Candidate, ...]:
+) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of an operator; the first is full replication, if the mode has it.
 
     What cannot be cut evenly is in neither mode, and an axis of size 1 replicates everything. Where the peer
@@ -41,12 +42,11 @@ def candidates(
     if mode not in ("classic", "complete"):
         raise StrategyError("mode", f"must be classic or complete, got {mode!r}")
     possible = tuple(operation.choices(mesh))
-    wanted = [each for each in possible if mode == "complete" or operation.is_classic(_used(each, mesh))]
+    wanted, is_classic = possible, operation.is_classic
+    if mode == "classic" and is_classic is not None:
+        has_several = [size > 1 for size in mesh]
+        wanted = tuple(each for each in possible if is_classic(tuple(compress(each, has_several))))
     return tuple(
         derive(operation, choices, mesh, name=operation.naming(operation, choices), hardware=hardware)
         for choices in wanted or possible[:1]
     )
-
-
-def _used(choices: tuple[Choice, ...], mesh_shape: Shape) -> tuple[Choice, ...]:
-    return tuple(choice for choice, ranks in zip(choices, mesh_shape, strict=True) if ranks > 1)

@@ -23,32 +23,34 @@ from strategies.errors import StrategyError
 from strategies.shard.candidates.layout import Placements, Shape
 
 OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]
-Choice: TypeAlias = str | None
-"""What one mesh axis does: shard the dimensions with this label, or replicate everything."""
+Label: TypeAlias = str | None
+"""Name of a dimension; `None` for one that is never sharded."""
+Choices: TypeAlias = tuple[Label, ...]
+"""What each mesh axis does: shard the dimensions with this label, or replicate everything."""
 UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """All operands as they are described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dimensions:
+class LabelledOperand:
     """An operand as the operator sees it.
 
     Fields:
         name: role of the operand, `input`, `weight`, `bias`, `output`.
         type: `arg`, `param`, `buffer` or `output`.
         shape: physical shape.
-        labels: one a physical dimension; `None` where it is never sharded.
+        labels: label of each physical dimension; `None` if it is never sharded.
         logical: the operand as the operator's mathematics has it: each entry is one logical
             dimension and lists the physical ones it is made of.
         is_differentiable: whether it gets a gradient.
-        dtype: where it is another than the operator's.
-        below: for integers, what they are smaller than; they are at least 0.
+        dtype: its own dtype, if it is another than the operator's.
+        below: bound of integers, which are from 0 to one less.
     """
 
     name: str
     type: OperandType
     shape: Shape
-    labels: tuple[Choice, ...]
+    labels: tuple[Label, ...]
     logical: tuple[tuple[int, ...], ...]
     is_differentiable: bool = True
     dtype: torch.dtype | None = None
@@ -59,7 +61,7 @@ class Dimensions:
         """Shape of the operand in the operator's mathematics."""
         return tuple(prod(self.shape[dim] for dim in group) for group in self.logical)
 
-    def placements(self, choices: tuple[Choice, ...]) -> Placements:
+    def placements(self, choices: Choices) -> Placements:
         """Return `Shard` on the axes whose choice is a dimension of this operand, else `Replicate`."""
         return tuple(
             Shard(self.labels.index(choice)) if choice is not None and choice in self.labels else Replicate()
@@ -75,10 +77,6 @@ class Part:
     count: int = 1
 
 
-def _unchanged(_name: str, statistic: Tensor) -> Tensor:
-    return statistic
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOperands:
     """What the operator computes from on one rank.
@@ -88,13 +86,13 @@ class LocalOperands:
         parts: the rank's part of every label that is sharded.
         synchronise: sums a statistic, given by name, over the ranks that have a part of what it
             is a sum of.
-        finish: brings the first term from the layout in which it was computed to the output's;
+        finish: redistribution of the first term from the layout in which it was computed to the output's;
             `None` where they are the same. Other terms are added after it.
     """
 
     tensors: Mapping[str, Tensor]
     parts: Mapping[str, Part] = field(default_factory=dict)
-    synchronise: Callable[[str, Tensor], Tensor] = _unchanged
+    synchronise: Callable[[str, Tensor], Tensor] = lambda _name, statistic: statistic
     finish: Callable[[Tensor], Tensor] | None = None
 
     def part(self, label: str) -> Part:
@@ -104,11 +102,6 @@ class LocalOperands:
     def finished(self, term: Tensor) -> Tensor:
         """Return the first term in the output's layout."""
         return term if self.finish is None else self.finish(term)
-
-
-def is_always_classic(_used: tuple[Choice, ...]) -> bool:
-    """Return True: the rule of operators of which the peer misses no candidate."""
-    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +120,8 @@ class Operation:
         compute: the operator on local parts; on whole operands it is the dense operator. It finishes
             the first term (`LocalOperands.finished`) before it adds others.
         naming: the name of a candidate, from the operator and what each mesh axis shards.
-        is_classic: whether the peer has a candidate, from what the axes of more than one rank shard.
+        is_classic: whether the peer has a candidate, from what the axes of more than one rank shard; `None`
+            where it has all of them.
         forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
         statistics: sums over the first term that all of it needs, the way a batch norm needs the
             mean: each is synchronised in the forward, and its gradient in the backward.
@@ -136,14 +130,14 @@ class Operation:
     """
 
     name: str
-    inputs: tuple[Dimensions, ...]
-    outputs: tuple[Dimensions, ...]
+    inputs: tuple[LabelledOperand, ...]
+    outputs: tuple[LabelledOperand, ...]
     terms: tuple[tuple[str, ...], ...]
     compute: Callable[[LocalOperands], Tensor | tuple[Tensor, ...]]
-    naming: Callable[[Operation, tuple[Choice, ...]], str]
-    is_classic: Callable[[tuple[Choice, ...]], bool] = is_always_classic
+    naming: Callable[[Operation, Choices], str]
+    is_classic: Callable[[Choices], bool] | None = None
     forward_flops: int = 0
-    statistics: tuple[Dimensions, ...] = ()
+    statistics: tuple[LabelledOperand, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     dtype: torch.dtype = torch.float32
 
@@ -162,7 +156,7 @@ class Operation:
             types: types of operands by name: `param` for a weight, `arg` for what the graph computes.
         """
 
-        def retyped(operand: Dimensions) -> Dimensions:
+        def retyped(operand: LabelledOperand) -> LabelledOperand:
             own, type_ = dtypes.get(operand.name, operand.dtype), types.get(operand.name, operand.type)
             return replace(operand, dtype=own, type=type_)
 
@@ -194,7 +188,7 @@ class Operation:
                     found[label] = gcd(size, found.get(label, 0))
         return found
 
-    def choices(self, mesh_shape: Shape) -> Iterator[tuple[Choice, ...]]:
+    def choices(self, mesh_shape: Shape) -> Iterator[Choices]:
         """Yield every choice vector, an entry a mesh axis, that cuts all dimensions evenly.
 
         The first replicates everything; an axis of size 1 always does.
@@ -215,7 +209,7 @@ class Operation:
         operands = (*(operand for operand in self.inputs if operand.name in names), *self.outputs)
         return frozenset(label for operand in operands for label in operand.labels if label is not None)
 
-    def dtype_of(self, operand: Dimensions) -> torch.dtype:
+    def dtype_of(self, operand: LabelledOperand) -> torch.dtype:
         """Return the dtype of an operand."""
         return self.dtype if operand.dtype is None else operand.dtype
 
@@ -223,15 +217,15 @@ class Operation:
 def operand(
     name: str,
     shape: Sequence[int],
-    labels: Sequence[Choice],
+    labels: Sequence[Label],
     type: OperandType = "arg",  # noqa: A002 (the field's name)
     *,
     logical: Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype | None = None,
-) -> Dimensions:
+) -> LabelledOperand:
     """Return a differentiable operand; without `logical` its mathematics sees every dimension by itself."""
     groups = [(dim,) for dim in range(len(shape))] if logical is None else logical
-    return Dimensions(
+    return LabelledOperand(
         name=name,
         type=type,
         shape=tuple(shape),
@@ -254,7 +248,7 @@ def broadcast(where: str, *shapes: Shape) -> Shape:
         raise StrategyError(where, f"must broadcast with each other, got {texts}") from None
 
 
-def broadcast_labels(shape: Shape, onto: Shape, labels: Sequence[Choice]) -> tuple[Choice, ...]:
+def broadcast_labels(shape: Shape, onto: Shape, labels: Sequence[Label]) -> tuple[Label, ...]:
     """Return the labels of an operand that broadcasts to the shape `onto` with these `labels`."""
     start = len(onto) - len(shape)
     return tuple(

@@ -82,11 +82,7 @@ def conv2d(
 
 
 def embedding(
-    input_shape: Sequence[int],
-    num_embeddings: int,
-    embedding_dim: int,
-    *,
-    padding_idx: int | None = None,
+    input_shape: Sequence[int], num_embeddings: int, embedding_dim: int, *, padding_idx: int | None = None
 ) -> Operation:
     """Describe the rows of a weight that integers ask for: (b0, …) of integers < v, (v, d) -> (b0, …, d).
 

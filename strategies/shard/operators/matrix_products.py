@@ -31,7 +31,7 @@ from strategies.shard.candidates.naming import (
     name_in_rows,
 )
 from strategies.shard.candidates.operation import (
-    Dimensions,
+    LabelledOperand,
     LocalOperands,
     Operation,
     broadcast,
@@ -40,7 +40,6 @@ from strategies.shard.candidates.operation import (
 )
 
 _MATRIX = 2
-_BATCHED_MATRIX = 3
 
 
 def linear(input_shape: Sequence[int], out_features: int, *, bias: bool = True) -> Operation:
@@ -126,7 +125,7 @@ def bmm(input_shape: Sequence[int], other_shape: Sequence[int]) -> Operation:
         StrategyError: a shape is empty, a size is below 1, or the shapes do not multiply.
     """
     left, right = checked_shape("input_shape", input_shape), checked_shape("other_shape", other_shape)
-    if (len(left), len(right)) != (_BATCHED_MATRIX,) * 2 or (left[0], left[2]) != right[:2]:
+    if (len(left), len(right)) != (3, 3) or (left[0], left[2]) != right[:2]:
         raise StrategyError("other_shape", f"must be (b, k, j) for an input (b, i, k) of {left}, got {right}")
     return replace(matmul(left, right), name="bmm")
 
@@ -154,7 +153,7 @@ def addmm(
         StrategyError: a shape is empty, a size is below 1, or the shapes do not multiply or broadcast.
     """
     left, right = checked_shape("mat1_shape", mat1_shape), checked_shape("mat2_shape", mat2_shape)
-    if (len(left), len(right)) != (_MATRIX,) * 2 or left[1] != right[0]:
+    if (len(left), len(right)) != (2, 2) or left[1] != right[0]:
         raise StrategyError("mat2_shape", f"must be (k, n) for a mat1 (m, k) of {left}, got {right}")
     added = checked_shape("input_shape", input_shape)
     shape, labels = (left[0], right[1]), ("b0", "n")
@@ -176,7 +175,7 @@ def addmm(
     )
 
 
-def _in_rows(left: Shape, right: Shape) -> tuple[Dimensions, ...]:
+def _in_rows(left: Shape, right: Shape) -> tuple[LabelledOperand, ...]:
     """Return inputs and output where all dimensions of `input` but the last are batch dimensions."""
     batch, rows = _batch_labels(left[:-1]), _rows(left[:-1])
     columns = ("n",) if len(right) == _MATRIX else ()
@@ -189,7 +188,7 @@ def _in_rows(left: Shape, right: Shape) -> tuple[Dimensions, ...]:
     )
 
 
-def _batched(left: Shape, right: Shape) -> tuple[Dimensions, ...]:
+def _batched(left: Shape, right: Shape) -> tuple[LabelledOperand, ...]:
     """Return inputs and output where both may have batch dimensions, which broadcast."""
     batches = left[:-_MATRIX], right[:-_MATRIX]
     batch = broadcast("batch dimensions", *batches)

@@ -137,15 +137,12 @@ def _batch_norm(local: LocalOperands, *, values: int, eps: float, momentum: floa
     centred = precise - mean.view(like_input)
     variance = local.synchronise("variance", centred.square().sum(dims)) / values
     if "running_mean" in tensors:
-        _update(tensors["running_mean"], mean, momentum)
-        _update(tensors["running_var"], variance * (values / (values - 1)), momentum)
+        unbiased = variance * (values / (values - 1))
+        with torch.no_grad():
+            for name, statistic in (("running_mean", mean), ("running_var", unbiased)):
+                tensors[name].lerp_(statistic.to(tensors[name].dtype), momentum)
     normalised = (centred * torch.rsqrt(variance + eps).view(like_input)).to(whole.dtype)
     if "weight" not in tensors:
         return local.finished(normalised)
     product = local.finished(normalised * tensors["weight"].view(like_input))
     return product + tensors["bias"].view(like_input)
-
-
-def _update(running: Tensor, statistic: Tensor, momentum: float) -> None:
-    with torch.no_grad():
-        running.lerp_(statistic.to(running.dtype), momentum)

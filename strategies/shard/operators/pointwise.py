@@ -18,8 +18,8 @@ from strategies.errors import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_index, checked_shape
 from strategies.shard.candidates.naming import name_by_dimensions
 from strategies.shard.candidates.operation import (
-    Choice,
-    Dimensions,
+    Label,
+    LabelledOperand,
     LocalOperands,
     Operation,
     broadcast,
@@ -28,11 +28,7 @@ from strategies.shard.candidates.operation import (
 )
 
 
-def elementwise(
-    shapes: Sequence[Sequence[int]],
-    *,
-    function: Callable[..., Tensor] = torch.add,
-) -> Operation:
+def elementwise(shapes: Sequence[Sequence[int]], *, function: Callable[..., Tensor] = torch.add) -> Operation:
     """Describe `function(*tensors)`, which works on single elements of tensors that broadcast.
 
     A mesh axis replicates or shards any dimension of the output. An operand that is broadcast over a sharded
@@ -78,12 +74,7 @@ def softmax(input_shape: Sequence[int], dim: int = -1) -> Operation:
     return applied("softmax", torch.softmax, [operand("input", shape, labels)], [made], dim)
 
 
-def sum_(
-    input_shape: Sequence[int],
-    dims: Sequence[int],
-    *,
-    keepdim: bool = False,
-) -> Operation:
+def sum_(input_shape: Sequence[int], dims: Sequence[int], *, keepdim: bool = False) -> Operation:
     """Describe `input.sum(dims, keepdim)`. DTensor's rule for `aten.sum` is the same.
 
     Over a sharded dimension the sum is partial: all-reduced after the forward.
@@ -111,8 +102,8 @@ def sum_(
 def applied(
     name: str,
     function: Callable[..., Any],
-    inputs: Sequence[Dimensions],
-    outputs: Sequence[Dimensions],
+    inputs: Sequence[LabelledOperand],
+    outputs: Sequence[LabelledOperand],
     *arguments: object,
 ) -> Operation:
     """Return the operator that calls a function of torch on local parts.
@@ -134,7 +125,7 @@ def applied(
     )
 
 
-def dimension_labels(shape: Shape, *, whole: Sequence[int] = ()) -> list[Choice]:
+def dimension_labels(shape: Shape, *, whole: Sequence[int] = ()) -> list[Label]:
     """Return a label for every dimension that need not stay whole."""
     return [None if dim in whole else f"d{dim}" for dim in range(len(shape))]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.layout import Shape, checked_index, checked_shape
+from strategies.shard.candidates.layout import Shape, checked_index, checked_shape, leading_dimensions
 from strategies.shard.candidates.naming import name_by_dimensions
-from strategies.shard.candidates.operation import Choice, LocalOperands, Operation, operand
+from strategies.shard.candidates.operation import Choices, Label, LocalOperands, Operation, operand
 from strategies.shard.operators.pointwise import applied, dimension_labels
 
 Entry: TypeAlias = int | slice | EllipsisType | None
@@ -45,7 +45,10 @@ def view(input_shape: Sequence[int], shape: Sequence[int]) -> Operation:
         after = tuple(torch.empty(before, device="meta").view(tuple(shape)).shape)
     except RuntimeError:
         raise StrategyError("shape", f"must have the elements of {before}, got {tuple(shape)}") from None
-    entering, leaving = _viewed(before, after)
+    pairs = tuple(leading_dimensions(before, after))
+    entered = {source: f"d{source}" for source, _ in pairs}
+    left = {target: f"d{source}" for source, target in pairs}
+    entering, leaving = list(map(entered.get, range(len(before)))), list(map(left.get, range(len(after))))
     return Operation(
         name="view",
         inputs=(operand("input", before, entering),),
@@ -93,12 +96,7 @@ def transpose(input_shape: Sequence[int], dim0: int, dim1: int) -> Operation:
     return permute(shape, order)
 
 
-def split(
-    input_shape: Sequence[int],
-    sizes: int | Sequence[int],
-    *,
-    dim: int = 0,
-) -> Operation:
+def split(input_shape: Sequence[int], sizes: int | Sequence[int], *, dim: int = 0) -> Operation:
     """Describe `input.split(sizes, dim)`: that dimension stays whole, as in DTensor's rule for `aten.split`.
 
     The outputs are `output_0`, `output_1`, …
@@ -146,27 +144,10 @@ def getitem(input_shape: Sequence[int], index: Entry | Index) -> Operation:
     return applied("getitem", operator.getitem, [whole], [made], entries)
 
 
-def _view(local: LocalOperands, *, shape: Shape, labels: tuple[Choice, ...]) -> Tensor:
+def _view(local: LocalOperands, *, shape: Shape, labels: Choices) -> Tensor:
     cuts = [1 if label is None else local.part(label).count for label in labels]
     sizes = [size // cut for size, cut in zip(shape, cuts, strict=True)]
     return local.finished(local.tensors["input"].reshape(sizes))
-
-
-def _viewed(before: Shape, after: Shape) -> tuple[list[Choice], list[Choice]]:
-    """Return labels for the leading dimensions of groups with equal products; sizes of 1 have none."""
-    entering: list[Choice] = [None] * len(before)
-    leaving: list[Choice] = [None] * len(after)
-    left = [(dim, size) for dim, size in enumerate(before) if size > 1]
-    right = [(dim, size) for dim, size in enumerate(after) if size > 1]
-    while left:
-        (dim, elements), (to, others) = left.pop(0), right.pop(0)
-        entering[dim] = leaving[to] = f"d{dim}"
-        while elements != others:
-            if elements < others:
-                elements *= left.pop(0)[1]
-            else:
-                others *= right.pop(0)[1]
-    return entering, leaving
 
 
 def _pieces(size: int, sizes: int | Sequence[int]) -> Shape:
@@ -193,12 +174,12 @@ def _picked(shape: Shape, index: Index) -> Shape:
     return after
 
 
-def _indexed(shape: Shape, index: Index) -> tuple[list[Choice], list[Choice]]:
+def _indexed(shape: Shape, index: Index) -> tuple[list[Label], list[Label]]:
     """Return labels for the dimensions that are taken as a whole."""
-    entering: list[Choice] = [None] * len(shape)
-    leaving: list[Choice] = []
+    entering: list[Label] = [None] * len(shape)
+    leaving: list[Label] = []
     dim = 0
-    for entry in _explicit(shape, index):
+    for entry in explicit_index(index, len(shape)):
         if entry is None:
             leaving.append(None)
             continue
@@ -210,10 +191,10 @@ def _indexed(shape: Shape, index: Index) -> tuple[list[Choice], list[Choice]]:
     return entering, leaving
 
 
-def _explicit(shape: Shape, index: Index) -> list[int | slice | None]:
-    """Return the index with a slice for every dimension that it leaves out."""
+def explicit_index(index: Index, dims: int) -> list[int | slice | None]:
+    """Return an index of a tensor with `dims` dimensions, with a slice for each that it leaves out."""
     named = sum(type(entry) in (int, slice) for entry in index)
-    left_out = [slice(None)] * (len(shape) - named)
+    left_out = [slice(None)] * (dims - named)
     if Ellipsis not in index:
         index = (*index, Ellipsis)
     found: list[int | slice | None] = []

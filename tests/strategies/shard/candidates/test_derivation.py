@@ -7,10 +7,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
 from strategies.shard.operators.views import split
 
@@ -194,7 +194,7 @@ def test_hardware_that_cannot_be(fields: dict[str, float], message: str) -> None
     assert str(error.value) == message
 
 
-def _communication(candidate: Candidate) -> list[tuple[str, str, int, int, str]]:
+def _communication(candidate: ShardingCandidate) -> list[tuple[str, str, int, int, str]]:
     return [
         (each.phase, each.kind, each.mesh_axis, each.payload_bytes, each.operand)
         for each in candidate.communication

@@ -9,11 +9,10 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
-from strategies.shard.operators.views import split
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import Examined, apply_elsewhere, examine
 
@@ -29,7 +28,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
 
 
 @cache  # two tests look at one run
-def _examined(pool4: RankPool, name: str) -> tuple[tuple[Candidate, ...], list[list[Examined]]]:
+def _examined(pool4: RankPool, name: str) -> tuple[tuple[ShardingCandidate, ...], list[list[Examined]]]:
     input_shape, out_features, mesh_shape, bias, _ = CASES[name]
     found = candidates(
         linear(input_shape, out_features, bias=bias).typed(torch.float64), mesh_shape, "complete"
@@ -82,9 +81,3 @@ def test_refusals(pool4: RankPool, mesh_shape: tuple[int, ...], kind: str, messa
         each for each in candidates(linear((4, 16), 32), (2, 2)) if each.name == "RS1 = RR x RS1"
     )
     assert pool4.run(apply_elsewhere, candidate, mesh_shape, kind) == [message] * 4
-
-
-def test_several_outputs_are_refused_where_one_is_asked_for(pool4: RankPool) -> None:
-    candidate = candidates(split((4, 8), 4, dim=1), (2, 2))[0]
-    message = "candidate: must have one output, got 2; use apply_all"
-    assert pool4.run(apply_elsewhere, candidate, (2, 2), "outputs") == [message] * 4

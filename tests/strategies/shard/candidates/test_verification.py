@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.convolution_and_embedding import embedding
 from strategies.shard.operators.matrix_products import linear
 from strategies.shard.operators.norms import batch_norm
@@ -35,14 +35,14 @@ ROWS, COLUMNS, CONTRACTED = (
 )
 
 
-def _with(candidate: Candidate, name: str, **fields: Any) -> Candidate:
+def _with(candidate: ShardingCandidate, name: str, **fields: Any) -> ShardingCandidate:
     operands = tuple(
         replace(operand, **fields) if operand.name == name else operand for operand in candidate.operands
     )
     return replace(candidate, operands=operands)
 
 
-def _computing(candidate: Candidate, compute: Callable[..., torch.Tensor]) -> Candidate:
+def _computing(candidate: ShardingCandidate, compute: Callable[..., torch.Tensor]) -> ShardingCandidate:
     return replace(candidate, operation=replace(candidate.operation, compute=compute))
 
 
@@ -56,7 +56,7 @@ SYNCHRONISED = next(
 )
 
 
-PLANTED: dict[str, tuple[Candidate, set[str]]] = {
+PLANTED: dict[str, tuple[ShardingCandidate, set[str]]] = {
     "the output is not reduced": (
         _with(CONTRACTED, "output", computed=CONTRACTED.output.placements),
         {"output"},
@@ -110,7 +110,7 @@ PLANTED: dict[str, tuple[Candidate, set[str]]] = {
 
 
 @pytest.mark.parametrize(("candidate", "wrong"), PLANTED.values(), ids=PLANTED)
-def test_planted_errors_are_found(pool4: RankPool, candidate: Candidate, wrong: set[str]) -> None:
+def test_planted_errors_are_found(pool4: RankPool, candidate: ShardingCandidate, wrong: set[str]) -> None:
     ranks = pool4.run(examine, [candidate], (2, 2))
     assert {difference.what for ((found, _),) in ranks for difference in found} == wrong
 

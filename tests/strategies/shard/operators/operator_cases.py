@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
-from strategies.shard.candidates.operation import Choice, Operation
+from strategies.shard.candidates.operation import Label, Operation
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
 from strategies.shard.operators.matrix_products import addmm, bmm, matmul
 from strategies.shard.operators.norms import batch_norm, layer_norm
@@ -39,10 +39,10 @@ class Case:
     count: int
     operation: Operation
     torch: Callable[[Tensors], Tensor | tuple[Tensor, ...]]
-    in_dtensor: Callable[[tuple[Choice, ...]], bool] = lambda _choices: True
+    in_dtensor: Callable[[tuple[Label, ...]], bool] = lambda _choices: True
 
     @cached_property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[ShardingCandidate, ...]:
         """All candidates, in double precision."""
         return candidates(self.operation.typed(F64), MESH, "complete")
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
 from strategies.shard.operators.module_operations import linear_operation, module_operation
 from tests.rank_pool import RankPool
@@ -45,7 +45,7 @@ MISSED_NAMES = {
 MODULE = nn.Linear(16, 32, device="meta")
 PLAIN_MODULE = nn.Linear(16, 32, bias=False, device="meta")
 INPUT = torch.empty(SEED, device="meta")
-SOURCES: dict[str, Callable[[Any], tuple[Candidate, ...]]] = {
+SOURCES: dict[str, Callable[[Any], tuple[ShardingCandidate, ...]]] = {
     "shapes": lambda mode: candidates(linear(SEED, 32), (2, 2), mode),
     "shapes without a bias": lambda mode: candidates(linear(SEED, 32, bias=False), (2, 2), mode),
     "nn.Linear": lambda mode: candidates(module_operation(MODULE, SEED), (2, 2), mode),
@@ -60,7 +60,7 @@ SOURCES: dict[str, Callable[[Any], tuple[Candidate, ...]]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[Candidate, ...]]) -> None:
+def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[ShardingCandidate, ...]]) -> None:
     names = [candidate.name for candidate in source("classic")]
     assert len(names) == 24
     assert set(names) == SEED_NAMES
@@ -68,7 +68,7 @@ def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[Candidate,
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_complete_adds_the_twelve_that_the_peer_misses(
-    source: Callable[[Any], tuple[Candidate, ...]],
+    source: Callable[[Any], tuple[ShardingCandidate, ...]],
 ) -> None:
     names = [candidate.name for candidate in source("complete")]
     assert len(names) == 36

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.execution import apply, distribute
 from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.module_operations import module_operation
 from strategies.shard.operators.norms import batch_norm, layer_norm
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import mesh_of
 
-CLASSIC: dict[str, tuple[tuple[Candidate, ...], set[str]]] = {
+CLASSIC: dict[str, tuple[tuple[ShardingCandidate, ...], set[str]]] = {
     "layer_norm of a matrix": (
         candidates(layer_norm((4, 16), (16,)), (2, 2)),
         {"RR = RR x R", *(f"[S{axes}, R] = [S{axes}, R] x [R]" for axes in ("0", "1", "01"))},
@@ -48,12 +48,12 @@ CLASSIC: dict[str, tuple[tuple[Candidate, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize(("found", "names"), CLASSIC.values(), ids=CLASSIC)
-def test_classic_is_the_set_of_the_peer(found: tuple[Candidate, ...], names: set[str]) -> None:
+def test_classic_is_the_set_of_the_peer(found: tuple[ShardingCandidate, ...], names: set[str]) -> None:
     assert len(found) == len(names)
     assert {candidate.name for candidate in found} == names
 
 
-Counted = Callable[[Any], tuple[Candidate, ...]]
+Counted = Callable[[Any], tuple[ShardingCandidate, ...]]
 COUNTS: dict[str, tuple[Counted, int]] = {
     "layer_norm of a matrix": (lambda mode: candidates(layer_norm((4, 16), (16,)), (2, 2), mode), 4),
     "layer_norm of four dimensions": (
@@ -76,7 +76,7 @@ def test_the_peer_misses_none(candidates: Counted, count: int) -> None:
 
 
 # bytes of float32
-COMMUNICATION: dict[str, tuple[tuple[Candidate, ...], str, list[tuple[str, int, int, str]]]] = {
+COMMUNICATION: dict[str, tuple[tuple[ShardingCandidate, ...], str, list[tuple[str, int, int, str]]]] = {
     "layer_norm sums the gradients of its parameters": (
         candidates(layer_norm((4, 16), (16,)), (2, 2)),
         "[S0, R] = [S0, R] x [R]",
@@ -109,7 +109,7 @@ COMMUNICATION: dict[str, tuple[tuple[Candidate, ...], str, list[tuple[str, int, 
 
 @pytest.mark.parametrize(("found", "name", "expected"), COMMUNICATION.values(), ids=COMMUNICATION)
 def test_communication(
-    found: tuple[Candidate, ...], name: str, expected: list[tuple[str, int, int, str]]
+    found: tuple[ShardingCandidate, ...], name: str, expected: list[tuple[str, int, int, str]]
 ) -> None:
     (candidate,) = [each for each in found if each.name == name]
     assert {each.kind for each in candidate.communication} <= {"all_reduce"}
@@ -145,7 +145,7 @@ def test_values_far_from_zero_keep_their_digits(dtype: torch.dtype, tolerance: f
     torch.testing.assert_close(made.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def _running_statistics(_rank: int, candidate: Candidate, steps: int) -> dict[str, torch.Tensor]:
+def _running_statistics(_rank: int, candidate: ShardingCandidate, steps: int) -> dict[str, torch.Tensor]:
     mesh = mesh_of((4,))
     generator = torch.Generator().manual_seed(0)
     whole = {
@@ -178,7 +178,7 @@ def test_every_rank_keeps_running_statistics_of_the_whole_batch(pool4: RankPool)
             torch.testing.assert_close(running, dense.get_buffer(name), rtol=1e-12, atol=1e-12)
 
 
-MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
+MODULES: dict[str, tuple[tuple[ShardingCandidate, ...], tuple[ShardingCandidate, ...]]] = {
     "nn.LayerNorm": (
         candidates(module_operation(nn.LayerNorm((4, 8), eps=1e-3, bias=False), (4, 4, 8)), (2,)),
         candidates(layer_norm((4, 4, 8), (4, 8), eps=1e-3, bias=False), (2,)),
@@ -203,7 +203,9 @@ MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
 
 
 @pytest.mark.parametrize(("found", "expected"), MODULES.values(), ids=MODULES)
-def test_a_module_says_it_all(found: tuple[Candidate, ...], expected: tuple[Candidate, ...]) -> None:
+def test_a_module_says_it_all(
+    found: tuple[ShardingCandidate, ...], expected: tuple[ShardingCandidate, ...]
+) -> None:
     assert [(each.name, each.operands, each.communication) for each in found] == [
         (each.name, each.operands, each.communication) for each in expected
     ]

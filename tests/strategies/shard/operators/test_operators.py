@@ -11,10 +11,10 @@ from torch.distributed.tensor import Replicate
 from torch.torch_version import TorchVersion
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.candidates.verification import draw
 from strategies.shard.operators.catalogue import OPERATORS
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
@@ -116,7 +116,7 @@ def test_an_output_may_be_wanted_whole(pool4: RankPool, case: Case) -> None:
     assert pool4.run(examine, gathered, MESH) == [right] * 4
 
 
-OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[Candidate, ...]]] = {
+OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[ShardingCandidate, ...]]] = {
     "embedding on one axis": ((4,), candidates(embedding((4, 4), 16, 8).typed(F64), (4,), "complete")),
     "embedding on three axes": (
         (2, 1, 2),
@@ -131,6 +131,6 @@ OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[Candidate, ...]]] = {
 
 
 @pytest.mark.parametrize(("mesh", "found"), OTHER_MESHES.values(), ids=OTHER_MESHES)
-def test_other_meshes(pool4: RankPool, mesh: tuple[int, ...], found: tuple[Candidate, ...]) -> None:
+def test_other_meshes(pool4: RankPool, mesh: tuple[int, ...], found: tuple[ShardingCandidate, ...]) -> None:
     right = [((), promised(candidate.communication)) for candidate in found]
     assert pool4.run(examine, found, mesh) == [right] * 4

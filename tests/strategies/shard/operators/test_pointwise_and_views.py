@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.execution import rank_parts
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.pointwise import elementwise, softmax, sum_
 from strategies.shard.operators.views import getitem, permute, split, transpose, view
 
 ADD = torch.add
 # on one axis of two ranks: the first is replication
-NAMES: dict[str, tuple[tuple[Candidate, ...], list[str]]] = {
+NAMES: dict[str, tuple[tuple[ShardingCandidate, ...], list[str]]] = {
     "view as it is": (candidates(view((4, 8), (4, 8)), (2,)), ["RR = RR", "S0R = S0R", "RS0 = RS0"]),
     "view that flattens carries on the leading dimension": (
         candidates(view((4, 8), (32,)), (2,)),
@@ -89,11 +89,11 @@ NAMES: dict[str, tuple[tuple[Candidate, ...], list[str]]] = {
 
 
 @pytest.mark.parametrize(("found", "names"), NAMES.values(), ids=NAMES)
-def test_names(found: tuple[Candidate, ...], names: list[str]) -> None:
+def test_names(found: tuple[ShardingCandidate, ...], names: list[str]) -> None:
     assert [candidate.name for candidate in found] == names
 
 
-SHAPES: dict[str, tuple[Candidate, list[tuple[int, ...]]]] = {
+SHAPES: dict[str, tuple[ShardingCandidate, list[tuple[int, ...]]]] = {
     "view with a size that follows": (candidates(view((4, 8), (2, -1)), (2,))[0], [(2, 16)]),
     "split with a rest": (candidates(split((2, 7), 3, dim=-1), (2,))[0], [(2, 3), (2, 3), (2, 1)]),
     "sum of everything": (candidates(sum_((4, 8), (0, -1)), (2,))[0], [()]),
@@ -103,7 +103,7 @@ SHAPES: dict[str, tuple[Candidate, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize(("candidate", "shapes"), SHAPES.values(), ids=SHAPES)
-def test_shapes_of_outputs(candidate: Candidate, shapes: list[tuple[int, ...]]) -> None:
+def test_shapes_of_outputs(candidate: ShardingCandidate, shapes: list[tuple[int, ...]]) -> None:
     assert [output.shape for output in candidate.outputs] == shapes
 
 

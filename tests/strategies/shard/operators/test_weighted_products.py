@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
 from strategies.shard.operators.matrix_products import addmm, bmm, matmul
 from strategies.shard.operators.module_operations import module_operation
@@ -47,7 +47,7 @@ BATCHED = {
     "Sb0R = Sb0Sk1 x Sb0Sk1",
     "Sb1R = Sb1Sk0 x Sb1Sk0",
 }
-CLASSIC: dict[str, tuple[tuple[Candidate, ...], set[str]]] = {
+CLASSIC: dict[str, tuple[tuple[ShardingCandidate, ...], set[str]]] = {
     "matmul of matrices": (candidates(matmul((4, 8), (8, 16)), (2, 2)), MATRICES),
     "matmul of batches": (candidates(matmul((4, 8, 16), (4, 16, 8)), (2, 2)), BATCHED),
     "bmm": (candidates(bmm((4, 8, 16), (4, 16, 8)), (2, 2)), BATCHED),
@@ -73,12 +73,12 @@ CLASSIC: dict[str, tuple[tuple[Candidate, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize(("found", "names"), CLASSIC.values(), ids=CLASSIC)
-def test_classic_is_the_set_of_the_peer(found: tuple[Candidate, ...], names: set[str]) -> None:
+def test_classic_is_the_set_of_the_peer(found: tuple[ShardingCandidate, ...], names: set[str]) -> None:
     assert len(found) == len(names)
     assert {candidate.name for candidate in found} == names
 
 
-Counted = Callable[[Any], tuple[Candidate, ...]]
+Counted = Callable[[Any], tuple[ShardingCandidate, ...]]
 COUNTS: dict[str, tuple[Counted, int, int]] = {
     "matmul of matrices": (lambda mode: candidates(matmul((4, 8), (8, 16)), (2, 2), mode), 14, 16),
     "matmul of three batch dimensions with a matrix": (
@@ -157,7 +157,7 @@ def test_bmm_has_the_25_candidates_of_dtensor(pool4: RankPool) -> None:
 
 
 # bytes of float32
-COMMUNICATION: dict[str, tuple[tuple[Candidate, ...], str, list[tuple[str, str, int, int, str]]]] = {
+COMMUNICATION: dict[str, tuple[tuple[ShardingCandidate, ...], str, list[tuple[str, str, int, int, str]]]] = {
     "a batch that is broadcast sums its gradient": (
         candidates(matmul((4, 8, 16), (1, 16, 8)), (2, 2), "complete"),
         "Sb0 = Sb0 x R",
@@ -202,7 +202,7 @@ COMMUNICATION: dict[str, tuple[tuple[Candidate, ...], str, list[tuple[str, str, 
 
 @pytest.mark.parametrize(("found", "name", "expected"), COMMUNICATION.values(), ids=COMMUNICATION)
 def test_communication(
-    found: tuple[Candidate, ...], name: str, expected: list[tuple[str, str, int, int, str]]
+    found: tuple[ShardingCandidate, ...], name: str, expected: list[tuple[str, str, int, int, str]]
 ) -> None:
     (candidate,) = [each for each in found if each.name == name]
     assert [
@@ -211,7 +211,7 @@ def test_communication(
     ] == expected
 
 
-FLOPS: dict[str, tuple[Candidate, int]] = {
+FLOPS: dict[str, tuple[ShardingCandidate, int]] = {
     "matmul": (candidates(matmul((2, 3, 5), (5, 7)), (1,))[0], 2 * 2 * 3 * 5 * 7),
     "matmul of batches that broadcast": (candidates(matmul((2, 1, 3, 5), (4, 5, 7)), (1,))[0], 2 * 8 * 105),
     "bmm": (candidates(bmm((2, 3, 5), (2, 5, 7)), (1,))[0], 2 * 2 * 3 * 5 * 7),
@@ -222,7 +222,7 @@ FLOPS: dict[str, tuple[Candidate, int]] = {
 
 
 @pytest.mark.parametrize(("candidate", "forward"), FLOPS.values(), ids=FLOPS)
-def test_flops_are_those_that_pytorch_counts(candidate: Candidate, forward: int) -> None:
+def test_flops_are_those_that_pytorch_counts(candidate: ShardingCandidate, forward: int) -> None:
     assert (candidate.cost.forward_flops, candidate.cost.backward_flops) == (forward, 2 * forward)
 
 
@@ -236,7 +236,7 @@ def test_integers_are_eight_bytes_and_get_no_gradient() -> None:
 
 CONVOLUTION = nn.Conv2d(8, 16, 3, stride=2, padding=(1, 0), groups=4, bias=False, device="meta")
 EMBEDDING = nn.Embedding(16, 32, padding_idx=3, device="meta", dtype=torch.float64)
-MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
+MODULES: dict[str, tuple[tuple[ShardingCandidate, ...], tuple[ShardingCandidate, ...]]] = {
     "nn.Conv2d": (
         candidates(module_operation(CONVOLUTION, (4, 8, 9, 9)), (2, 2), "complete"),
         candidates(
@@ -253,7 +253,9 @@ MODULES: dict[str, tuple[tuple[Candidate, ...], tuple[Candidate, ...]]] = {
 
 
 @pytest.mark.parametrize(("found", "expected"), MODULES.values(), ids=MODULES)
-def test_a_module_says_it_all(found: tuple[Candidate, ...], expected: tuple[Candidate, ...]) -> None:
+def test_a_module_says_it_all(
+    found: tuple[ShardingCandidate, ...], expected: tuple[ShardingCandidate, ...]
+) -> None:
     assert [(each.name, each.operands, each.communication) for each in found] == [
         (each.name, each.operands, each.communication) for each in expected
     ]
