@@ -60,10 +60,10 @@ def _no_gradient_reduction(placed: PlacedModule) -> PlacedModule:
 
 
 def _with_reductions(placed: PlacedModule, reduced: Callable[[str], Any]) -> PlacedModule:
-    way = placed.option.candidate
-    assert way is not None
-    held = {name: replace(each, reduction=reduced(name)) for name, each in way.parameters.items()}
-    return replace(placed, option=replace(placed.option, candidate=replace(way, parameters=held)))
+    candidate = placed.option.candidate
+    assert candidate is not None
+    held = {name: replace(each, reduction=reduced(name)) for name, each in candidate.parameters.items()}
+    return replace(placed, option=replace(placed.option, candidate=replace(candidate, parameters=held)))
 
 
 def _all_reduced(_name: str) -> Any:
