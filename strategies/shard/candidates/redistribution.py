@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.errors import StrategyError
 from strategies.shard.candidates.layout import Placements, Shape, cuts, local_shape
 
-Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 Phase: TypeAlias = Literal["forward", "backward"]
 
 
@@ -50,7 +50,7 @@ class LayoutStep:
     payload_bytes: int
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> CollectiveKind | None:
         """The collective it takes; `None` for a slice of what every rank has."""
         if self.source.is_replicate():
             return None
@@ -77,7 +77,7 @@ class Collective:
     """
 
     phase: Phase
-    kind: Kind
+    kind: CollectiveKind
     mesh_axis: int
     ranks: int
     payload_bytes: int
@@ -182,7 +182,7 @@ def _check_reachable(source: Placements, target: Placements) -> None:
             )
 
 
-def _link_share(kind: Kind, ranks: int) -> float:
+def _link_share(kind: CollectiveKind, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 

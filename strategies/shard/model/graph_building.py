@@ -154,8 +154,7 @@ class _Builder:
         parameter = self._parameters.get(fqn)
         if parameter is None or not self._is_read_at_home(fqn, parameter):
             return Node(name=node.name, sources=(), options=(whole,))
-        _, _, name = fqn.rpartition(".")
-        summed = summed_parameter(name, parameter, self._axis.ranks, self._hardware)
+        summed = summed_parameter(fqn.rpartition(".")[2], parameter, self._axis.ranks, self._hardware)
         return Node(name=node.name, sources=(), options=(whole, summed), parameter=fqn)
 
     def _is_read_at_home(self, fqn: str, parameter: Tensor) -> bool:

@@ -7,7 +7,7 @@ describe single functions, hold for the whole forward, whatever sizes its code r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -90,7 +90,8 @@ class _Comparison:
         expected_shapes = tuple(_part(shape, state or WHOLE, self._ranks) for shape in whole.shapes)
         if state is None or expected_shapes == part.shapes:
             return None
-        text = f"{here} gives {_texts(part.shapes)}, where the part is {_texts(expected_shapes)}"
+        given, wanted = (" and ".join(map(str, shapes)) for shapes in (part.shapes, expected_shapes))
+        text = f"{here} gives {given}, where the part is {wanted}"
         return self._here(number, whole, text)
 
     def _ended(self, number: int, whole: RecordedStep | None) -> Conflict:
@@ -135,10 +136,6 @@ def described(step: RecordedStep) -> str:
 
 def _part(shape: Shape, state: State, ranks: int) -> Shape:
     return local_shape(shape, (state.value,), (ranks,))
-
-
-def _texts(shapes: Sequence[Shape]) -> str:
-    return " and ".join(map(str, shapes))
 
 
 def _differences(whole: Any, part: Any) -> Iterator[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from strategies.shard.operators.norms import batch_norm, layer_norm
 from strategies.shard.operators.pointwise import elementwise, softmax, sum_
 from strategies.shard.operators.views import getitem, permute, split, transpose, view
 
-Kind: TypeAlias = Literal["sizes", "several sizes", "number", "index", "present", "absent"]
+ArgumentKind: TypeAlias = Literal["sizes", "several sizes", "number", "index", "present", "absent"]
 """A tuple of integers, several of them, an integer, an index, or a switch that means True or False."""
 
 
@@ -31,14 +31,14 @@ class Argument:
     """
 
     flag: str
-    kind: Kind
+    kind: ArgumentKind
     metavar: str
     help: str = "shape"
     default: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operator:
+class OperatorRow:
     """An operator of the table.
 
     Fields:
@@ -54,11 +54,11 @@ class Operator:
     has_modes: bool = True
 
 
-def _operator(describe: Callable[..., Operation], summary: str, **arguments: Argument) -> Operator:
-    return Operator(describe=describe, summary=summary, arguments=MappingProxyType(arguments))
+def _operator(describe: Callable[..., Operation], summary: str, **arguments: Argument) -> OperatorRow:
+    return OperatorRow(describe=describe, summary=summary, arguments=MappingProxyType(arguments))
 
 
-def _follower(describe: Callable[..., Operation], summary: str, **arguments: Argument) -> Operator:
+def _follower(describe: Callable[..., Operation], summary: str, **arguments: Argument) -> OperatorRow:
     """Return an operator that takes the candidates of its producer in the peer."""
     return replace(_operator(describe, summary, **arguments), has_modes=False)
 
@@ -66,7 +66,7 @@ def _follower(describe: Callable[..., Operation], summary: str, **arguments: Arg
 _INPUT = Argument("--input", "sizes", "D0,D1")
 _NO_BIAS = Argument("--no-bias", "absent", "", "without a bias")
 
-OPERATORS: Mapping[str, Operator] = {
+OPERATORS: Mapping[str, OperatorRow] = {
     "linear": _operator(
         linear, "output = input x weight^T + bias",
         input_shape=Argument("--input", "sizes", "B,K", "shape, batch dimensions first"),

@@ -21,9 +21,9 @@ from strategies.shard.candidates.naming import name_by_dimensions
 from strategies.shard.candidates.operation import Choices, Label, LocalOperands, Operation, operand
 from strategies.shard.operators.pointwise import applied, dimension_labels
 
-Entry: TypeAlias = int | slice | EllipsisType | None
+IndexEntry: TypeAlias = int | slice | EllipsisType | None
 """What stands between two commas of an index."""
-Index: TypeAlias = tuple[Entry, ...]
+Index: TypeAlias = tuple[IndexEntry, ...]
 
 
 def view(input_shape: Sequence[int], shape: Sequence[int]) -> Operation:
@@ -122,7 +122,7 @@ def split(input_shape: Sequence[int], sizes: int | Sequence[int], *, dim: int = 
     return applied("split", torch.split, [whole], outputs, list(pieces), dim)
 
 
-def getitem(input_shape: Sequence[int], index: Entry | Index) -> Operation:
+def getitem(input_shape: Sequence[int], index: IndexEntry | Index) -> Operation:
     """Describe `input[index]` with integers, slices, `None` and an ellipsis.
 
     A dimension that is picked from stays whole, one that is taken as a whole may be sharded. These are the

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategies.shard.candidates.layout import Shape
-from strategies.shard.operators.catalogue import Argument, Kind
-from strategies.shard.operators.views import Entry, Index
+from strategies.shard.operators.catalogue import Argument, ArgumentKind
+from strategies.shard.operators.views import Index, IndexEntry
 
 _NEGATIVE = re.compile(r"-\d")
-_CONSTANTS: dict[str, Entry] = {"None": None, "...": ...}
+_CONSTANTS: dict[str, IndexEntry] = {"None": None, "...": ...}
 
 
 def add_argument(parser: ArgumentParser, name: str, argument: Argument) -> None:
@@ -71,7 +71,7 @@ def index(text: str) -> Index:
         ) from None
 
 
-_READERS: dict[Kind, Callable[[str], Any]] = {
+_READERS: dict[ArgumentKind, Callable[[str], Any]] = {
     "sizes": sizes,
     "several sizes": sizes,
     "number": int,
@@ -79,7 +79,7 @@ _READERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
-def _entry(text: str) -> Entry:
+def _entry(text: str) -> IndexEntry:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if ":" in text:
