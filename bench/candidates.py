@@ -21,10 +21,10 @@ from bench.collectives import Collectives, promised
 from bench.table import table_of
 from harness.ranks.agent import Agent, RankJob
 from harness.ranks.entry import RankContext
-from strategies.shard.candidates.candidate import Candidate
+from strategies.shard import linear
 from strategies.shard.candidates.layout import Shape
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.candidates.verification import verify
-from strategies.shard.operators import linear
 
 MESH = (2, 2)
 OUT_FEATURES = 32
@@ -132,7 +132,7 @@ def _enumerated(shape: Shape, ranks: Sequence[dict[str, Any]]) -> Enumerated:
     )
 
 
-def _complete(shape: Shape) -> tuple[Candidate, ...]:
+def _complete(shape: Shape) -> tuple[ShardingCandidate, ...]:
     return linear.candidates(shape, OUT_FEATURES, MESH, "complete", dtype=torch.float64)
 
 

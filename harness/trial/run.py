@@ -29,7 +29,7 @@ from harness.trial.precision import COMPUTE_DTYPE
 from harness.trial.proof import Prover
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 _UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""

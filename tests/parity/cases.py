@@ -34,7 +34,7 @@ from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 _CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {

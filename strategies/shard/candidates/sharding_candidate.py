@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from strategies.shard.candidates.cost import Cost
+from strategies.shard.candidates.candidate_cost import CandidateCost
 from strategies.shard.candidates.layout import Placements, Shape, local_shape, sharding_sequence
-from strategies.shard.candidates.operation import Choice, OperandType, Operation
-from strategies.shard.candidates.redistribution import Collective, Step, plan
+from strategies.shard.candidates.operation import Choices, OperandType, Operation
+from strategies.shard.candidates.redistribution import Collective, Steps, steps_between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operand:
+class PlacedOperand:
     """An operand with its placements.
 
     Fields:
-        name: its role, `input`, `weight`, `bias`, `output`.
+        name: role of the operand, `input`, `weight`, `bias`, `output`.
         type: `arg`, `param`, `buffer` or `output`.
         shape: physical shape of the whole operand.
         logical_shape: shape in the operator's mathematics: batch dimensions as one, a linear's weight
             transposed.
-        placements: where the operand and its gradient lie, one placement a mesh axis.
-        computed: where local computation leaves the output, or the gradient of an input, before it is
+        placements: placements of the operand and its gradient, one a mesh axis.
+        computed: placements in which the output, or the gradient of an input, is computed, before it is
             communicated: `Partial` on axes where every rank has a summand. Equal to `placements`
             for what gets no gradient.
         mesh_shape: sizes of the mesh axes.
@@ -59,9 +59,9 @@ class Operand:
         return prod(self.local_shape) * self.itemsize
 
     @property
-    def reduction(self) -> tuple[Step, ...]:
+    def reduction(self) -> Steps:
         """The steps from where the output, or the gradient of an input, is computed to where it lies."""
-        return plan(
+        return steps_between(
             self.computed,
             self.placements,
             shape=self.shape,
@@ -71,46 +71,46 @@ class Operand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class ShardingCandidate:
     """One way to place the operands of an operator.
 
     Fields:
         name: `S0S1 = S0R x RS1_0`: the logical placements of output and inputs, and the physical batch
             dimension that is sharded.
         operation: the operator.
-        choices: what each mesh axis shards, by label; `None` replicates.
+        choices: label that each mesh axis shards; `None` replicates.
         mesh_shape: sizes of the mesh axes.
         operands: inputs in the order of the operator, then what it makes.
         statistics: sums that are synchronised on the way, and their gradients.
         communication: the collectives of one step, those of the forward first.
-        cost: of one rank in one training step in which every differentiable operand gets its gradient.
+        cost: cost of one rank in a training step in which every differentiable operand gets its gradient.
     """
 
     name: str
     operation: Operation
-    choices: tuple[Choice, ...]
+    choices: Choices
     mesh_shape: Shape
-    operands: tuple[Operand, ...]
+    operands: tuple[PlacedOperand, ...]
     communication: tuple[Collective, ...]
-    cost: Cost
-    statistics: tuple[Operand, ...] = ()
+    cost: CandidateCost
+    statistics: tuple[PlacedOperand, ...] = ()
 
     @property
-    def inputs(self) -> tuple[Operand, ...]:
+    def inputs(self) -> tuple[PlacedOperand, ...]:
         """The operands that the operator reads."""
         return self.operands[: len(self.operation.inputs)]
 
     @property
-    def outputs(self) -> tuple[Operand, ...]:
+    def outputs(self) -> tuple[PlacedOperand, ...]:
         """The operands that the operator makes."""
         return self.operands[len(self.operation.inputs) :]
 
     @property
-    def output(self) -> Operand:
+    def output(self) -> PlacedOperand:
         """The operand that the operator makes, the first where there are several."""
         return self.outputs[0]
 
-    def operand(self, name: str) -> Operand:
+    def operand(self, name: str) -> PlacedOperand:
         """Return the operand of that role.
 
         Raises:

@@ -10,8 +10,8 @@ from typing import Any
 from strategies.shard.candidates.layout import Shape, local_shape
 from strategies.shard.candidates.redistribution import Collective
 from strategies.shard.model.graph import ModelGraph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.state import WHOLE
+from strategies.shard.model.module_options import LeafModule, ModuleCandidate, NodeOption
+from strategies.shard.model.placement_state import WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,41 +19,47 @@ class PlacedModule:
     """A leaf module and its option.
 
     Fields:
-        fqn: its plain FQN.
-        option: one with a way.
-        whole_shape: of its input.
-        shape: of its input on one rank.
-        output_shape: of its output on one rank.
+        fqn: plain FQN of the module.
+        option: option by which it runs; it has a candidate.
+        whole_shape: shape of its whole input.
+        shape: shape of its input on one rank.
+        output_shape: shape of its output on one rank.
         is_training: whether it is planned for in training mode.
     """
 
     fqn: str
-    option: Option
+    option: NodeOption
     whole_shape: Shape
     shape: Shape
     output_shape: Shape
     is_training: bool
 
     @property
+    def candidate(self) -> ModuleCandidate:
+        """The candidate of its option."""
+        assert self.option.candidate is not None
+        return self.option.candidate
+
+    @property
     def is_plain(self) -> bool:
         """Whether it runs as it would without a plan."""
-        option = self.option
-        assert option.way is not None
-        moves = (option.entering, option.leaving, option.way.finish)
-        return not option.way.changes_parameters and not any(move.forward or move.backward for move in moves)
+        moves = (self.option.entering, self.option.leaving, self.candidate.finish)
+        return not self.candidate.changes_parameters and not any(
+            move.forward or move.backward for move in moves
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedParameter:
-    """A parameter that functions read, each rank of which gives a summand of its gradient.
+    """A parameter that functions read; each rank computes one summand of its gradient.
 
     Fields:
-        fqn: its plain FQN.
-        option: makes the gradient whole.
+        fqn: plain FQN of the parameter.
+        option: option that makes its gradient whole.
     """
 
     fqn: str
-    option: Option
+    option: NodeOption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +67,11 @@ class ShardPlan:
     """What a sharding strategy decided for one model.
 
     Fields:
-        ranks: of the mesh axis.
+        ranks: number of ranks on the mesh axis.
         modules: leaf modules, in the order in which they run.
-        parameters: of other modules.
-        seconds: of one rank in one step: FLOPs of linears and attention, and all collectives.
-        memory_bytes: of one rank: parameters, their gradients, and what all calls give.
+        parameters: parameters of other modules.
+        seconds: time of one rank in one step: FLOPs of linears and attention, and all collectives.
+        memory_bytes: bytes on one rank: parameters, their gradients, and the outputs of all calls.
     """
 
     ranks: int
@@ -75,7 +81,7 @@ class ShardPlan:
     parameters: tuple[PlacedParameter, ...] = ()
 
     @classmethod
-    def of(cls, graph: ModelGraph, choice: Sequence[Option], ranks: int) -> ShardPlan:
+    def of(cls, graph: ModelGraph, choice: Sequence[NodeOption], ranks: int) -> ShardPlan:
         """Return the plan of a graph, the nodes of which run by `choice`."""
         chosen = tuple(zip(graph.nodes, choice, strict=True))
         return cls(
@@ -107,7 +113,7 @@ class ShardPlan:
         """Return the plan as it stands in a record."""
         return {
             "ranks": self.ranks,
-            "candidates": {placed.fqn: _name(placed) for placed in self.modules},
+            "candidates": {placed.fqn: placed.candidate.name for placed in self.modules},
             "resharding": [
                 *(described for placed in self.modules for described in _resharding(placed)),
                 *(_summed(placed) for placed in self.parameters),
@@ -119,7 +125,7 @@ class ShardPlan:
         }
 
 
-def _placed(leaf: Leaf, option: Option, ranks: int) -> PlacedModule:
+def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
     (entered,) = option.inputs
     return PlacedModule(
         fqn=leaf.fqn,
@@ -131,16 +137,10 @@ def _placed(leaf: Leaf, option: Option, ranks: int) -> PlacedModule:
     )
 
 
-def _name(placed: PlacedModule) -> str:
-    assert placed.option.way is not None
-    return placed.option.way.name
-
-
 def _resharding(placed: PlacedModule) -> Iterable[dict[str, str]]:
     """Yield the changes of state at a module, beside those that its candidate is made of."""
-    option = placed.option
-    assert option.way is not None
-    ends = (("input", option.inputs[0], option.way.input), ("output", option.way.output, option.output))
+    option, candidate = placed.option, placed.candidate
+    ends = (("input", option.inputs[0], candidate.input), ("output", candidate.output, option.output))
     for operand, source, target in ends:
         if source != target:
             yield {"module": placed.fqn, "operand": operand, "from": str(source), "to": str(target)}

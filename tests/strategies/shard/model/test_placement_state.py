@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.shard.model.state import SUMMED, WHOLE, Move, State, Value, move, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, Value, move, sharded
 
 _VALUE = Value(shape=(4, 6), dtype=torch.float32, needs_gradient=True)
 

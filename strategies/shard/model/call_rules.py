@@ -1,7 +1,7 @@
 """Rules of functions: which dimensions of its tensors a function carries on to its result.
 
-A rule says in which states the tensors of a call are, where one dimension of the result is sharded and every
-rank computes its own part. Arguments count as much as names: a rule that does not know an argument is none.
+A rule says in which states the tensors of a call must be, so that each rank computes its own part of a result
+that is sharded in one dimension. A call with an argument that its rule does not name counts as unknown.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from strategies.shard.candidates.layout import Shape
-from strategies.shard.model.state import SUMMED, WHOLE, State, Value, sharded
+from strategies.shard.candidates.layout import Shape, leading_dimensions
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
+from strategies.shard.operators.views import explicit_index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class FunctionCall:
     """A call of a function of torch on tensors.
 
     Fields:
         node: the call.
-        arguments: by name, as far as the rule names them.
-        values: of the tensors among them, by node.
+        arguments: arguments by name, as far as the rule names them.
+        values: tensors among them, by node.
         output: the tensor that it gives, or the first of several.
     """
 
@@ -40,35 +42,35 @@ class Call:
         return next(iter(self.values.values())) if len(self.values) == 1 else None
 
 
-Operands: TypeAlias = Iterable[tuple[fx.Node, State]]
-DimensionMap: TypeAlias = Callable[[Call, Shape], Mapping[int, int]]
+TensorStates: TypeAlias = Iterable[tuple[fx.Node, State]]
+DimensionMap: TypeAlias = Callable[[FunctionCall, Shape], Mapping[int, int]]
 """From a call and the shape of its only tensor to {dimension of it: the same one of the result}."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class CallRule:
     """What is known of a function.
 
     Fields:
-        states: from a call and a dimension of its result to the states of its tensors; `None` for unknown.
-        names: of all its parameters; empty for any.
-        is_view: whether it gives what its input holds already.
+        states: maps a call and a dimension of its result to the states of its tensors; `None` for unknown.
+        names: names of all its parameters; empty for any.
+        is_view: whether its result shares the memory of its input.
         follows_shapes: whether numbers among its arguments say no more than the shape of the result.
         is_elementwise: whether it may change its first tensor in place.
     """
 
-    states: Callable[[Call, int], Operands | None]
+    states: Callable[[FunctionCall, int], TensorStates | None]
     names: tuple[str, ...] = ()
     is_view: bool = False
     follows_shapes: bool = False
     is_elementwise: bool = False
 
-    def call(self, node: fx.Node, values: Mapping[fx.Node, Value], output: Value) -> Call | None:
+    def call(self, node: fx.Node, values: Mapping[fx.Node, Value], output: Value) -> FunctionCall | None:
         """Return the call with its arguments by name; `None` where one has no name."""
         if self.names and (len(node.args) > len(self.names) or not node.kwargs.keys() <= set(self.names)):
             return None
         arguments = {**dict(zip(self.names, node.args, strict=False)), **node.kwargs}
-        return Call(node=node, arguments=arguments, values=values, output=output)
+        return FunctionCall(node=node, arguments=arguments, values=values, output=output)
 
 
 def as_summand(value: Value) -> State:
@@ -83,15 +85,15 @@ def _broadcast(value: Value, shape: Shape, dim: int) -> State:
     return sharded(own) if is_there else as_summand(value)
 
 
-def _elementwise(call: Call, dim: int) -> Operands:
+def _elementwise(call: FunctionCall, dim: int) -> TensorStates:
     return [(node, _broadcast(value, call.output.shape, dim)) for node, value in call.values.items()]
 
 
-def _chosen(call: Call, dim: int) -> Operands | None:
+def _chosen(call: FunctionCall, dim: int) -> TensorStates | None:
     return _elementwise(call, dim) if len(call.arguments) == len(RULES["where"].names) else None
 
 
-def _joined(call: Call, dim: int) -> Operands | None:
+def _joined(call: FunctionCall, dim: int) -> TensorStates | None:
     shapes = {len(value.shape) for value in call.values.values()}
     along = call.arguments.get("dim", 0) % len(call.output.shape)
     if dim == along or shapes != {len(call.output.shape)}:
@@ -99,18 +101,18 @@ def _joined(call: Call, dim: int) -> Operands | None:
     return [(node, sharded(dim)) for node in call.values]
 
 
-def _stacked(call: Call, dim: int) -> Operands | None:
+def _stacked(call: FunctionCall, dim: int) -> TensorStates | None:
     along = call.arguments.get("dim", 0) % len(call.output.shape)
     return None if dim == along else [(node, sharded(dim - (dim > along))) for node in call.values]
 
 
-def _attention(call: Call, dim: int) -> Operands | None:
+def _attention(call: FunctionCall, dim: int) -> TensorStates | None:
     shape = call.output.shape
     is_batch = dim < len(shape) - 2
     return _elementwise(call, dim) if is_batch else None
 
 
-def _product(call: Call, dim: int) -> Operands | None:
+def _product(call: FunctionCall, dim: int) -> TensorStates | None:
     first, second = (call.arguments.get(name) for name in ("input", "other"))
     shape = call.output.shape
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
@@ -125,7 +127,7 @@ def _product(call: Call, dim: int) -> Operands | None:
     return [(first, as_summand(values[0])), (second, sharded(len(values[1].shape) - 1))]
 
 
-def _rows(call: Call, dim: int) -> Operands | None:
+def _rows(call: FunctionCall, dim: int) -> TensorStates | None:
     """Rule of what works on one row of `input` after another, with the same parameters."""
     normalized: Any = call.arguments.get("normalized_shape", (0,))
     sizes: Any = normalized.args[0] if isinstance(normalized, fx.Node) else normalized
@@ -136,8 +138,8 @@ def _rows(call: Call, dim: int) -> Operands | None:
     return [(source, sharded(dim)), *((node, as_summand(call.values[node])) for node in parameters)]
 
 
-def _mapped(dimensions: DimensionMap) -> Callable[[Call, int], Operands | None]:
-    def states(call: Call, dim: int) -> Operands | None:
+def _mapped(dimensions: DimensionMap) -> Callable[[FunctionCall, int], TensorStates | None]:
+    def states(call: FunctionCall, dim: int) -> TensorStates | None:
         if call.only is None:
             return None
         sources = {target: source for source, target in dimensions(call, call.only.shape).items()}
@@ -146,34 +148,34 @@ def _mapped(dimensions: DimensionMap) -> Callable[[Call, int], Operands | None]:
     return states
 
 
-def _transposed(call: Call, shape: Shape) -> Mapping[int, int]:
+def _transposed(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     one, other = (call.arguments[name] % len(shape) for name in ("dim0", "dim1"))
     return {dim: other if dim == one else one if dim == other else dim for dim in range(len(shape))}
 
 
-def _permuted(call: Call, shape: Shape) -> Mapping[int, int]:
+def _permuted(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     given = call.arguments.get("dims", call.node.args[1:])
     dims = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
     return {source % len(shape): target for target, source in enumerate(dims)}
 
 
-def _unsqueezed(call: Call, shape: Shape) -> Mapping[int, int]:
+def _unsqueezed(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     at = call.arguments["dim"] % (len(shape) + 1)
     return {dim: dim + (dim >= at) for dim in range(len(shape))}
 
 
-def _others(call: Call, shape: Shape) -> Mapping[int, int]:
+def _others(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     """Return all dimensions but the one along which the function works."""
     along = call.arguments.get("dim", 0)
     return {} if along is None else {dim: dim for dim in range(len(shape)) if dim != along % len(shape)}
 
 
-def _unbound(call: Call, shape: Shape) -> Mapping[int, int]:
+def _unbound(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     along = call.arguments.get("dim", 0) % len(shape)
     return {dim: dim - (dim > along) for dim in range(len(shape)) if dim != along}
 
 
-def _reduced(call: Call, shape: Shape) -> Mapping[int, int]:
+def _reduced(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     given = call.arguments.get("dim")
     if given is None or given == ():
         return {}
@@ -183,20 +185,15 @@ def _reduced(call: Call, shape: Shape) -> Mapping[int, int]:
     return {dim: dim if keeps else target for target, dim in enumerate(left)}
 
 
-def _picked(call: Call, shape: Shape) -> Mapping[int, int]:
+def _picked(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     """Return the dimensions that an index leaves whole; those of a part of a tuple are its own."""
     source, index = call.node.args
     if isinstance(source, fx.Node) and not isinstance(source.meta["val"], torch.Tensor):
         return {dim: dim for dim in range(len(shape))}
-    entries = index if isinstance(index, tuple) else (index,)
-    if not all(
-        isinstance(entry, slice) or entry is ... or entry is None or type(entry) is int for entry in entries
-    ):
+    entries: Any = index if isinstance(index, tuple) else (index,)
+    if not all(type(entry) in (int, slice, EllipsisType, type(None)) for entry in entries):
         return {}
-    hidden = len(shape) - sum(entry is not ... and entry is not None for entry in entries)
-    filled = entries if ... in entries else (*entries, ...)
-    spread = [each for entry in filled for each in ([slice(None)] * hidden if entry is ... else [entry])]
-    return dict(_kept(spread))
+    return dict(_kept(explicit_index(entries, len(shape))))
 
 
 def _kept(entries: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -208,31 +205,13 @@ def _kept(entries: Iterable[Any]) -> Iterator[tuple[int, int]]:
         target += type(entry) is not int
 
 
-def _viewed(call: Call, shape: Shape) -> Mapping[int, int]:
+def _viewed(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
     """Return the dimensions that are the outermost of those that a view joins or splits, before and after."""
     after = call.output.shape
-    return dict(_outermost(shape, after)) if prod(shape) and prod(shape) == prod(after) else {}
+    return dict(leading_dimensions(shape, after)) if prod(shape) and prod(shape) == prod(after) else {}
 
 
-def _outermost(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
-    """Yield the outermost dimensions, above 1, of the smallest groups that hold the same elements."""
-    sources, targets = ([dim for dim, size in enumerate(shape) if size > 1] for shape in (before, after))
-    left = right = 0
-    while left < len(sources) and right < len(targets):
-        stop, end = left + 1, right + 1
-        while (held := _elements(before, sources[left:stop])) != (
-            wanted := _elements(after, targets[right:end])
-        ):
-            stop, end = stop + (held < wanted), end + (held > wanted)
-        yield sources[left], targets[right]
-        left, right = stop, end
-
-
-def _elements(shape: Shape, dims: Iterable[int]) -> int:
-    return prod(shape[dim] for dim in dims)
-
-
-def _shaped_as(call: Call, dim: int) -> Operands | None:
+def _shaped_as(call: FunctionCall, dim: int) -> TensorStates | None:
     """Rule of a view with the shape of another tensor."""
     first, *others = call.values
     found = {target: source for source, target in _viewed(call, call.values[first].shape).items()}
@@ -241,72 +220,55 @@ def _shaped_as(call: Call, dim: int) -> Operands | None:
     return [(first, sharded(found[dim])), *((node, sharded(dim)) for node in others)]
 
 
-_ELEMENTWISE = frozenset(
-    {"add", "sub", "mul", "div", "truediv", "radd", "rsub", "rmul", "rtruediv", "rdiv", "neg", "pow", "rpow"}
-    | {"iadd", "isub", "imul", "itruediv", "sqrt", "rsqrt", "square", "exp", "log", "abs", "sin", "cos"}
-    | {
-        "tanh",
-        "sigmoid",
-        "relu",
-        "relu6",
-        "gelu",
-        "silu",
-        "elu",
-        "mish",
-        "leaky_relu",
-        "softplus",
-        "hardtanh",
-    }
-    | {"erf", "clamp", "maximum", "minimum", "dropout", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne"}
-    | {"float", "half", "bfloat16", "double", "contiguous", "clone", "zeros_like", "ones_like"}
-)
+_ELEMENTWISE = (
+    "add", "sub", "mul", "div", "truediv", "radd", "rsub", "rmul", "rtruediv", "rdiv", "iadd", "isub", "imul",
+    "itruediv", "neg", "pow", "rpow", "abs", "square", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh",
+    "sigmoid", "erf", "relu", "relu6", "gelu", "silu", "elu", "mish", "leaky_relu", "softplus", "hardtanh",
+    "clamp", "maximum", "minimum", "dropout", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "float",
+    "half", "bfloat16", "double", "contiguous", "clone", "zeros_like", "ones_like",
+)  # fmt: skip
 ATTENTION = "scaled_dot_product_attention"
 _REDUCTIONS = ("mean", "sum", "amax", "amin")
 _NORMALISATIONS = ("softmax", "log_softmax")
 
-RULES: Mapping[str, Rule] = {
-    **{name: Rule(states=_elementwise, is_elementwise=True) for name in _ELEMENTWISE},
-    **{name: Rule(states=_elementwise) for name in ("to", "type_as")},
-    "where": Rule(states=_chosen, names=("condition", "input", "other")),
-    "cat": Rule(states=_joined, names=("tensors", "dim")),
-    "stack": Rule(states=_stacked, names=("tensors", "dim")),
-    ATTENTION: Rule(
+RULES: Mapping[str, CallRule] = {
+    **dict.fromkeys(_ELEMENTWISE, CallRule(states=_elementwise, is_elementwise=True)),
+    **dict.fromkeys(("to", "type_as"), CallRule(states=_elementwise)),
+    "where": CallRule(states=_chosen, names=("condition", "input", "other")),
+    "cat": CallRule(states=_joined, names=("tensors", "dim")),
+    "stack": CallRule(states=_stacked, names=("tensors", "dim")),
+    ATTENTION: CallRule(
         states=_attention,
         names=("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     ),
-    "matmul": Rule(states=_product, names=("input", "other")),
-    "bmm": Rule(states=_product, names=("input", "other")),
-    "linear": Rule(states=_rows, names=("input", "weight", "bias")),
-    "layer_norm": Rule(states=_rows, names=("input", "normalized_shape", "weight", "bias", "eps")),
-    "rms_norm": Rule(states=_rows, names=("input", "normalized_shape", "weight", "eps")),
-    "transpose": Rule(states=_mapped(_transposed), names=("input", "dim0", "dim1"), is_view=True),
-    "permute": Rule(states=_mapped(_permuted), is_view=True),
-    "unsqueeze": Rule(states=_mapped(_unsqueezed), names=("input", "dim"), is_view=True),
-    "chunk": Rule(states=_mapped(_others), names=("input", "chunks", "dim"), is_view=True),
-    "split": Rule(
-        states=_mapped(_others),
-        names=("tensor", "split_size_or_sections", "dim", "split_size"),
-        is_view=True,
+    "matmul": CallRule(states=_product, names=("input", "other")),
+    "bmm": CallRule(states=_product, names=("input", "other")),
+    "linear": CallRule(states=_rows, names=("input", "weight", "bias")),
+    "layer_norm": CallRule(states=_rows, names=("input", "normalized_shape", "weight", "bias", "eps")),
+    "rms_norm": CallRule(states=_rows, names=("input", "normalized_shape", "weight", "eps")),
+    "transpose": CallRule(states=_mapped(_transposed), names=("input", "dim0", "dim1"), is_view=True),
+    "permute": CallRule(states=_mapped(_permuted), is_view=True),
+    "unsqueeze": CallRule(states=_mapped(_unsqueezed), names=("input", "dim"), is_view=True),
+    "chunk": CallRule(states=_mapped(_others), names=("input", "chunks", "dim"), is_view=True),
+    "split": CallRule(
+        states=_mapped(_others), names=("tensor", "split_size_or_sections", "dim", "split_size"), is_view=True
     ),
-    "unbind": Rule(states=_mapped(_unbound), names=("input", "dim"), is_view=True),
-    "detach": Rule(states=_elementwise, is_view=True),
-    "getitem": Rule(states=_mapped(_picked), is_view=True),
-    "expand": Rule(states=_elementwise, is_view=True, follows_shapes=True),
-    **{
-        name: Rule(states=_mapped(_viewed), is_view=True, follows_shapes=True)
-        for name in ("view", "reshape", "flatten", "unflatten")
-    },
-    **{
-        name: Rule(states=_shaped_as, names=("input", "other"), is_view=True)
-        for name in ("view_as", "reshape_as")
-    },
-    **{
-        name: Rule(states=_mapped(_reduced), names=("input", "dim", "keepdim", "dtype"))
-        for name in _REDUCTIONS
-    },
-    **{
-        name: Rule(states=_mapped(_others), names=("input", "dim", "_stacklevel", "dtype"))
-        for name in _NORMALISATIONS
-    },
+    "unbind": CallRule(states=_mapped(_unbound), names=("input", "dim"), is_view=True),
+    "detach": CallRule(states=_elementwise, is_view=True),
+    "getitem": CallRule(states=_mapped(_picked), is_view=True),
+    "expand": CallRule(states=_elementwise, is_view=True, follows_shapes=True),
+    **dict.fromkeys(
+        ("view", "reshape", "flatten", "unflatten"),
+        CallRule(states=_mapped(_viewed), is_view=True, follows_shapes=True),
+    ),
+    **dict.fromkeys(
+        ("view_as", "reshape_as"), CallRule(states=_shaped_as, names=("input", "other"), is_view=True)
+    ),
+    **dict.fromkeys(
+        _REDUCTIONS, CallRule(states=_mapped(_reduced), names=("input", "dim", "keepdim", "dtype"))
+    ),
+    **dict.fromkeys(
+        _NORMALISATIONS, CallRule(states=_mapped(_others), names=("input", "dim", "_stacklevel", "dtype"))
+    ),
 }
 """By the name of the function, whether it is a method, an operator or of `torch`."""

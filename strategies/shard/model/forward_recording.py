@@ -1,7 +1,7 @@
 """Recording of a forward for sharding: on whole tensors, or as a rank runs it, on its parts of them.
 
-What code does with a shard cannot be told from what it does with the whole: `len(h)`, a view to a number of
-rows, or a branch over a shape. So a forward is recorded both ways, and `soundness` compares.
+Code may do something else with a shard than with the whole: `len(h)`, a view to a number of rows, or a branch
+over a shape. So a forward is recorded both ways, and `soundness` compares the two.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _OWN = ("torch", "strategies", "contextlib", "functools")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Fields: step: number of the step that gives a tensor."""
+class StepResult:
+    """A tensor among recorded arguments: the number of the step that gave it."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class RecordedStep:
     """A call, an input or a parameter, as it was recorded.
 
     Fields:
-        node: its node.
-        arguments: positional and named ones; a tensor is its place.
-        shapes: of the tensors that it gives.
-        line: where the model's code calls it, `model.py:12`; empty where nobody's does.
+        node: node of the recorded graph.
+        arguments: positional and named arguments; a tensor stands as its `StepResult`.
+        shapes: shapes of the tensors that it gives.
+        line: line of the model's code that calls it, `model.py:12`; empty if none does.
         within: FQNs of the modules in whose forward that is, outermost first.
     """
 
@@ -82,17 +82,17 @@ class Followed:
     """What a forward did.
 
     Fields:
-        steps: all, whether somebody uses their results or not.
-        reads: in order.
-        outputs: the leaves of what it returned; a tensor is its place.
-        structure: of these leaves.
-        stop: why it ended early, if it did.
+        steps: all steps, whether somebody uses their results or not.
+        reads: questions about tensors, in order.
+        outputs: leaves of what it returned; a tensor stands as its `StepResult`.
+        structure: tree of these leaves.
+        stop: reason why it ended early, if it did.
         stopped_in_call: whether a function that it called did so.
         kept: numbers of the steps whose results are still held by somebody when the forward is over.
         bypassed: FQNs of modules that are not looked into, whose forward is taken without calling them.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     reads: tuple[Read, ...]
     outputs: tuple[Any, ...] = ()
     structure: TreeSpec | None = None
@@ -107,10 +107,10 @@ class Forward:
     """A forward that can be recorded.
 
     Fields:
-        shadow: of the model, on the meta device.
+        shadow: shadow of the model, on the meta device.
         sample: positional inputs.
         through: FQNs of the submodules that are looked into.
-        hooked: those of them around which hooks run.
+        hooked: FQNs among them around which hooks run.
     """
 
     shadow: Shadow
@@ -271,7 +271,7 @@ class _PlaceRecorder(FunctionRecorder):
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
         outputs = [self._node(leaf, "output") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         followed = self._so_far()
-        places = {step.node: Place(number) for number, step in enumerate(followed.steps)}
+        places = {step.node: StepResult(number) for number, step in enumerate(followed.steps)}
         returned = tuple(places[each] if isinstance(each, fx.Node) else each for each in outputs)
         self._followed = replace(followed, outputs=returned, structure=structure)
         return super()._finished(leaves, structure)
@@ -298,12 +298,12 @@ def _without_log() -> Iterator[None]:
         _LOG.disabled = was_disabled
 
 
-def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[Step]:
+def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[RecordedStep]:
     def placed(node: fx.Node) -> Any:
-        return node.args[0] if is_sizes(node) else Place(numbers[node])
+        return node.args[0] if is_sizes(node) else StepResult(numbers[node])
 
     for node in numbers:
-        yield Step(
+        yield RecordedStep(
             node=node,
             arguments=fx.node.map_arg((node.args, node.kwargs), placed),
             shapes=tuple(tuple(tensor.shape) for tensor in _tensors(node)),

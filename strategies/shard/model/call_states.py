@@ -1,8 +1,8 @@
-"""Flow of states through functions: in which states a torch function takes and gives tensors.
+"""States of a call: in which states a torch function may read its tensors, and in which its result then is.
 
-A function stands in the model's code, where nothing can be put before it; it runs on what its producers
-give. `flows` says which states of all its tensors fit together, such that every rank's result is its part
-of the whole result. What has no rule takes and gives whole tensors, which is right for every function.
+No resharding can be put before a function in the model's code; it runs on what its producers give.
+`states_of_call` lists the states that fit together: every rank's result is then its part of the whole result.
+A function without a rule reads and gives whole tensors, which is right for every function.
 
 A gradient is linear in the gradient that comes back to it, so any function with a rule passes summands on.
 """
@@ -16,8 +16,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from strategies.shard.model.rules import ATTENTION, RULES, Call, Operands, Rule, as_summand
-from strategies.shard.model.state import SUMMED, WHOLE, State, Value, sharded
+from strategies.shard.model.call_rules import (
+    ATTENTION,
+    RULES,
+    CallRule,
+    FunctionCall,
+    TensorStates,
+    as_summand,
+)
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
 
 _OF_TORCH = frozenset(
     {"torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator"}
@@ -26,39 +33,40 @@ _OF_TORCH = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flow:
-    """States that fit together.
+class CallStates:
+    """States of a call's tensors that fit together.
 
     Fields:
-        inputs: of the tensors that the function reads, in their order.
-        output: of what it gives; of all parts where it gives several.
+        inputs: states of the tensors that the function reads, in their order.
+        output: state of its result, or of each of several results.
     """
 
     inputs: tuple[State, ...]
     output: State
 
 
-def flows(node: fx.Node, inputs: Sequence[Value | None], ranks: int) -> tuple[Flow, ...]:
+def states_of_call(node: fx.Node, inputs: Sequence[Value | None], ranks: int) -> tuple[CallStates, ...]:
     """Return in which states a call may run, the one on whole tensors first.
 
     Args:
         node: the call, with what it gives in `meta["val"]`.
-        inputs: what it reads, in the order of `sources_of`; `None` for what is no tensor.
-        ranks: on the mesh axis.
+        inputs: tensors that it reads, in the order of `sources_of`; `None` for what is no tensor.
+        ranks: number of ranks on the mesh axis.
     """
-    whole = Flow(inputs=(WHOLE,) * len(inputs), output=WHOLE)
+    whole = CallStates(inputs=(WHOLE,) * len(inputs), output=WHOLE)
     call = _call(node, inputs)
     given = outputs_of(node)
-    if call is None or not (_changes_nothing(node) or _changes_its_first(node)):
+    mutates = bool(node.meta.get("mutates"))
+    if call is None or (mutates and not _changes_its_first(node)):
         return (whole,)
     found = [whole]
-    if given[0].needs_gradient and _changes_nothing(node):
-        found.append(Flow(inputs=tuple(map(as_summand, call.values.values())), output=SUMMED))
+    if given[0].needs_gradient and not mutates:
+        found.append(CallStates(inputs=tuple(map(as_summand, call.values.values())), output=SUMMED))
     for dim in range(len(given[0].shape)):
         if all(value.can_be_cut(dim, ranks) for value in given):
             states = _states(call, RULES[function_name(node)].states(call, dim), ranks)
             if states is not None:
-                found.append(Flow(inputs=states, output=sharded(dim)))
+                found.append(CallStates(inputs=states, output=sharded(dim)))
     return tuple(found)
 
 
@@ -67,7 +75,7 @@ def sources_of(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(source for source in node.all_input_nodes if "val" in source.meta)
 
 
-def rule_of(node: fx.Node) -> Rule | None:
+def rule_of(node: fx.Node) -> CallRule | None:
     """Return what is known of the function that a node calls, if anything."""
     is_known = node.op == "call_method" or getattr(node.target, "__module__", None) in _OF_TORCH
     return RULES.get(function_name(node)) if is_known else None
@@ -125,7 +133,7 @@ def argument(node: fx.Node, name: str, position: int, *, default: Any) -> Any:
     return node.args[position] if position < len(node.args) else given
 
 
-def _call(node: fx.Node, inputs: Sequence[Value | None]) -> Call | None:
+def _call(node: fx.Node, inputs: Sequence[Value | None]) -> FunctionCall | None:
     """Return the call of a function with a rule on tensors, and what it gives."""
     rule, given = rule_of(node), outputs_of(node)
     values = {
@@ -134,10 +142,6 @@ def _call(node: fx.Node, inputs: Sequence[Value | None]) -> Call | None:
     if rule is None or not given or not values or len(values) < len(inputs):
         return None
     return rule.call(node, values, given[0])
-
-
-def _changes_nothing(node: fx.Node) -> bool:
-    return not node.meta.get("mutates")
 
 
 def _changes_its_first(node: fx.Node) -> bool:
@@ -153,7 +157,7 @@ def _changes_its_first(node: fx.Node) -> bool:
     )
 
 
-def _states(call: Call, operands: Operands | None, ranks: int) -> tuple[State, ...] | None:
+def _states(call: FunctionCall, operands: TensorStates | None, ranks: int) -> tuple[State, ...] | None:
     """Return the states of all tensors in order; `None` where one is in two, or cannot be."""
     if operands is None:
         return None

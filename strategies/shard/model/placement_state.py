@@ -18,12 +18,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.shard.candidates.layout import Shape, local_shape
-from strategies.shard.candidates.redistribution import Collective, Step, collectives, plan
+from strategies.shard.candidates.redistribution import Collective, Steps, collectives, steps_between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Fields: value, gradient: placements on the one mesh axis."""
+    """Placements of a tensor, and of its gradient, on the one mesh axis."""
 
     value: Placement
     gradient: Placement
@@ -53,8 +53,8 @@ class Value:
     """A tensor of a model, without its elements.
 
     Fields:
-        shape: of the whole tensor.
-        dtype: of its elements.
+        shape: shape of the whole tensor.
+        dtype: dtype of its elements.
         needs_gradient: whether a gradient comes back to it.
     """
 
@@ -79,15 +79,15 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """What brings a tensor from one state to another.
+    """Redistribution of a tensor, and of its gradient, from one state to another.
 
     Fields:
         forward: steps of the tensor.
         backward: steps of its gradient, on the way back.
     """
 
-    forward: tuple[Step, ...] = ()
-    backward: tuple[Step, ...] = ()
+    forward: Steps = ()
+    backward: Steps = ()
 
     def collectives(self, operand: str) -> tuple[Collective, ...]:
         """Return those of the steps that communicate."""
@@ -98,13 +98,13 @@ class Move:
 
 
 def move(source: State, target: State, value: Value, ranks: int) -> Move | None:
-    """Return what brings `value` from `source` to `target`; `None` where nothing does.
+    """Return the redistribution of `value` from `source` to `target`; `None` if there is none.
 
-    What is whole cannot become a summand: `R*` is where a gradient comes from, not where it goes.
+    A tensor whose gradient comes in summands (`R*`) cannot get to a state whose gradient is whole.
     """
     if source.gradient.is_partial() and not target.gradient.is_partial():
         return None
     sizes = {"shape": value.shape, "mesh_shape": (ranks,), "itemsize": value.dtype.itemsize}
-    forward = plan((source.value,), (target.value,), **sizes)
-    backward = plan((target.gradient,), (source.gradient,), **sizes) if value.needs_gradient else ()
+    forward = steps_between((source.value,), (target.value,), **sizes)
+    backward = steps_between((target.gradient,), (source.gradient,), **sizes) if value.needs_gradient else ()
     return Move(forward=forward, backward=backward)

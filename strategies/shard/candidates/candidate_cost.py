@@ -1,4 +1,4 @@
-"""Cost of a candidate in seconds: FLOPs over a rate, and for every collective a latency and a bandwidth."""
+"""Cost of a candidate in seconds: FLOPs over a rate, and a latency and a bandwidth for every collective."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DEFAULT_HARDWARE = Hardware()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class CandidateCost:
     """What a candidate costs one rank in a training step, forward and backward.
 
     Fields:

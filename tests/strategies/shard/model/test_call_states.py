@@ -11,9 +11,15 @@ from torch.nn import functional
 
 from strategies.nested.program import record, shadowed
 from strategies.nested.scopes import Scope
-from strategies.shard.model.flow import attention_flops, flows, is_random, outputs_of, sources_of
-from strategies.shard.model.recording import is_sizes
-from strategies.shard.model.state import SUMMED, WHOLE, State, Value
+from strategies.shard.model.call_states import (
+    attention_flops,
+    is_random,
+    outputs_of,
+    sources_of,
+    states_of_call,
+)
+from strategies.shard.model.forward_recording import is_sizes
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value
 from strategies.tracing.shadow import Shadow
 
 _X = torch.zeros(4, 6, 8)
@@ -218,7 +224,7 @@ def _inputs(node: fx.Node) -> list[Value]:
 
 
 def _texts(node: fx.Node) -> list[str]:
-    found = flows(node, _inputs(node), 2)
+    found = states_of_call(node, _inputs(node), 2)
     assert {str(state) for state in (*found[0].inputs, found[0].output)} == {"R"}
     return [f"{' '.join(map(str, flow.inputs))} -> {flow.output}" for flow in found[1:]]
 
@@ -270,7 +276,7 @@ def _flows(function: Any, inputs: list[Tensor]) -> list[tuple[list[State], State
             found = [
                 {**before, **dict(zip(sources_of(node), flow.inputs, strict=True)), node: flow.output}
                 for before in found
-                for flow in flows(node, _inputs(node), 2)
+                for flow in states_of_call(node, _inputs(node), 2)
                 if all(
                     before.get(source, state) == state
                     for source, state in zip(sources_of(node), flow.inputs, strict=True)
