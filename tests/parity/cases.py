@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
@@ -75,6 +76,7 @@ MESHES = {
     "tp2": Mesh(tp=2),
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
     "hsdp2x2": Mesh(dp_replicate=2, dp_shard=2),
+    "ddp2_tp2": Mesh(dp_replicate=2, tp=2),
 }
 
 
@@ -162,10 +164,19 @@ def assembled(
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
-    """Return the plan of the case `key`, made once."""
+    """Return the plan of the case `key`, made once by one rank: it depends on shapes alone."""
     if key not in _plans:
-        _plans[key] = _make_plan(*arguments, **options)
+        _plans[key] = _of_rank_0(lambda: _make_plan(*arguments, **options))
     return _plans[key]
+
+
+def _of_rank_0(make: Callable[[], ChunkPlan]) -> ChunkPlan:
+    if not dist.is_initialized():
+        return make()
+    held = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(held)
+    assert held[0] is not None
+    return held[0]
 
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:

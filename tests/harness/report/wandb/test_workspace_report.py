@@ -20,8 +20,8 @@ from tests.harness.report.synthetic import sweep
 from tests.harness.report.wandb.loopback import accepting_server
 
 pytest.importorskip("wandb_workspaces")
-OFFLINE = Tracker(name="offline", project="ours", deadline_s=60)
-ONLINE = Tracker(name="online", project="ours", deadline_s=60)
+OFFLINE = Tracker(name="offline", project="ours", deadline_s=200)
+ONLINE = Tracker(name="online", project="ours", deadline_s=200)
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?: [KMGT]iB| B|%|×)?")  # noqa: RUF001 (times)
 
 
