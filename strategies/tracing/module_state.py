@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -64,16 +64,20 @@ def frozen(  # noqa: PLR0911 (one for each kind of value)
     if isinstance(value, Tensor):
         return of_tensor(value)
     if isinstance(value, Mapping):
-        held = tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in value.items())
-        return type(value), held
+        return type(value), _frozen_items(value.items(), of_tensor, depth)
     if isinstance(value, list | tuple | deque):
-        return type(value), tuple(frozen(each, of_tensor, depth=depth) for each in value)
+        return type(value), _frozen_items(enumerate(value), of_tensor, depth)
     if isinstance(value, set | frozenset):
         return type(value), frozenset(value)
     if isinstance(value, _OPAQUE) or not depth:
         return ByIdentity(value)
-    attributes = tuple((name, frozen(each, of_tensor, depth=depth - 1)) for name, each in _attributes(value))
-    return ByIdentity(value), attributes
+    return ByIdentity(value), _frozen_items(_attributes(value), of_tensor, depth - 1)
+
+
+def _frozen_items(
+    items: Iterable[tuple[Any, Any]], of_tensor: Callable[[Tensor], object], depth: int
+) -> object:
+    return tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in items)
 
 
 def kind_of_tensor(tensor: Tensor) -> object:

@@ -8,7 +8,7 @@ are gradients of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -304,35 +304,48 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
     if any(operand.node.meta.get("written", False) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
-    members = set(loop.region.members)
-    totals: list[list[int]] = []
+    totals: list[Sequence[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
         born: set[Key] = set()
-        backward = []
-        for node in reversed(loop.region.members):
-            is_growing = bool(loop.region.axes[node])
-            held: set[Key] = {
-                key for key in born if key in {gradient_of(each) for each in storages.keys[node]}
-            }
-            kept: set[Key] = {
-                key for source in slots(node) if source in members for key in storages.keys[source]
-            }
-            held |= saves[node] & (kept | set(storages.keys[node]))
-            makes: dict[Key, int] = {}
-            for slot, source in enumerate(slots(node)):
-                operand = loop.local(node, slot)
-                if operand is not None and operand.axis is None:  # added to its total, by products at once
-                    if not grows and source.meta["val"].requires_grad and not loop.adds_gradients(node):
-                        makes["gradient", source, node] = bytes_of(source.meta["val"])
-                    continue
-                if not has_gradient(source) or is_growing is not grows:
-                    continue
-                for key in storages.keys[source]:
-                    if gradient_of(key) not in born:
-                        born.add(gradient_of(key))
-                        makes[gradient_of(key)] = storages.made.get(source, {}).get(
-                            key, bytes_of(source.meta["val"])
-                        )
-            backward.append(StorageStep(makes=makes, holds=frozenset(held)))
-        totals.append(list(simulate([*steps, *backward], ()).live_bytes))
+        backward = [
+            _member_backward(loop, node, storages, saves[node], born, grows=grows)
+            for node in reversed(loop.region.members)
+        ]
+        totals.append(simulate([*steps, *backward], ()).live_bytes)
     return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+
+
+def _member_backward(
+    loop: Loop, node: fx.Node, storages: Storages, saved: frozenset[Key], born: set[Key], *, grows: bool
+) -> StorageStep:
+    """Return the backward of a member: of gradients that grow with the chunk, or of those that do not.
+
+    Args:
+        loop: whose body has the member.
+        node: the member.
+        storages: storages of the graph.
+        saved: storages that autograd keeps for the member.
+        born: gradients that exist already; those of the step are added.
+        grows: whether gradients that grow with the chunk are meant.
+    """
+    members = set(loop.region.members)
+    held = born & {gradient_of(key) for key in storages.keys[node]}
+    kept = {key for source in slots(node) if source in members for key in storages.keys[source]}
+    makes: dict[Key, int] = {}
+    for slot, source in enumerate(slots(node)):
+        operand = loop.local(node, slot)
+        if operand is not None and operand.axis is None:
+            if not grows and _makes_whole_gradient(loop, node, source):
+                makes["gradient", source, node] = bytes_of(source.meta["val"])
+        elif has_gradient(source) and bool(loop.region.axes[node]) is grows:
+            sizes, size = storages.made.get(source, {}), bytes_of(source.meta["val"])
+            gradients = {gradient_of(key): sizes.get(key, size) for key in storages.keys[source]}
+            makes |= {key: size for key, size in gradients.items() if key not in born}
+            born.update(makes)
+    holds = held.union(saved & kept.union(storages.keys[node]))
+    return StorageStep(makes=makes, holds=frozenset(holds))
+
+
+def _makes_whole_gradient(loop: Loop, node: fx.Node, source: fx.Node) -> bool:
+    """Whether each chunk makes a gradient for all of an input, rather than add to its total at once."""
+    return source.meta["val"].requires_grad and not loop.adds_gradients(node)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunk.flow.axes import whole
-from strategies.chunk.flow.chunk_region import RegionSeed
+from strategies.chunk.flow.chunk_region import ChunkRegion, RegionSeed
 from strategies.chunk.flow.chunk_rules import shape_of, sums
 from strategies.chunk.flow.grow_region import RegionGrower
 from strategies.chunk.flow.slice_inputs import slice_inputs
@@ -137,18 +137,8 @@ def _loop(
     outside: set[fx.Node],
     plain: Schedule,
 ) -> Loop | None:
-    seed_node = nodes[decision.seed]
-    members = [nodes[position] for position in decision.members]
-    window = [nodes[position] for position in decision.window]
-    if decision.dim is not None:
-        seed = RegionSeed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
-    else:
-        ways = sums(seed_node)
-        seed = RegionSeed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
-    region = RegionGrower(window, decision.may_copy).region(seed)
-    if region is not None and decision.has_sliced_inputs:
-        region = slice_inputs(region)
-    if region is None or region.members != members:
+    region = _region(decision, nodes)
+    if region is None or region.members != [nodes[position] for position in decision.members]:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)
     if loop is None or len(loop.outputs) != len(decision.into):
@@ -159,3 +149,15 @@ def _loop(
         for result, position in zip(loop.outputs, decision.into, strict=True)
     )
     return replace(loop, outputs=tuple(outputs))
+
+
+def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | None:
+    """Return the region that grows from the seed of a decision on another graph."""
+    node = nodes[decision.seed]
+    if decision.dim is not None:
+        seed = RegionSeed(node=node, axis=whole(decision.dim, shape_of(node)))
+    else:
+        seed = RegionSeed(node=node, axis=None, ins=sums(node)[decision.sum_index][0])
+    window = [nodes[position] for position in decision.window]
+    region = RegionGrower(window, decision.may_copy).region(seed)
+    return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

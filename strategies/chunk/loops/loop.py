@@ -166,17 +166,11 @@ class Loop:
                 backward runs them again nothing is overwritten, and no body has `overwrites`.
         """
         on = self._lying_on(storages)
-        uses = list(self._uses())
-        last = {operand: index for index, _, operand in uses}
-        first: dict[LoopInput, int] = {}
-        for index, _, operand in uses:
-            first.setdefault(operand, index)
-        copied = {operand: bytes_of(operand.node.meta["val"]) for operand in first if operand.is_copied}
+        copied = self._copied_spans()
         given = {result.node for result in self.outputs}
-        in_place = {result.node for result in self.outputs if is_writing and result.adds_in_place} | {
-            *self.overwrites
-        }
-        growing, fixed = [], []
+        in_place = self._in_place(is_writing=is_writing)
+        growing: list[StorageStep] = []
+        fixed: list[StorageStep] = []
 
         def step(
             held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0
@@ -185,19 +179,35 @@ class Loop:
             fixed.append(StorageStep(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
-            for operand, size in copied.items():
-                if first[operand] == index:
-                    step(set(), {operand: size}, {})
+            for operand, span in copied.items():
+                if span[0] == index:
+                    step(set(), {operand: bytes_of(operand.node.meta["val"])}, {})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
-            held = own | {operand for operand in copied if first[operand] <= index <= last[operand]}
-            for slot, source in enumerate(slots(node)):
-                if self.local(node, slot) is None:
-                    held.update(on[source], self._aliased(source, copied, storages))
+            held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
+            for source in self._local_sources(node):
+                held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:
                 step(own, {}, {})
         return growing, fixed
+
+    def _copied_spans(self) -> dict[LoopInput, tuple[int, int]]:
+        """Return the positions of the first and the last member that use each copied chunk."""
+        spans: dict[LoopInput, tuple[int, int]] = {}
+        for index, _, operand in self._uses():
+            if operand.is_copied:
+                spans[operand] = spans.get(operand, (index, index))[0], index
+        return spans
+
+    def _in_place(self, *, is_writing: bool) -> set[fx.Node]:
+        """Return the members that make no storage: they overwrite an input, or add to a sum."""
+        adding = {result.node for result in self.outputs if is_writing and result.adds_in_place}
+        return adding.union(self.overwrites)
+
+    def _local_sources(self, node: fx.Node) -> list[fx.Node]:
+        """Return the inputs of a member that the body makes itself."""
+        return [source for slot, source in enumerate(slots(node)) if self.local(node, slot) is None]
 
     def _lying_on(self, storages: Storages) -> dict[fx.Node, set[Key]]:
         """Return the storages of the members' values where some overwrite others."""
@@ -273,17 +283,7 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
         length: of one chunk.
         storages: of the graph.
     """
-    members = set(region.members)
-    outputs = []
-    for node in region.members:
-        if node in region.copies or not (node in outside or any(user not in members for user in node.users)):
-            continue
-        if not isinstance(node.meta["val"], Tensor):
-            return None
-        axes = region.axes[node]
-        if axes and axes[0] is None:
-            return None
-        outputs.append(LoopOutput(node=node, axis=axes[0] if axes else None))
+    outputs = _outputs(region, outside)
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
     if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
@@ -292,6 +292,27 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
     inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
     loop = replace(loop, inputs=tuple(inputs), overwrites=loop.overwriting(storages.overwrites))
     return replace(loop, memory=loop.body(storages))
+
+
+def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
+    """Return what members make for others; nothing where one of these values cannot be put together."""
+    members = set(region.members)
+    used = [
+        node
+        for node in region.members
+        if node not in region.copies and (node in outside or not members.issuperset(node.users))
+    ]
+    if not all(_can_be_put_together(region, node) for node in used):
+        return []
+    axes = [region.axes[node] for node in used]
+    return [
+        LoopOutput(node=node, axis=each[0] if each else None) for node, each in zip(used, axes, strict=True)
+    ]
+
+
+def _can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
+    axes = region.axes[node]
+    return isinstance(node.meta["val"], Tensor) and not (axes and axes[0] is None)
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:

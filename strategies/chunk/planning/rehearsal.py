@@ -15,12 +15,11 @@ from strategies.chunk.loops.backward import SavedFate
 from strategies.chunk.running.chunked_forward import ChunkProgram, Scheduler, install, scopes_of
 from strategies.errors import StrategyError
 from strategies.estimate.meter import LiveBytes
-from strategies.nested.program import device_of, shadowed
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.operator_graph import ScopeGraph, record_scopes
-from strategies.tracing.shadow import Shadow, compute_in
+from strategies.tracing.shadow import Shadow, compute_in, device_of, shadowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

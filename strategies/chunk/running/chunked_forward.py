@@ -23,13 +23,12 @@ from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
-from strategies.nested.program import device_of, shadowed, submodule, value_read
-from strategies.regions.blocks import Chunked, plain_class, plain_named_modules
+from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
 from strategies.regions.recomputation import Recomputation
-from strategies.tracing.function_graph import OutputIndex
 from strategies.tracing.module_state import CONSTANTS, ByIdentity
 from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.recorder import leaves_of, value_read
+from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 PROGRAMS = 64
 """Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
@@ -78,9 +77,7 @@ class ChunkProgram:
         read = partial(_read, module, self.graph.constants)
         called = (submodule(module, fqn) for fqn in self.code.calls)
         results = self.code.module(*map(read, self.code.reads), *called, *tensors)
-        leaves = [
-            results[each.index] if isinstance(each, OutputIndex) else each for each in self.graph.outputs
-        ]
+        leaves = leaves_of(self.graph.outputs, results)
         return tree_unflatten(leaves, self.graph.structure)
 
 

@@ -262,12 +262,7 @@ def _backward_chunk(
     span: tuple[int, int],
 ) -> None:
     start, length = span
-    chunks = [
-        operand
-        if axis is None
-        else take_chunk(operand, axis, start, length, copy=copy).requires_grad_(total is not None)
-        for operand, axis, copy, total in zip(inputs, loop.axes, loop.copies, totals, strict=True)
-    ]
+    chunks = _chunks(loop, inputs, totals, span)
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
@@ -280,16 +275,20 @@ def _backward_chunk(
     if outputs:
         torch.autograd.backward(outputs, given)
     for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
-        if total is None or axis is None:
-            continue
-        gradient = chunk.grad
-        if gradient is None:
-            gradient = total.new_zeros(()).expand(_chunk_shape(total, axis, length))
-        write_chunk(total, axis, start, gradient)
-        chunk.grad = None
+        if total is not None and axis is not None:
+            gradient = total.new_zeros(()).expand(chunk.shape) if chunk.grad is None else chunk.grad
+            write_chunk(total, axis, start, gradient)
+            chunk.grad = None
 
 
-def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:
-    shape = list(tensor.shape)
-    shape[axis.dim] = axis.factor(shape) * length
-    return shape
+def _chunks(
+    loop: ChunkLoop, inputs: Sequence[Tensor], totals: Sequence[Tensor | None], span: tuple[int, int]
+) -> list[Tensor]:
+    """Return what the body takes for one chunk; what has a total requires a gradient."""
+    parts = zip(inputs, loop.axes, loop.copies, totals, strict=True)
+    return [
+        operand
+        if axis is None
+        else take_chunk(operand, axis, *span, copy=copy).requires_grad_(total is not None)
+        for operand, axis, copy, total in parts
+    ]

@@ -141,8 +141,8 @@ MODELS = {
     "a function with a backward of its own": (
         _Custom,
         (
-            "'layers.1.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
-            "of its forward has; write it with torch's functions, or plan a model without it"
+            "'layers.1.down' calls the custom autograd function '_Cubes', whose backward would be lost: "
+            "chunks are recomputed from the forward graph; rewrite it with torch operators, or use chunk=none"
         ),
     ),
     "a tensor that is kept": (

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from strategies.nested.program import record, shadowed
+from strategies.nested.program import record
 from strategies.nested.scopes import Scope
 from strategies.shard.model.flow import attention_flops, flows, is_random, outputs_of, sources_of
 from strategies.shard.model.recording import is_sizes
 from strategies.shard.model.state import SUMMED, WHOLE, State, Value
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, shadowed
 
 _X = torch.zeros(4, 6, 8)
 _HEADS = torch.zeros(4, 2, 6, 8)
