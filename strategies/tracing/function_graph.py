@@ -1,10 +1,10 @@
-"""Recording of one module's forward as a graph, on its shadow.
+"""Function graphs: one module's forward as a graph of torch functions and submodule calls.
 
-The forward runs as Python, with the user's own control flow, on tensors without memory; what is
-recorded is each call of a torch function (`torch.arange`, `functional.dropout`, `Tensor.view`), and
-each call of a submodule as one node. Recording functions rather than kernels leaves autograd, autocast,
-random numbers and `DTensor` to the moment when the graph runs; recording calls rather than their insides
-leaves submodules, with their hooks and FSDP's, as they are.
+The forward runs as Python, with the user's own control flow, on tensors without memory. Each call of a torch
+function (`torch.arange`, `functional.dropout`, `Tensor.view`) becomes a node, and so does each call of a
+submodule. The graph has functions rather than kernels, so autograd, autocast, random numbers and `DTensor`
+act when the graph runs. It has calls rather than their insides, so submodules keep their hooks and those of
+FSDP.
 
 `torch.fx.symbolic_trace` would not do: a proxy has no value, so that `torch.arange(tokens.size(1))`
 and every `if` over a shape or an optional input of a `transformers` model stop it.
@@ -43,7 +43,7 @@ _QUERIES = frozenset(
     device get_device is_cpu is_cuda is_mps is_xpu is_meta requires_grad is_grad_enabled _set_grad_enabled
     is_autocast_enabled get_autocast_dtype get_default_dtype __repr__ __format__ __hash__""".split()  # noqa: SIM905
 )
-"""Functions and properties that say the same whenever the graph runs: it runs for tensors of one kind."""
+"""Functions and properties with one answer for all tensors of one kind, and so for every run of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ class Recording:
             tuple of tensors. A submodule's call has `meta["fqn"]`, its plain FQN below the module, and
             `meta["call"]`, how many calls it had before; every node has its fake result in `meta["val"]`, and
             one that changes tensors in place has these in `meta["mutates"]`.
-        reads: FQN and attribute of what forward itself read of modules.
-        outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
-        structure: of these leaves.
+        reads: FQN and attribute of everything that forward itself read of modules.
+        outputs: leaves of the return value; a tensor is its `OutputIndex`.
+        structure: tree structure of these leaves.
     """
 
     graph: fx.Graph
@@ -70,9 +70,9 @@ class FunctionRecorder(TorchFunctionMode):
     """Records the forward of a shadow's model.
 
     Args:
-        shadow: of the module, with fake tensors.
+        shadow: shadow of the module, with fake tensors.
         through: FQNs of the submodules that are looked into.
-        name: of the module, for messages.
+        name: name of the module in messages.
     """
 
     def __init__(self, shadow: Shadow, through: frozenset[str], name: str) -> None:

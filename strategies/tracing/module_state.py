@@ -1,7 +1,7 @@
-"""State that no tensor's value is: what modules hold, and the random number generators.
+"""State beside tensors' values: attributes of modules, and the random number generators.
 
-A forward may read attributes, which a recording takes for constants, and may change them or the generators,
-which a recording would not repeat. Both are found by comparing.
+A recording treats the attributes that a forward reads as constants. It does not repeat changes of
+attributes or generators. Comparing the state before and after finds both.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def restored_generators() -> Iterator[None]:
 
 
 class SideEffects:
-    """What code does beside calling functions, from one look to the next, while tensors are fake.
+    """Side effects of code on modules and generators, from one look to the next, while tensors are fake.
 
     Fake tensors draw no random numbers. So the generator of torch can get a seed at every look, and has
     another one at the next look only where the code has set it, or has set it back.
@@ -113,7 +113,7 @@ class SideEffects:
     The first look is `forgive("")`.
 
     Args:
-        modules: all whose attributes are watched, by FQN.
+        modules: modules whose attributes are watched, by FQN.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Recording of a model's forward as graphs of ATen operators, one graph a scope.
+"""Operator graphs: a model's forward as graphs of ATen operators, one graph a scope.
 
 A scope is a module whose forward is a graph of its own: the model, and its blocks. In the graph of the model
 a block is one call, so that the block's hooks (FSDP's among them), and regions around it, stay as they are.
@@ -61,10 +61,11 @@ class ScopeGraph:
             operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of them
             writes in place to memory that the result lies on. `meta["has_gradients"]` of the output says that
             forward ran with gradients on.
-        outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
-        structure: of these leaves.
+        outputs: leaves of the return value; a tensor is its `OutputIndex`.
+        structure: tree structure of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
-        reads: FQN below the scope and attribute of what forward read of modules, inner scopes left out.
+        reads: FQN, relative to the scope, and attribute of everything that forward read of modules; reads
+            of inner scopes are left out.
     """
 
     fqn: str
@@ -86,10 +87,10 @@ def record_scopes(
     """Return the graph of each call of a scope, inner ones first, the model itself last.
 
     Args:
-        shadow: of the model, with fake tensors.
+        shadow: shadow of the model, with fake tensors.
         scopes: FQNs of inner scopes.
         args, kwargs: inputs of the model, tensors of the shadow.
-        where: the configuration group that messages name.
+        where: configuration path that messages name.
 
     Raises:
         StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
@@ -362,7 +363,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
 
 def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a forward finds later what it found before: nobody writes to its inputs and buffers."""
+    """Whether a second run of the forward finds unchanged inputs and buffers: no operator writes to them."""
     given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
     return not any(node.meta["written"] for node in given)
 

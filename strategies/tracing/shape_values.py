@@ -30,7 +30,7 @@ _MODULE = "transformers.utils.import_utils"
 
 
 class KnownValues(TorchFunctionMode):
-    """Computes beside a fake tensor its value, where no input, parameter or random number goes into it."""
+    """Computes the values of fake tensors that depend on no input, parameter or random number."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Dimension flow: which dimensions of an operator's inputs make a chunk of its output.
 
-A link says: a chunk of the outputs along these dimensions is what the operator gives for chunks of the inputs
-along those dimensions, with all other inputs whole. It is the statement "`Shard` in, `Shard` out, nothing to
-reduce" of a sharding rule, written for one axis. Operators without a rule are never chunked.
+A chunk rule names a dimension of the outputs and dimensions of some inputs: chunks of these inputs, with all
+other inputs whole, give a chunk of the outputs. In terms of sharding it says "`Shard` in, `Shard` out,
+nothing to reduce" for one axis. Operators without a rule are never chunked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ChunkRule(NamedTuple):
     """One way to chunk an operator.
 
     Fields:
-        outs: a dimension for each output; `None` for an output that cannot be used, `SUM` for partial sums.
-        ins: a dimension for each tensor input, `None` for one that is needed whole.
+        outs: dimension of each output; `None` for an output that cannot be used, `SUM` for partial sums.
+        ins: dimension of each tensor input; `None` for an input that is needed whole.
     """
 
     outs: tuple[int | None, ...]
@@ -32,7 +32,7 @@ class ChunkRule(NamedTuple):
 
 
 SUM = -1
-"""In place of an output's dimension: the sum over chunks is the output."""
+"""Stands for an output's dimension where the output is the sum over chunks."""
 
 VIEWS = frozenset(
     {

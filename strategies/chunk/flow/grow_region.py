@@ -1,8 +1,9 @@
-"""From one chunked value to a region: which operators around it can run chunk by chunk with it.
+"""Region growth: from one chunked value to all operators around it that can run in the same loop.
 
-The flow goes both ways. Backward it asks what a chunk needs: a chunk of an input, or all of it. Forward it
-asks which users of a chunk can do with it. A value that is needed whole is made before the loop, with all it
-depends on; where that is cheap to make, the loop makes its own chunk of it once more.
+Growth goes both ways. Backwards it asks what a chunk needs: a chunk of an input, or the whole input.
+Forwards it asks which users of a chunk can work on chunks. A value that is needed whole is computed before
+the loop, with everything it depends on. If a cheap operator is needed both whole and in chunks, it runs in
+both places.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Decided:
     """What has been decided.
 
     Fields:
-        axes, needs: of members.
-        firm: mask of the members that may not also run in front of the loop.
-        before: mask of what must run in front of the loop.
+        axes, needs: axes of the outputs and of the inputs of members.
+        firm: bit mask of the members that must not also run in front of the loop.
+        before: bit mask of the nodes that must run in front of the loop.
     """
 
     axes: dict[fx.Node, Axes] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class RegionGrower:
             state.firm |= 1 << self._inside[node]
 
     def _demand(self, node: fx.Node, axis: Axis, state: _Decided) -> bool:
-        """Make a chunk of `node` available in the loop; false where members need it cut in another way."""
+        """Make a chunk of `node` available in the loop; false if members need it along another axis."""
         if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
             return self._demand_output(node, 0, axis, state)
         if node in state.axes:
@@ -135,7 +136,7 @@ class RegionGrower:
         return True
 
     def _extended(self, state: _Decided) -> _Decided:
-        """Add users of chunks that can do with them."""
+        """Add the users of chunks that can work on chunks."""
         is_growing = True
         while is_growing:
             is_growing = False

@@ -1,7 +1,7 @@
-"""Regions that take a part of a value, rather than the value of which they use a part.
+"""Slicing of a region's inputs: the loop takes only the part of a value that it uses.
 
-The gradient of what a loop takes is as large as that. A loop over queries that takes queries, keys and values
-together, for its own queries only, would hold three times the gradient that it makes.
+A loop holds a gradient as large as each of its inputs. A loop over queries that takes queries, keys and
+values as one tensor would hold a gradient of three times the size that it needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strategies.estimate.operator_cost import bytes_of, is_view, tensors_of
 
 
 def slice_inputs(region: ChunkRegion) -> ChunkRegion:
-    """Return the region without views that are smaller than what it takes; they run in front of it."""
+    """Return the region with views that are smaller than its inputs moved in front of it."""
     views = _views_of_inputs(region)
     small = {root for root in views.values() if _is_small(region, root, views)}
     gone = {node for node, root in views.items() if root in small}

@@ -1,9 +1,9 @@
-"""Forward and backward of a schedule, as storages see them: an estimate that guides the search.
+"""Liveness of forward and backward of a schedule: an estimate that guides the search.
 
-What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
-the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
-with the operator that made the storage. What operators of backward hold for themselves is left out, and so
-are gradients of parameters.
+A rehearsal of the planned model on tensors without memory measures the exact bytes afterwards. In the
+estimate the gradient of a storage is as large as the storage. It is allocated by the first operator of
+backward that produces it, and freed by the backward of the operator that made the storage. Temporary memory
+of backward operators and gradients of parameters are left out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from strategies.estimate.liveness import (
 from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, tensors_of
 
 BACKWARD_SHARE = 2.0
-"""Time of the gradients of an operator / time of the operator."""
+"""Time of an operator's backward / time of its forward."""
 
 
 class SavedFate(Enum):
-    """Where what autograd saves of a scope is between forward and backward."""
+    """Where the tensors that autograd saves of a scope are between forward and backward."""
 
     KEPT = auto()
     RECOMPUTED = auto()  # nowhere: its forward runs again
@@ -45,12 +45,12 @@ class SavedFate(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScopeCall:
-    """The pass of an inner scope, as the scope around it sees it, its results left out.
+    """Forward and backward of an inner scope, as the scope around it sees them; outputs are not counted.
 
     Fields:
-        saved_bytes: what it keeps between forward and backward.
-        forward_bytes, backward_bytes: the highest totals during each.
-        seconds: of both.
+        saved_bytes: bytes kept between forward and backward.
+        forward_bytes, backward_bytes: highest totals during each.
+        seconds: time of both.
     """
 
     saved_bytes: int
@@ -79,7 +79,7 @@ def _saved(node: fx.Node) -> Iterable[Key]:
 
 
 def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) -> list[Loop]:
-    """Return the loops of whose results autograd saves nothing, nor of what follows from them."""
+    """Return the loops whose outputs, and all values computed from them, autograd saves nothing of."""
     loops = [item for item in schedule.items if isinstance(item, Loop)]
     inside = {node for loop in loops for node in loop.region.members}
 
@@ -114,10 +114,10 @@ def _is_parameter(node: fx.Node) -> bool:
 
 
 class _Backward(NamedTuple):
-    """The backward of an operator none of whose values comes from a loop.
+    """The backward of an operator whose inputs and outputs no loop makes.
 
     Fields:
-        given: gradients of its results.
+        given: gradients of its outputs.
         wanted: gradients of its inputs, with their bytes.
         saved: storages that autograd keeps for it.
     """
@@ -132,12 +132,12 @@ class TrainingPass:
     """Forward and backward of a schedule.
 
     Fields:
-        schedule: without results in the memory of inputs.
+        schedule: schedule of forward, without buffer reuse.
         saves: storages that autograd keeps, by node.
-        calls: the passes of inner scopes.
-        tail_bytes: what the loss holds while it is computed, its input left out.
+        calls: passes of inner scopes.
+        tail_bytes: bytes that the loss holds while it is computed, without its input.
 
-    What does not depend on the schedule is remembered in the last two, by passes of one graph together.
+    All passes of one graph share the last two fields, which remember what does not depend on the schedule.
     """
 
     schedule: Schedule

@@ -1,6 +1,6 @@
-"""Decisions: a schedule without its graph, to be taken again on any graph of the same operators.
+"""Decisions: a schedule without its graph, which applies to any graph of the same operators.
 
-Other sequence lengths, and most batch sizes, give other shapes and the same operators: no search again.
+Other sequence lengths and most batch sizes change shapes but not operators, so they need no second search.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule
 
 Structure: TypeAlias = Hashable
-"""What graphs of the same operators have in common."""
+"""Equal for graphs of the same operators."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +29,15 @@ class LoopDecision:
     """One loop; nodes are positions in the graph.
 
     Fields:
-        members: of the region.
-        window: what it was grown from.
-        may_copy: which of these may run twice.
+        members: operators of the region.
+        window: operators that the region was grown from.
+        may_copy: tells which of these may run twice.
         has_sliced_inputs: whether the region takes parts of values.
-        seed: where it began.
-        dim: of the seed's value; `None` for a sum.
-        sum_index: which sum of the seed it is.
-        length: of a chunk.
-        into: for each result the input whose memory it takes over.
+        seed: operator that the region grew from.
+        dim: dimension of the seed's value; `None` for a sum.
+        sum_index: position among the seed's rules for sums.
+        length: positions in a chunk.
+        into: for each output the input whose buffer it reuses, or `None`.
     """
 
     members: tuple[int, ...]
@@ -100,10 +100,10 @@ def reapplied(
     """Return the schedule of the same decisions on another graph.
 
     Args:
-        decisions: on a graph of the same structure.
-        graph: the other one.
-        plain: its schedule without loops.
-        donated: inputs of the graph whose memory may be taken over.
+        decisions: decisions on a graph of the same structure.
+        graph: the graph to schedule.
+        plain: schedule of the graph without loops.
+        donated: inputs of the graph whose buffers may be reused.
 
     Returns:
         `None` where a region does not grow as it did, because a dimension has become 1.

@@ -1,4 +1,4 @@
-"""Loops: regions with a chunk size, what they take and give, and the bytes and seconds they need."""
+"""Loops: regions with a chunk size, their inputs and outputs, and the bytes and seconds they need."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ADDING: Mapping[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopInput:
-    """What a loop takes from outside: all of a value, or a chunk at a time.
+    """An input of a loop: a whole value, or one chunk of it at a time.
 
     Fields:
-        node: the value.
-        axis: `None` for all of it.
+        node: node that makes the value.
+        axis: chunk axis; `None` for the whole value.
     """
 
     node: fx.Node
@@ -49,18 +49,18 @@ class LoopInput:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a chunk is a copy: where it would not lie densely in memory."""
+        """Whether a chunk is copied, because it would not be dense in memory."""
         return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOutput:
-    """What a loop gives: written a chunk at a time, or added up.
+    """An output of a loop: written one chunk at a time, or a sum over chunks.
 
     Fields:
-        node: the member whose value it is.
-        axis: `None` for a sum over chunks.
-        into: the value whose memory it is written to; `None` for memory of its own.
+        node: member that makes the value.
+        axis: chunk axis; `None` for a sum over chunks.
+        into: input whose buffer is reused; `None` for a new buffer.
     """
 
     node: fx.Node
@@ -69,7 +69,7 @@ class LoopOutput:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether the operator itself adds to a sum over chunks."""
+        """Whether the operator itself adds to the sum over chunks."""
         return self.axis is None and self.node.target in ADDING
 
 
@@ -78,9 +78,9 @@ class BodyMemory:
     """The memory of a loop's body, for every chunk size.
 
     Fields:
-        size: of the chunk axis.
-        totals: bytes alive at moments of which one is the highest: what grows with the chunk, as if it were
-            whole, and what does not.
+        size: positions of the chunk axis.
+        totals: pairs of bytes alive at one moment: those that grow with the chunk, as if it were whole, and
+            those that do not. One of these moments is the peak, whatever the chunk size.
     """
 
     size: int
@@ -93,16 +93,16 @@ class BodyMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Loop:
-    """A region that runs `ceil(size / length)` times, the last time on what is left.
+    """A region that runs `ceil(size / length)` times; the last chunk may be shorter.
 
     Fields:
-        region: its operators.
-        size: of the chunk axis.
-        length: of one chunk.
-        takes, gives: in the order of the region's operators.
-        memory: of the body.
-        overwrites: members that write to the memory of an input.
-        backward: of the body that is run again for its gradients.
+        region: operators of the loop.
+        size: positions of the chunk axis.
+        length: positions in one chunk.
+        inputs, outputs: in the order of the region's operators.
+        memory: memory of the body in forward.
+        overwrites: members that overwrite an input.
+        backward: memory of the body in backward, which runs it again for its gradients.
     """
 
     region: ChunkRegion
@@ -142,7 +142,7 @@ class Loop:
         return any(factor is not None and factor.axis is None for factor in factors)
 
     def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
-        """Return those of `known` that overwrite nothing but what the body has made."""
+        """Return those of `known` that overwrite only values that the body has made."""
         members = set(self.region.members)
         found = ((node, known[node]) for node in self.region.members if node in known)
         return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
@@ -158,7 +158,9 @@ class Loop:
     def body_steps(
         self, storages: Storages, *, is_writing: bool
     ) -> tuple[list[StorageStep], list[StorageStep]]:
-        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
+        """Return the steps of the body, once for storages that grow with the chunk and once for the others.
+
+        Sizes of the growing storages are those of the whole values.
 
         Args:
             storages: of the graph.
@@ -266,7 +268,7 @@ class Loop:
 
 
 def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the totals that no other one exceeds in both parts."""
+    """Return the totals that no other total exceeds in both parts."""
     found: list[tuple[int, int]] = []
     for growing, fixed in sorted(set(totals), reverse=True):
         if not found or fixed > found[-1][1]:

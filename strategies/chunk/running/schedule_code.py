@@ -36,11 +36,11 @@ class ScopeCode:
     """The code of a scope.
 
     Fields:
-        module: takes the values of `reads`, the modules of `calls` and the scope's own tensor inputs, in this
-            order, and returns its tensor outputs.
+        module: code that takes the values of `reads`, the modules of `calls` and the scope's tensor inputs,
+            in this order, and returns the scope's tensor outputs.
         reads: names of parameters, buffers and constants of the scope.
-        calls: FQNs of the inner scopes below the scope.
-        loops: in the order in which they run.
+        calls: FQNs of the inner scopes, relative to the scope.
+        loops: loops in the order in which they run.
     """
 
     module: fx.GraphModule
