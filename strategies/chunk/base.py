@@ -1,4 +1,4 @@
-"""What the chunk variants share: a plan for training under a budget, put on a model, shown and observed."""
+"""Base of the chunk variants: a plan under a budget, applied to a model, shown and observed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Chunking(Strategy):
         return _applied(self, model, sample, PlannedStep())
 
     def for_step(self, step: PlannedStep) -> Strategy:
-        """Return the strategy with plans for `step`: of its bytes, and with what stands around the model."""
+        """Return the strategy whose plans count the bytes of `step` and everything around the model."""
         return _ForStep(chunking=self, step=step)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:

@@ -1,4 +1,4 @@
-"""Plans as text that a person reads: the code with its loops, and the bytes operator by operator."""
+"""Plans as text: the code with its loops, and the bytes operator by operator."""
 
 from __future__ import annotations
 

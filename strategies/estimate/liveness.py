@@ -1,7 +1,7 @@
-"""Which storages are alive while a list of steps runs: the simulator behind every predicted peak.
+"""Liveness: which storages are alive while a list of steps runs, and the peak that follows.
 
-A storage is born with the step that makes it and dies after the last step that holds a tensor on it, which is
-what the code of a `torch.fx` graph does: it drops each variable after its last use.
+A step allocates storages. A storage is freed after the last step that holds a tensor on it. The code of a
+`torch.fx` graph does the same: it drops each variable after its last use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strategies.estimate.in_place_reuse import Overwrite, overwrites
 from strategies.estimate.operator_cost import tensors_of
 
 Key: TypeAlias = Hashable
-"""Names a storage."""
+"""Identifies a storage."""
 
 _REDUCED_IN_PLACE = frozenset(
     {
@@ -37,9 +37,9 @@ class StorageStep(NamedTuple):
     """What one step does to storages.
 
     Fields:
-        makes: bytes of each storage that is born.
+        makes: bytes of each storage that the step allocates.
         holds: storages that must live until the step has ended.
-        private_bytes: what the step holds for itself beyond them, while all of them live.
+        private_bytes: bytes that the step allocates and frees again, on top of these storages.
     """
 
     makes: Mapping[Key, int]
@@ -48,7 +48,7 @@ class StorageStep(NamedTuple):
 
 
 IDLE = StorageStep(makes={}, holds=frozenset())
-"""That of a view: who uses it holds what it looks at for longer than it does."""
+"""The step of a view. The users of the view hold the storage for longer than the view does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +56,9 @@ class Profile:
     """The bytes alive during each step.
 
     Fields:
-        live_bytes: by step.
-        before_bytes: alive when the step begins, by step.
-        last: the step with which each storage dies; one more than the last for what is kept.
+        live_bytes: highest total of bytes during each step.
+        before_bytes: bytes alive when each step begins.
+        last: position of the step after which each storage is freed; the number of steps for kept storages.
     """
 
     live_bytes: Sequence[int]
@@ -72,7 +72,7 @@ class Profile:
 
     @property
     def peak_step(self) -> int:
-        """The first step that reaches it."""
+        """The first step that reaches the highest total."""
         return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
 
 
@@ -80,7 +80,7 @@ def simulate(steps: Sequence[StorageStep], kept: Iterable[Key]) -> Profile:
     """Return what is alive while `steps` run in order.
 
     Args:
-        steps: in order.
+        steps: steps in the order of execution.
         kept: storages that outlive the last step.
     """
     last: dict[Key, int] = {}
@@ -111,12 +111,12 @@ class Storages:
     """The storages of a graph's values.
 
     Fields:
-        keys: names of what a node's value lies on.
-        made: bytes of what a node makes.
-        standing: what inputs, parameters and results of inner scopes lie on that no operator has made.
-        steps: what one node does.
-        overwrites: nodes that may write to the memory of an input instead.
-        has_gradients: whether forward was recorded with gradients on.
+        keys: storages of each node's value.
+        made: storages that each node allocates, with their bytes.
+        standing: storages of inputs, parameters and results of inner scopes that no operator has allocated.
+        steps: effect of each node on storages.
+        overwrites: nodes that may overwrite an input.
+        has_gradients: true where forward was recorded with gradients on.
     """
 
     keys: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Storages:
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
-        """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
+        """Return the storages of `graph`, read from the fake results of its nodes; inputs count no bytes."""
         result = next(iter(reversed(graph.nodes)))
         storages, born = cls(has_gradients=result.meta["has_gradients"]), set[Key]()
         for node in graph.nodes:

@@ -26,10 +26,10 @@ class Machine:
     """The speed of a device, as plans see it.
 
     Fields:
-        flops_per_s: of matrix multiplications.
-        bytes_per_s: of memory.
-        launch_s: of one operator, whatever it does.
-        half_rows: rows of a matrix at which a multiplication reaches half of its speed.
+        flops_per_s: FLOPs of matrix multiplications in a second.
+        bytes_per_s: memory bandwidth.
+        launch_s: seconds that each operator takes at least.
+        half_rows: rows at which a matrix multiplication reaches half of its speed.
     """
 
     flops_per_s: float
@@ -53,13 +53,13 @@ def machine_for(device: torch.device) -> Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorCost:
-    """What one node does.
+    """The work of one operator.
 
     Fields:
         flops: multiplications and additions in matrix products, convolutions and attention.
-        moved_bytes: read and written.
-        rows: the smallest size of a matrix product, 0 where there is none.
-        is_free: whether the node is a view, which moves nothing.
+        moved_bytes: bytes read and written.
+        rows: smallest outer size of a matrix product; 0 for other operators.
+        is_free: true for a view, which moves nothing.
     """
 
     flops: int
@@ -68,11 +68,11 @@ class OperatorCost:
     is_free: bool
 
     def seconds(self, machine: Machine, *, share: float = 1.0) -> float:
-        """Return the time of the node on a share of its work.
+        """Return the time for a share of the operator's output.
 
         Args:
-            machine: what runs it.
-            share: the part of the output that is made, in (0, 1].
+            machine: device that runs the operator.
+            share: part of the output that is computed, in (0, 1].
         """
         if self.is_free:
             return machine.launch_s / 4
@@ -84,7 +84,7 @@ class OperatorCost:
 
 
 def cost_of(node: fx.Node) -> OperatorCost:
-    """Return what a node of an ATen graph does."""
+    """Return the work of a node of an ATen graph; views are free."""
     if "cost" not in node.meta:
         node.meta["cost"] = _cost(node)
     found: OperatorCost = node.meta["cost"]

@@ -20,20 +20,18 @@ from strategies.errors import StrategyError
 from strategies.nested.nested_regions import NestedRegion, Path, every_region, path_name
 from strategies.nested.program import (
     NestedProgram,
-    device_of,
     kind_of,
     kind_of_input,
     make_program,
     record,
-    shadowed,
-    submodule,
 )
 from strategies.nested.region_code import Treatment
 from strategies.nested.scopes import Labels, Layout, Scope, lay_out
+from strategies.regions.blocks import submodule
 from strategies.regions.offload_kinds import OffloadKind
 from strategies.regions.offloading import HostLedger, Offloading
 from strategies.regions.region import enclose, refuse_own_forward
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 PROGRAMS = 64
 """Kinds of input whose programs are kept; the one that was not used for longest gives way."""

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from strategies.errors import StrategyError
 from strategies.nested.region_code import Treatment, lower
 from strategies.nested.scopes import Scope, following
-from strategies.regions.blocks import unwrapped
-from strategies.tracing.function_graph import FunctionRecorder, OutputIndex, Recording
-from strategies.tracing.module_state import CONSTANTS, frozen, held_by, kind_of_tensor
+from strategies.regions.blocks import submodule
+from strategies.tracing.function_graph import FunctionRecorder, Recording
+from strategies.tracing.module_state import CONSTANTS
+from strategies.tracing.recorder import leaves_of, value_read
 from strategies.tracing.shadow import Shadow
 
 
@@ -41,10 +42,7 @@ class NestedProgram:
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         """Return what forward returns."""
-        results = self.code(*tensors)
-        leaves = [
-            results[each.index] if isinstance(each, OutputIndex) else each for each in self.recording.outputs
-        ]
+        leaves = leaves_of(self.recording.outputs, self.code(*tensors))
         return tree_unflatten(leaves, self.recording.structure)
 
     def fits(self, module: nn.Module) -> bool:
@@ -94,11 +92,6 @@ def make_program(
     )
 
 
-def value_read(module: nn.Module, fqn: str, name: str) -> object:
-    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
-    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)
-
-
 def _refuse_hooks(fqn: str, module: nn.Module) -> None:
     """Refuse to go around the call of a module that does more than its forward."""
     is_unit = isinstance(module, FSDPModule | FullyShardedDataParallel)
@@ -111,14 +104,6 @@ def _refuse_hooks(fqn: str, module: nn.Module) -> None:
 def _has_hooks(module: nn.Module) -> bool:
     kinds = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
     return any(vars(module)[f"_{kind}"] for kind in kinds)
-
-
-def submodule(module: nn.Module, fqn: str) -> nn.Module:
-    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
-    found = module
-    for name in fqn.split(".") if fqn else ():
-        found = getattr(unwrapped(found), name)
-    return found
 
 
 def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeSpec) -> Hashable:
@@ -159,16 +144,3 @@ def kind_of_input(leaf: Any) -> Hashable:
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
     raise StrategyError("ac", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
-
-
-def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
-    """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
-    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
-    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
-
-
-def device_of(leaves: list[Any]) -> torch.device:
-    """Return the device of the first tensor; the CPU where there is none, or where it has no memory."""
-    found = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
-    return torch.device("cpu") if found.type == "meta" else found

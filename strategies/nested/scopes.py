@@ -17,7 +17,6 @@ from torch import nn
 
 from strategies.errors import StrategyError
 from strategies.nested.nested_regions import NestedRegion, Path, every_region, filled, nest, render
-from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow
 from strategies.tracing.shape_values import with_known_values
 
@@ -174,18 +173,12 @@ class _Listing:
         self._is_inside = False
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        assert self._shadow.mode is not None
-        self._shadow.listen(self)
-        try:
-            with (
-                restored_generators(),
-                self._shadow.mode,
-                with_known_values(),
-                following(lambda: repr(self._running) if self._running else "the model"),
-            ):
-                self._shadow.model(*args, **kwargs)
-        finally:
-            self._shadow.listen(None)
+        with (
+            self._shadow.listening(self),
+            with_known_values(),
+            following(lambda: repr(self._running) if self._running else "the model"),
+        ):
+            self._shadow.model(*args, **kwargs)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._is_inside:
@@ -321,11 +314,7 @@ def _outside(home: _Stack, through: Mapping[str, frozenset[str]]) -> _Stack:
 def _through(
     regions: Sequence[NestedRegion], calls: Sequence[_SubmoduleCall], homes: Mapping[Path, _Stack]
 ) -> dict[str, frozenset[str]]:
-    spans: dict[_Stack, tuple[int, int]] = {}
-    for at, call in enumerate(calls):
-        for depth in range(1, len(call.stack) + 1):
-            stack = call.stack[:depth]
-            spans[stack] = spans.get(stack, (at, at))[0], at
+    spans = _spans(calls)
     found: dict[str, set[str]] = {}
     for region in every_region(regions):
         home = homes[region.path]
@@ -335,6 +324,16 @@ def _through(
             if is_below and overlaps and not (region.start <= first and last < region.stop):
                 found.setdefault(home[-1][0], set()).add(stack[-1][0])
     return {scope: frozenset(fqns) for scope, fqns in found.items()}
+
+
+def _spans(calls: Sequence[_SubmoduleCall]) -> dict[_Stack, tuple[int, int]]:
+    """Return the first and the last call that run inside each stack of calls."""
+    spans: dict[_Stack, tuple[int, int]] = {}
+    for at, call in enumerate(calls):
+        for depth in range(1, len(call.stack) + 1):
+            stack = call.stack[:depth]
+            spans[stack] = spans.get(stack, (at, at))[0], at
+    return spans
 
 
 def _scope(

@@ -142,6 +142,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
+def submodule(module: nn.Module, fqn: str) -> nn.Module:
+    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
+    found = module
+    for name in fqn.split(".") if fqn else ():
+        found = getattr(unwrapped(found), name)
+    return found
+
+
 def _root_name(model: nn.Module) -> str:
     return plain_class(unwrapped(model)).__name__
 

@@ -1,10 +1,10 @@
-"""Recording of one module's forward as a graph, on its shadow.
+"""Function graphs: one module's forward as a graph of torch functions and submodule calls.
 
-The forward runs as Python, with the user's own control flow, on tensors without memory; what is
-recorded is each call of a torch function (`torch.arange`, `functional.dropout`, `Tensor.view`), and
-each call of a submodule as one node. Recording functions rather than kernels leaves autograd, autocast,
-random numbers and `DTensor` to the moment when the graph runs; recording calls rather than their insides
-leaves submodules, with their hooks and FSDP's, as they are.
+The forward runs as Python, with the user's own control flow, on tensors without memory. Each call of a torch
+function (`torch.arange`, `functional.dropout`, `Tensor.view`) becomes a node, and so does each call of a
+submodule. The graph has functions rather than kernels, so autograd, autocast, random numbers and `DTensor`
+act when the graph runs. It has calls rather than their insides, so submodules keep their hooks and those of
+FSDP.
 
 `torch.fx.symbolic_trace` would not do: a proxy has no value, so that `torch.arange(tokens.size(1))`
 and every `if` over a shape or an optional input of a `transformers` model stop it.
@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from strategies.errors import StrategyError
-from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, SideEffects, restored_generators
+from strategies.tracing.module_state import CONSTANTS, SideEffects
+from strategies.tracing.recorder import Frame
 from strategies.tracing.shadow import Shadow
 from strategies.tracing.shape_values import QUESTIONS, with_known_values
 
@@ -42,9 +43,7 @@ _QUERIES = frozenset(
     device get_device is_cpu is_cuda is_mps is_xpu is_meta requires_grad is_grad_enabled _set_grad_enabled
     is_autocast_enabled get_autocast_dtype get_default_dtype __repr__ __format__ __hash__""".split()  # noqa: SIM905
 )
-"""Functions and properties that say the same whenever the graph runs: it runs for tensors of one kind."""
-UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}
-"""Attributes of modules that are read by calls, not by forwards."""
+"""Functions and properties with one answer for all tensors of one kind, and so for every run of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +55,9 @@ class Recording:
             tuple of tensors. A submodule's call has `meta["fqn"]`, its plain FQN below the module, and
             `meta["call"]`, how many calls it had before; every node has its fake result in `meta["val"]`, and
             one that changes tensors in place has these in `meta["mutates"]`.
-        reads: FQN and attribute of what forward itself read of modules.
-        outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
-        structure: of these leaves.
+        reads: FQN and attribute of everything that forward itself read of modules.
+        outputs: leaves of the return value; a tensor is its `OutputIndex`.
+        structure: tree structure of these leaves.
     """
 
     graph: fx.Graph
@@ -67,20 +66,13 @@ class Recording:
     structure: TreeSpec
 
 
-@dataclass(frozen=True, slots=True)
-class OutputIndex:
-    """A place in the output of a graph."""
-
-    index: int
-
-
 class FunctionRecorder(TorchFunctionMode):
     """Records the forward of a shadow's model.
 
     Args:
-        shadow: of the module, with fake tensors.
+        shadow: shadow of the module, with fake tensors.
         through: FQNs of the submodules that are looked into.
-        name: of the module, for messages.
+        name: name of the module in messages.
     """
 
     def __init__(self, shadow: Shadow, through: frozenset[str], name: str) -> None:
@@ -88,11 +80,9 @@ class FunctionRecorder(TorchFunctionMode):
         self._shadow = shadow
         self._through = through
         self._name = name
-        self._graph = fx.Graph()
-        self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Any] = []
+        self._frame = Frame()
+        self._graph = self._frame.graph
         self._calls: Counter[str] = Counter()
-        self._reads: dict[tuple[str, str], None] = {}
         self._failure: Exception | None = None
         self._effects = SideEffects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
         self._is_quiet = True
@@ -109,26 +99,21 @@ class FunctionRecorder(TorchFunctionMode):
             StrategyError: forward does what a graph cannot hold; the message names it.
         """
         for name, tensor in _named_tensors(self._shadow.model, args, kwargs):
-            self._own(tensor, self._graph.placeholder(name))
-        assert self._shadow.mode is not None
-        self._shadow.listen(self)
-        try:
-            with restored_generators(), self._shadow.mode, with_known_values(), self:
-                self._effects.forgive("")
-                self._is_quiet = False
-                leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
-                self._is_quiet = True
-                self._refuse(self._effects.found(""))
-                if self._failure is not None:
-                    raise self._failure  # forward has caught it, and has gone on as it would not with data
-        finally:
-            self._shadow.listen(None)
+            self._frame.own(tensor, self._graph.placeholder(name))
+        with self._shadow.listening(self), with_known_values(), self:
+            self._effects.forgive("")
+            self._is_quiet = False
+            leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
+            self._is_quiet = True
+            self._refuse(self._effects.found(""))
+            if self._failure is not None:
+                raise self._failure  # forward has caught it, and has gone on as it would not with data
         return self._finished(leaves, structure)
 
     def read(self, module: nn.Module, name: str) -> None:
         """Take note that forward reads `module.name`."""
-        if not self._is_quiet and name not in UNREAD:
-            self._reads[self._shadow.fqns[id(module)], name] = None
+        if not self._is_quiet:
+            self._frame.note_read(self._shadow.fqns[id(module)], name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`, recorded as one call unless the module is looked into."""
@@ -172,8 +157,7 @@ class FunctionRecorder(TorchFunctionMode):
         name = _name(func)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
         if not has_tensors and not changed:
-            is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
-            if is_answered or (name in _QUERIES and func.__name__ != "__set__"):
+            if _is_answer(func, name, result):
                 return result
             raise self._error(f"calls {name!r}, whose result depends on data or stays outside of a graph")
         self._check_context(repr(name))
@@ -196,20 +180,23 @@ class FunctionRecorder(TorchFunctionMode):
             return value
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise self._error(f"gives {where!r} a number that depends on data")
-        if isinstance(value, slice):
-            return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
         if type(value) is torch.Size:
             return self._graph.call_function(torch.Size, (list(value),))  # a tuple would be no `torch.Size`
-        if type(value) is dict:
-            return {key: self._arguments(each, where) for key, each in value.items()}
-        if type(value) in {list, tuple} or _is_named_tuple(value):
-            held = [self._arguments(each, where) for each in value]
-            return type(value)(*held) if _is_named_tuple(value) else type(value)(held)
+        if type(value) in {slice, dict, list, tuple} or _is_named_tuple(value):
+            return self._container(value, where)
         raise self._error(f"gives {where!r} a {type(value).__name__}, which no graph can hold")
 
+    def _container(self, value: Any, where: str) -> Any:
+        if isinstance(value, slice):
+            return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
+        if isinstance(value, dict):
+            return {key: self._arguments(each, where) for key, each in value.items()}
+        held = [self._arguments(each, where) for each in value]
+        return type(value)(*held) if _is_named_tuple(value) else type(value)(held)
+
     def _node(self, tensor: Tensor, where: str) -> fx.Node:
-        if id(tensor) in self._nodes:
-            return self._nodes[id(tensor)]
+        if id(tensor) in self._frame.nodes:
+            return self._frame.nodes[id(tensor)]
         if id(tensor) not in self._shadow.owners:
             problem = f"gives {where!r} a tensor that no recorded function made"
             raise self._error(
@@ -224,46 +211,22 @@ class FunctionRecorder(TorchFunctionMode):
     def _results(self, result: Any, node: fx.Node, where: str) -> None:
         node.meta["val"] = result
         if isinstance(result, Tensor):
-            self._own(result, node)
-            return
-        if isinstance(result, Mapping):
-            parts: list[tuple[Any, Any, Any]] = [
-                (operator.getitem, key, part) for key, part in result.items()
-            ]
-        elif isinstance(result, tuple | list):
-            parts = [(operator.getitem, index, part) for index, part in enumerate(result)]
-        elif result is None:
-            return
-        else:
+            self._frame.own(result, node)
+        elif isinstance(result, Mapping | tuple | list):
+            for part, at in self._frame.parts(result, node, (type(None),)):
+                self._results(part, at, where)
+        elif result is not None:
             raise self._error(
                 f"cannot go on where {where} a {type(result).__name__}, which no graph can hold"
             )
-        for function, key, part in parts:
-            if part is not None:
-                self._results(part, self._graph.call_function(function, (node, key)), where)
-
-    def _own(self, tensor: Tensor, node: fx.Node) -> None:
-        self._nodes[id(tensor)] = node
-        self._alive.append(tensor)  # an `id` is only its own while it lives
-        node.meta["val"] = tensor
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
-        outputs: list[Any] = []
-        tensors: list[fx.Node] = []
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                outputs.append(OutputIndex(len(tensors)))
-                tensors.append(self._node(leaf, "output"))
-            elif isinstance(leaf, CONSTANTS):
-                outputs.append(leaf)
-            else:
-                raise self._error(f"returns a {type(leaf).__name__}, which no graph can hold")
-        self._graph.output(tuple(tensors))
+        outputs, _ = self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:
                 self._graph.erase_node(node)
-        reads = tuple(self._reads)
-        return Recording(graph=self._graph, reads=reads, outputs=tuple(outputs), structure=structure)
+        reads = tuple(self._frame.reads)
+        return Recording(graph=self._graph, reads=reads, outputs=outputs, structure=structure)
 
     def _check_context(self, what: str) -> None:
         if _context() == self._context:
@@ -305,6 +268,12 @@ def _name(func: Any) -> str:
     descriptor: Any = func.__self__
     owner: Any = descriptor.fget if isinstance(descriptor, property) else descriptor
     return str(owner.__name__)
+
+
+def _is_answer(func: Any, name: str, result: Any) -> bool:
+    """Whether a result without tensors is the same whenever the graph runs."""
+    is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
+    return is_answered or (name in _QUERIES and func.__name__ != "__set__")
 
 
 class _Changes:

@@ -1,14 +1,14 @@
-"""State that no tensor's value is: what modules hold, and the random number generators.
+"""State beside tensors' values: attributes of modules, and the random number generators.
 
-A forward may read attributes, which a recording takes for constants, and may change them or the generators,
-which a recording would not repeat. Both are found by comparing.
+A recording treats the attributes that a forward reads as constants. It does not repeat changes of
+attributes or generators. Comparing the state before and after finds both.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -64,16 +64,20 @@ def frozen(  # noqa: PLR0911 (one for each kind of value)
     if isinstance(value, Tensor):
         return of_tensor(value)
     if isinstance(value, Mapping):
-        held = tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in value.items())
-        return type(value), held
+        return type(value), _frozen_items(value.items(), of_tensor, depth)
     if isinstance(value, list | tuple | deque):
-        return type(value), tuple(frozen(each, of_tensor, depth=depth) for each in value)
+        return type(value), _frozen_items(enumerate(value), of_tensor, depth)
     if isinstance(value, set | frozenset):
         return type(value), frozenset(value)
     if isinstance(value, _OPAQUE) or not depth:
         return ByIdentity(value)
-    attributes = tuple((name, frozen(each, of_tensor, depth=depth - 1)) for name, each in _attributes(value))
-    return ByIdentity(value), attributes
+    return ByIdentity(value), _frozen_items(_attributes(value), of_tensor, depth - 1)
+
+
+def _frozen_items(
+    items: Iterable[tuple[Any, Any]], of_tensor: Callable[[Tensor], object], depth: int
+) -> object:
+    return tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in items)
 
 
 def kind_of_tensor(tensor: Tensor) -> object:
@@ -101,7 +105,7 @@ def restored_generators() -> Iterator[None]:
 
 
 class SideEffects:
-    """What code does beside calling functions, from one look to the next, while tensors are fake.
+    """Side effects of code on modules and generators, from one look to the next, while tensors are fake.
 
     Fake tensors draw no random numbers. So the generator of torch can get a seed at every look, and has
     another one at the next look only where the code has set it, or has set it back.
@@ -109,7 +113,7 @@ class SideEffects:
     The first look is `forgive("")`.
 
     Args:
-        modules: all whose attributes are watched, by FQN.
+        modules: modules whose attributes are watched, by FQN.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

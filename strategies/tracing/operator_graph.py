@@ -1,4 +1,4 @@
-"""Recording of a model's forward as graphs of ATen operators, one graph a scope.
+"""Operator graphs: a model's forward as graphs of ATen operators, one graph a scope.
 
 A scope is a module whose forward is a graph of its own: the model, and its blocks. In the graph of the model
 a block is one call, so that the block's hooks (FSDP's among them), and regions around it, stay as they are.
@@ -31,8 +31,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
-from strategies.tracing.function_graph import UNREAD, OutputIndex
-from strategies.tracing.module_state import CONSTANTS, SideEffects, restored_generators
+from strategies.tracing.module_state import CONSTANTS, SideEffects
+from strategies.tracing.recorder import Frame
 from strategies.tracing.shadow import Shadow
 
 _aten = torch.ops.aten
@@ -61,10 +61,11 @@ class ScopeGraph:
             operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of them
             writes in place to memory that the result lies on. `meta["has_gradients"]` of the output says that
             forward ran with gradients on.
-        outputs: the leaves of what forward returns; a tensor is its position in the graph's output.
-        structure: of these leaves.
+        outputs: leaves of the return value; a tensor is its `OutputIndex`.
+        structure: tree structure of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
-        reads: FQN below the scope and attribute of what forward read of modules, inner scopes left out.
+        reads: FQN, relative to the scope, and attribute of everything that forward read of modules; reads
+            of inner scopes are left out.
     """
 
     fqn: str
@@ -86,23 +87,20 @@ def record_scopes(
     """Return the graph of each call of a scope, inner ones first, the model itself last.
 
     Args:
-        shadow: of the model, with fake tensors.
+        shadow: shadow of the model, with fake tensors.
         scopes: FQNs of inner scopes.
         args, kwargs: inputs of the model, tensors of the shadow.
-        where: the configuration group that messages name.
+        where: configuration path that messages name.
 
     Raises:
         StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
             graph would not repeat; the message names it.
     """
     recorder = _OperatorRecorder(shadow, scopes, where)
-    assert shadow.mode is not None
-    shadow.listen(recorder)
     try:
         with (
-            restored_generators(),
+            shadow.listening(recorder),
             _without_autocast_cache(),
-            shadow.mode,
             recorder,
             recorder.frame("", args, kwargs),
         ):
@@ -114,22 +112,21 @@ def record_scopes(
     except UnsupportedOperatorException as error:
         problem = f"{recorder.place} calls {error.func}, which does not run without data"
         raise StrategyError(where, f"{problem}; it cannot be planned") from error
-    finally:
-        shadow.listen(None)
     recorder.mark_written()
     return recorder.graphs
 
 
 @dataclass(kw_only=True, slots=True)
-class _Frame:
-    """A scope whose forward is running."""
+class _ScopeFrame(Frame):
+    """A scope whose forward is running.
 
-    fqn: str
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    nodes: dict[int, fx.Node] = field(default_factory=dict)
+    Fields:
+        constants: tensors that forward has made of Python values, by name.
+        detached: nodes of `detach`, each with its result.
+    """
+
     constants: dict[str, Tensor] = field(default_factory=dict)
     detached: list[tuple[fx.Node, Tensor]] = field(default_factory=list)
-    reads: dict[tuple[str, str], None] = field(default_factory=dict)
 
 
 class _OperatorRecorder(TorchDispatchMode):
@@ -139,9 +136,8 @@ class _OperatorRecorder(TorchDispatchMode):
         self._shadow = shadow
         self._scopes = scopes
         self._where = where
-        self._frames: list[_Frame] = []
+        self._frames: list[_ScopeFrame] = []
         self._modules: list[str] = []
-        self._alive: list[Tensor] = []
         self._written: set[Key] = set()
         self._has_gradients = torch.is_grad_enabled()
         self._effects = SideEffects({shadow.fqns[id(module)]: module for module in shadow.model.modules()})
@@ -170,10 +166,10 @@ class _OperatorRecorder(TorchDispatchMode):
     @contextmanager
     def frame(self, fqn: str, args: Any, kwargs: Any) -> Iterator[None]:
         """Record what follows as the forward of the scope `fqn`."""
-        frame = _Frame(fqn=fqn)
+        frame = _ScopeFrame(fqn=fqn)
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._own(tensor, frame, frame.graph.placeholder("x"))
+                frame.own(tensor, frame.graph.placeholder("x"))
         self._frames.append(frame)
         yield
         self._frames.pop()
@@ -186,9 +182,8 @@ class _OperatorRecorder(TorchDispatchMode):
         """Take what the forward of the model returns, unless it has done more than that."""
         effect = self._effects.found("")
         if effect is not None:
-            raise StrategyError(
-                self._where,
-                f"{self.place} {effect}, which a planned forward would not repeat; return it instead",
+            raise self._error(
+                f"{self.place} {effect}, which a planned forward would not repeat; return it instead"
             )
         self.finish(result)
 
@@ -196,25 +191,17 @@ class _OperatorRecorder(TorchDispatchMode):
         """Take what the forward of the innermost scope returns."""
         frame = self._frames[-1]
         leaves, structure = tree_flatten(result)
-        outputs: list[Any] = []
-        tensors: list[fx.Node] = []
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                outputs.append(OutputIndex(len(tensors)))
-                tensors.append(self._node(leaf))
-            elif isinstance(leaf, CONSTANTS):
-                outputs.append(leaf)
-            else:
-                problem = f"{frame.fqn or 'the model'} returns a {type(leaf).__name__}"
-                raise StrategyError(self._where, f"{problem}, which no graph can hold")
-        frame.graph.output(tuple(tensors)).meta["has_gradients"] = self._has_gradients
+        outputs, output = frame.finish(
+            leaves, self._node, lambda problem: self._error(f"{frame.fqn or 'the model'} {problem}")
+        )
+        output.meta["has_gradients"] = self._has_gradients
         _drop_internal_detaches(frame)
         frame.graph.eliminate_dead_code(_is_impure)
         self.graphs.append(
             ScopeGraph(
                 fqn=frame.fqn,
                 graph=frame.graph,
-                outputs=tuple(outputs),
+                outputs=outputs,
                 structure=structure,
                 constants=frame.constants,
                 reads=tuple(frame.reads),
@@ -224,11 +211,11 @@ class _OperatorRecorder(TorchDispatchMode):
     def read(self, module: nn.Module, name: str) -> None:
         """Take note that the forward of the innermost scope reads `module.name`."""
         frame = self._frames[-1] if self._frames else None
-        if frame is None or name in UNREAD:
+        if frame is None:
             return
         fqn, prefix = self._shadow.fqns[id(module)], f"{frame.fqn}." if frame.fqn else ""
         if fqn == frame.fqn or fqn.startswith(prefix):
-            frame.reads["" if fqn == frame.fqn else fqn.removeprefix(prefix), name] = None
+            frame.note_read("" if fqn == frame.fqn else fqn.removeprefix(prefix), name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
@@ -261,12 +248,7 @@ class _OperatorRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        if _depends_on_data(func, args):
-            problem = f"{self.place} calls {func}, whose result or shape depends on data"
-            raise StrategyError(self._where, f"{problem}; it cannot be planned")
-        if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
-            problem = f"{self.place} calls {func} with a generator of its own, which no graph can hold"
-            raise StrategyError(self._where, f"{problem}; let it draw from torch's own")
+        self._refuse_call(func, args, kwargs)
         if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
             return self._by_rows(*args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
@@ -275,16 +257,29 @@ class _OperatorRecorder(TorchDispatchMode):
         else:
             self._written |= _written_by(func, args, kwargs)
         result = func(*args, **kwargs)
-        frame = self._frames[-1]
         if func in _ALIASES:
-            self._enter_alias(func, args[0], result, frame)
-            return result
-        target, args, options = _without_shapes_of(func, args, kwargs, result)
-        target = functional or target
-        node = frame.graph.call_function(target, *tree_map_only(Tensor, self._node, (args, dict(options))))
+            self._enter_alias(func, args[0], result, self._frames[-1])
+        else:
+            target, args, options = _without_shapes_of(func, args, kwargs, result)
+            self._enter_operator(functional or target, args, dict(options), result)
+        return result
+
+    def _refuse_call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if _depends_on_data(func, args):
+            problem = f"{self.place} calls {func}, whose result or shape depends on data"
+            raise self._error(f"{problem}; it cannot be planned")
+        if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
+            problem = f"{self.place} calls {func} with a generator of its own, which no graph can hold"
+            raise self._error(f"{problem}; let it draw from torch's own")
+
+    def _error(self, problem: str) -> StrategyError:
+        return StrategyError(self._where, problem)
+
+    def _enter_operator(self, target: Any, args: Any, options: dict[str, Any], result: Any) -> None:
+        graph = self._frames[-1].graph
+        node = graph.call_function(target, *tree_map_only(Tensor, self._node, (args, options)))
         node.meta["module"] = self._modules[-1] if self._modules else ""
         self._own_results(result, node, is_detached=self._is_cut_off(args, options))
-        return result
 
     def _is_cut_off(self, args: Any, options: Any) -> bool:
         """Whether forward itself has turned gradients off for what it calls."""
@@ -304,12 +299,12 @@ class _OperatorRecorder(TorchDispatchMode):
         is_mean = reduction == 1
         return run(_aten.div.Tensor, total, count) if is_mean else total, count
 
-    def _enter_alias(self, func: Any, source: Tensor, result: Tensor, frame: _Frame) -> None:
+    def _enter_alias(self, func: Any, source: Tensor, result: Tensor, frame: _ScopeFrame) -> None:
         node = self._node(source)
         if func is _aten.detach.default and torch.is_grad_enabled():
             node = frame.graph.call_function(func, (node,))
             frame.detached.append((node, result))
-        self._own(result, frame, node)
+        frame.own(result, node)
 
     def _functional(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Return the operator that gives what the in-place `func` writes, if nobody can tell them apart."""
@@ -331,50 +326,44 @@ class _OperatorRecorder(TorchDispatchMode):
             node.meta.setdefault("val", result)
             if is_detached and not result.requires_grad:
                 node = frame.graph.call_function(_aten.detach.default, (node,))
-            self._own(result, frame, node)
+            frame.own(result, node)
             return
         node.meta["val"] = result
-        parts = result.items() if isinstance(result, Mapping) else enumerate(result or ())
-        for key, part in parts:
-            if part is not None and not isinstance(part, CONSTANTS):
-                at = frame.graph.call_function(operator.getitem, (node, key))
-                self._own_results(part, at, is_detached=is_detached)
-
-    def _own(self, tensor: Tensor, frame: _Frame, node: fx.Node) -> None:
-        frame.nodes[id(tensor)] = node
-        self._alive.append(tensor)  # an `id` is only its own while it lives
-        if "val" not in node.meta:
-            node.meta["val"] = tensor
+        for part, at in frame.parts(result or (), node, CONSTANTS):
+            self._own_results(part, at, is_detached=is_detached)
 
     def _node(self, tensor: Tensor) -> fx.Node:
         frame = self._frames[-1]
         if isinstance(tensor.grad_fn, BackwardCFunction):
             name = type(tensor.grad_fn).__name__.removesuffix("Backward")
-            raise StrategyError(
-                self._where,
-                f"{self.place} uses what the torch.autograd.Function {name!r} gives, whose backward no graph "
-                "of its forward has; write it with torch's functions, or plan a model without it",
+            raise self._error(
+                f"{self.place} calls the custom autograd function {name!r}, whose backward would be lost: "
+                "chunks are recomputed from the forward graph; rewrite it with torch operators, or use "
+                "chunk=none"
             )
-        if id(tensor) in frame.nodes:
-            return frame.nodes[id(tensor)]
+        if id(tensor) not in frame.nodes:
+            frame.own(tensor, frame.graph.get_attr(self._attribute(tensor, frame)))
+        return frame.nodes[id(tensor)]
+
+    def _attribute(self, tensor: Tensor, frame: _ScopeFrame) -> str:
+        """Return the name under which the scope holds a tensor that no operator of it has made."""
         names = self._names.get(id(tensor))
         prefix = f"{frame.fqn}." if frame.fqn else ""
         name = next((name for name in names or () if name.startswith(prefix)), None)
-        if name is None and (names is not None or isinstance(tensor, FakeTensor)):
+        if name is not None:
+            return name.removeprefix(prefix)
+        if names is not None or isinstance(tensor, FakeTensor):
             problem = (
                 f"{frame.fqn or 'the model'!r} uses a tensor that comes neither from it nor from its inputs"
             )
-            raise StrategyError(self._where, f"{problem}, in {self.place}; give it as an input")
-        target = name.removeprefix(prefix) if name else f"_constant_{len(frame.constants)}"
-        if name is None:
-            frame.constants[target] = tensor
-        node = frame.graph.get_attr(target)
-        self._own(tensor, frame, node)
-        return node
+            raise self._error(f"{problem}, in {self.place}; give it as an input")
+        constant = f"_constant_{len(frame.constants)}"
+        frame.constants[constant] = tensor
+        return constant
 
 
 def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a forward finds later what it found before: nobody writes to its inputs and buffers."""
+    """Whether a second run of the forward finds unchanged inputs and buffers: no operator writes to them."""
     given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
     return not any(node.meta["written"] for node in given)
 
@@ -456,7 +445,7 @@ def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
         tensor.data = torch.empty_like(tensor)
 
 
-def _drop_internal_detaches(frame: _Frame) -> None:
+def _drop_internal_detaches(frame: _ScopeFrame) -> None:
     """Take out the copies of tensors that autograd makes of views; the user's own `detach` stays."""
     for node, result in frame.detached:
         (source,) = node.all_input_nodes

@@ -30,7 +30,7 @@ _MODULE = "transformers.utils.import_utils"
 
 
 class KnownValues(TorchFunctionMode):
-    """Computes beside a fake tensor its value, where no input, parameter or random number goes into it."""
+    """Computes the values of fake tensors that depend on no input, parameter or random number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,17 +41,19 @@ class KnownValues(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = all(self._value(tensor) is not None for tensor in tensors)
+        known = self._are_known(tensors)
         name = getattr(func, "__name__", "")
         if known and tensors and name in QUESTIONS:
             return self._really(func, args, kwargs)
         result = func(*args, **kwargs)
-        is_made = isinstance(result, Tensor) and not any(result is tensor for tensor in tensors)
-        if is_made and known and (tensors or name in _FACTORIES) and result.numel() <= _LARGEST:
+        if known and (tensors or name in _FACTORIES) and _is_small_and_new(result, tensors):
             value = self._drawn_from_nothing(func, args, kwargs)
             if value is not None:
                 self._values[id(result)] = result, result._version, value  # noqa: SLF001 (as autograd knows it)
         return result
+
+    def _are_known(self, tensors: list[Tensor]) -> bool:
+        return all(self._value(tensor) is not None for tensor in tensors)
 
     def _value(self, tensor: Tensor) -> Tensor | None:
         fake, version, value = self._values.get(id(tensor), (None, 0, None))
@@ -70,6 +72,11 @@ class KnownValues(TorchFunctionMode):
             is_random = not torch.equal(torch.get_rng_state(), before)
             torch.set_rng_state(before)
         return value if isinstance(value, Tensor) and not is_random else None
+
+
+def _is_small_and_new(result: Any, operands: list[Tensor]) -> bool:
+    is_new = isinstance(result, Tensor) and not any(result is operand for operand in operands)
+    return is_new and result.numel() <= _LARGEST
 
 
 @contextmanager

@@ -17,7 +17,9 @@ from strategies.estimate.tensors import alias_of, must_unwrap, tensors_in
 
 
 class Lending(TorchDispatchMode):
-    """Gives collectives tensors of their own and the program those that it knows; neither adds an operator.
+    """Passes aliases of the program's tensors to gloo, so that gloo's references can be counted.
+
+    It adds no operator to the step.
 
     Attributes:
         lent: what collectives were given or have made; nobody else in the program holds it.

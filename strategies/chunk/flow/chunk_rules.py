@@ -1,14 +1,14 @@
 """Dimension flow: which dimensions of an operator's inputs make a chunk of its output.
 
-A link says: a chunk of the outputs along these dimensions is what the operator gives for chunks of the inputs
-along those dimensions, with all other inputs whole. It is the statement "`Shard` in, `Shard` out, nothing to
-reduce" of a sharding rule, written for one axis. Operators without a rule are never chunked.
+A chunk rule names a dimension of the outputs and dimensions of some inputs: chunks of these inputs, with all
+other inputs whole, give a chunk of the outputs. In terms of sharding it says "`Shard` in, `Shard` out,
+nothing to reduce" for one axis. Operators without a rule are never chunked.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +23,8 @@ class ChunkRule(NamedTuple):
     """One way to chunk an operator.
 
     Fields:
-        outs: a dimension for each output; `None` for an output that cannot be used, `SUM` for partial sums.
-        ins: a dimension for each tensor input, `None` for one that is needed whole.
+        outs: dimension of each output; `None` for an output that cannot be used, `SUM` for partial sums.
+        ins: dimension of each tensor input; `None` for an input that is needed whole.
     """
 
     outs: tuple[int | None, ...]
@@ -32,7 +32,7 @@ class ChunkRule(NamedTuple):
 
 
 SUM = -1
-"""In place of an output's dimension: the sum over chunks is the output."""
+"""Stands for an output's dimension where the output is the sum over chunks."""
 
 VIEWS = frozenset(
     {
@@ -172,18 +172,20 @@ def _with(way: ChunkRule, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[An
 
 
 def _rules_for(node: fx.Node) -> list[ChunkRule]:
-    if node.op != "call_function" or node.target is operator.getitem or is_random(node):
+    inputs = slots(node)
+    if not _may_have_rules(node) or not all(isinstance(each.meta.get("val"), Tensor) for each in inputs):
         return []
     value = node.meta["val"]
-    inputs = slots(node)
-    if not all(isinstance(each.meta.get("val"), Tensor) for each in inputs):
-        return []
     if isinstance(value, Tensor) and is_pointwise(node):
         return _pointwise(value.dim(), [shape_of(each) for each in inputs], tuple(value.shape))
     if node.target in FACTORIES:
         return [ChunkRule((dim,), ()) for dim in range(value.dim())]
     rule = _RULES.get(node.target)
     return rule(node, inputs) if rule is not None else []
+
+
+def _may_have_rules(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem and not is_random(node)
 
 
 def _pointwise(rank: int, shapes: Sequence[tuple[int, ...]], target: tuple[int, ...]) -> list[ChunkRule]:
@@ -280,9 +282,7 @@ def _stack(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
 
 def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     rank = len(shape_of(inputs[0]))
-    dims = _argument(node, 1, "dim", None)
-    dims = list(range(rank)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    reduced = {dim % rank for dim in dims} if rank else set()
+    reduced = _reduced_dims(node, rank)
     values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else (node.meta["val"],)
     keeps = values[0].dim() == rank
     kept = [dim for dim in range(rank) if dim not in reduced]
@@ -290,6 +290,13 @@ def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     if node.target in {_aten.sum.dim_IntList, _aten.sum.default}:
         found += [ChunkRule((SUM,), (dim,)) for dim in sorted(reduced)]
     return found
+
+
+def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
+    dims = _argument(node, 1, "dim", None)
+    if isinstance(dims, int):
+        dims = [dims]
+    return {dim % rank for dim in dims} if dims and rank else set(range(rank))
 
 
 def _layer_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
@@ -336,7 +343,7 @@ def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     given = _given(node)
     if given.get("dropout_p", 0.0):
         return []
-    bias = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
+    bias = _attention_bias(given)
     count = sum(isinstance(each, Tensor) and each.dim() >= 3 for each in node.meta["val"])  # noqa: PLR2004
     outs = [(dim,) * count + (None,) * (len(node.meta["val"]) - count) for dim in range(3)]
     ins: list[tuple[int | None, ...]] = [(0, 0, 0)]
@@ -347,6 +354,10 @@ def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
     return [
         ChunkRule(outs[each[0] or 0], (*each, *_of_bias(bias, each[0] or 0))[: len(inputs)]) for each in ins
     ]
+
+
+def _attention_bias(given: Mapping[str, Any]) -> Any:
+    return next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
 
 
 def _of_bias(bias: Any, dim: int) -> tuple[int | None, ...]:

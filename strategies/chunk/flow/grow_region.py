@@ -1,8 +1,9 @@
-"""From one chunked value to a region: which operators around it can run chunk by chunk with it.
+"""Region growth: from one chunked value to all operators around it that can run in the same loop.
 
-The flow goes both ways. Backward it asks what a chunk needs: a chunk of an input, or all of it. Forward it
-asks which users of a chunk can do with it. A value that is needed whole is made before the loop, with all it
-depends on; where that is cheap to make, the loop makes its own chunk of it once more.
+Growth goes both ways. Backwards it asks what a chunk needs: a chunk of an input, or the whole input.
+Forwards it asks which users of a chunk can work on chunks. A value that is needed whole is computed before
+the loop, with everything it depends on. If a cheap operator is needed both whole and in chunks, it runs in
+both places.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Decided:
     """What has been decided.
 
     Fields:
-        axes, needs: of members.
-        firm: mask of the members that may not also run in front of the loop.
-        before: mask of what must run in front of the loop.
+        axes, needs: axes of the outputs and of the inputs of members.
+        firm: bit mask of the members that must not also run in front of the loop.
+        before: bit mask of the nodes that must run in front of the loop.
     """
 
     axes: dict[fx.Node, Axes] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class RegionGrower:
             state.firm |= 1 << self._inside[node]
 
     def _demand(self, node: fx.Node, axis: Axis, state: _Decided) -> bool:
-        """Make a chunk of `node` available in the loop; false where members need it cut in another way."""
+        """Make a chunk of `node` available in the loop; false if members need it along another axis."""
         if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
             return self._demand_output(node, 0, axis, state)
         if node in state.axes:
@@ -135,7 +136,7 @@ class RegionGrower:
         return True
 
     def _extended(self, state: _Decided) -> _Decided:
-        """Add users of chunks that can do with them."""
+        """Add the users of chunks that can work on chunks."""
         is_growing = True
         while is_growing:
             is_growing = False
@@ -148,49 +149,39 @@ class RegionGrower:
         return state
 
     def _joined(self, node: fx.Node, state: _Decided) -> _Decided | None:
+        """Return what is decided with `node` as a member, `None` where it cannot be one."""
         if node.target is operator.getitem:
-            maker, index = node.args
-            outs = state.axes.get(maker, ())  # type: ignore[arg-type]
-            axis = outs[index] if isinstance(index, int) and index < len(outs) else None
-            if axis is None:
-                return None
-            trial = state.copy()
-            self._enter(node, (axis,), (axis,), trial)
-            return trial
+            return self._with_part(node, state)
         for slot, source in enumerate(slots(node)):
             given = state.axes.get(source)
             if not given or given[0] is None or state.before >> self._inside[source] & 1:
                 continue
             for axis in output_for(node, slot, given[0]):
                 trial = state.copy()
-                if (
-                    self._demand_output(node, 0, axis, trial)
-                    and node in trial.axes
-                    and not trial.firm & trial.before
-                ):
+                is_member = self._demand_output(node, 0, axis, trial) and node in trial.axes
+                if is_member and not trial.firm & trial.before:
                     return trial
         return None
+
+    def _with_part(self, node: fx.Node, state: _Decided) -> _Decided | None:
+        maker, index = node.args
+        outs = state.axes.get(maker, ())  # type: ignore[arg-type]
+        axis = outs[index] if isinstance(index, int) and index < len(outs) else None
+        if axis is None:
+            return None
+        trial = state.copy()
+        self._enter(node, (axis,), (axis,), trial)
+        return trial
 
     def _finished(self, state: _Decided, seed: RegionSeed) -> ChunkRegion | None:
         members = [node for node in self._window if node in state.axes]
         copies = frozenset(node for node in members if state.before >> self._inside[node] & 1)
-        own = 0
-        for node in members:
-            if node not in copies:
-                own |= 1 << self._inside[node]
-        first = (own & -own).bit_length() - 1
-        before: list[fx.Node] = []
-        after: list[fx.Node] = []
-        for index, node in enumerate(self._window):
-            if own >> index & 1:
-                continue
-            is_early = state.before >> index & 1 or (index < first and not self._ancestors[node] & own)
-            (before if is_early else after).append(node)
+        own = sum(1 << self._inside[node] for node in members if node not in copies)
+        before, after = self._around(own, state)
         if not own or any(self._ancestors[node] & own for node in before):
             return None
-        drawn = [self._inside[node] for node in (*before, *after) if is_random(node)]
-        if drawn != sorted(drawn):
-            return None  # random numbers would be drawn in another order
+        if not self._draws_in_order([*before, *after]):
+            return None
         needed = _without_idle(members, copies)
         return ChunkRegion(
             members=needed,
@@ -203,6 +194,23 @@ class RegionGrower:
             seed=seed,
             may_copy=self._may_copy,
         )
+
+    def _draws_in_order(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether random numbers are drawn in the order of the window."""
+        drawn = [self._inside[node] for node in nodes if is_random(node)]
+        return drawn == sorted(drawn)
+
+    def _around(self, own: int, state: _Decided) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the nodes of the window that run in front of the loop, and those that run behind it."""
+        first = (own & -own).bit_length() - 1
+        before: list[fx.Node] = []
+        after: list[fx.Node] = []
+        for index, node in enumerate(self._window):
+            if own >> index & 1:
+                continue
+            is_early = state.before >> index & 1 or (index < first and not self._ancestors[node] & own)
+            (before if is_early else after).append(node)
+        return before, after
 
 
 def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> list[fx.Node]:

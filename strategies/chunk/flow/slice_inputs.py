@@ -1,7 +1,7 @@
-"""Regions that take a part of a value, rather than the value of which they use a part.
+"""Slicing of a region's inputs: the loop takes only the part of a value that it uses.
 
-The gradient of what a loop takes is as large as that. A loop over queries that takes queries, keys and values
-together, for its own queries only, would hold three times the gradient that it makes.
+A loop holds a gradient as large as each of its inputs. A loop over queries that takes queries, keys and
+values as one tensor would hold a gradient of three times the size that it needs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,8 @@ from strategies.estimate.operator_cost import bytes_of, is_view, tensors_of
 
 
 def slice_inputs(region: ChunkRegion) -> ChunkRegion:
-    """Return the region without views that are smaller than what it takes; they run in front of it."""
-    members = set(region.members)
-    views: dict[fx.Node, fx.Node] = {}  # of what is taken, to what they look at
-    for node in region.members:
-        inputs = slots(node)
-        if len(inputs) != 1 or not is_view(node):
-            continue
-        source = inputs[0]
-        root = source if source not in members else views.get(source)
-        if root is not None and _storages(node) <= _storages(root):
-            views[node] = root
+    """Return the region with views that are smaller than its inputs moved in front of it."""
+    views = _views_of_inputs(region)
     small = {root for root in views.values() if _is_small(region, root, views)}
     gone = {node for node, root in views.items() if root in small}
     kept = [node for node in region.members if node not in gone]
@@ -43,6 +34,20 @@ def slice_inputs(region: ChunkRegion) -> ChunkRegion:
         copies=region.copies - gone,
         has_sliced_inputs=True,
     )
+
+
+def _views_of_inputs(region: ChunkRegion) -> dict[fx.Node, fx.Node]:
+    """Return the members that are views of one input of the region, each with that input."""
+    members = set(region.members)
+    views: dict[fx.Node, fx.Node] = {}
+    for node in region.members:
+        inputs = slots(node)
+        if len(inputs) == 1 and is_view(node):
+            source = inputs[0]
+            root = source if source not in members else views.get(source)
+            if root is not None and _storages(node) <= _storages(root):
+                views[node] = root
+    return views
 
 
 def _is_small(region: ChunkRegion, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:

@@ -1,7 +1,7 @@
-"""Matrix products in the bodies of loops, whose gradients are added to totals without memory of their own.
+"""Matrix products whose backward adds each chunk's gradient to the total in place.
 
-A body that runs again for its gradients would make, with each chunk, a gradient as large as all of a weight
-and then add it to the total. These products add to the total at once, as `addmm_` and `baddbmm_` do.
+Autograd would allocate, for each chunk, a second gradient as large as the weight, and then add it to the
+total. These products add to the total at once, with `addmm_` and `baddbmm_`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRODUCTS: Mapping[Any, Callable[..., Tensor]] = {
     _aten.bmm.default: bmm,
     _aten.addmm.default: addmm,
 }
-"""What runs in place of operators that have an operand which every chunk uses whole."""
+"""Replacements for operators that have an operand which every chunk uses whole."""
 
 
 def _product(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:

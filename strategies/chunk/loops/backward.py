@@ -1,14 +1,14 @@
-"""Forward and backward of a schedule, as storages see them: an estimate that guides the search.
+"""Liveness of forward and backward of a schedule: an estimate that guides the search.
 
-What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
-the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
-with the operator that made the storage. What operators of backward hold for themselves is left out, and so
-are gradients of parameters.
+A rehearsal of the planned model on tensors without memory measures the exact bytes afterwards. In the
+estimate the gradient of a storage is as large as the storage. It is allocated by the first operator of
+backward that produces it, and freed by the backward of the operator that made the storage. Temporary memory
+of backward operators and gradients of parameters are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -32,11 +32,11 @@ from strategies.estimate.liveness import (
 from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, tensors_of
 
 BACKWARD_SHARE = 2.0
-"""Time of the gradients of an operator / time of the operator."""
+"""Time of an operator's backward / time of its forward."""
 
 
 class SavedFate(Enum):
-    """Where what autograd saves of a scope is between forward and backward."""
+    """Where the tensors that autograd saves of a scope are between forward and backward."""
 
     KEPT = auto()
     RECOMPUTED = auto()  # nowhere: its forward runs again
@@ -45,12 +45,12 @@ class SavedFate(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScopeCall:
-    """The pass of an inner scope, as the scope around it sees it, its results left out.
+    """Forward and backward of an inner scope, as the scope around it sees them; outputs are not counted.
 
     Fields:
-        saved_bytes: what it keeps between forward and backward.
-        forward_bytes, backward_bytes: the highest totals during each.
-        seconds: of both.
+        saved_bytes: bytes kept between forward and backward.
+        forward_bytes, backward_bytes: highest totals during each.
+        seconds: time of both.
     """
 
     saved_bytes: int
@@ -79,7 +79,7 @@ def _saved(node: fx.Node) -> Iterable[Key]:
 
 
 def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) -> list[Loop]:
-    """Return the loops of whose results autograd saves nothing, nor of what follows from them."""
+    """Return the loops whose outputs, and all values computed from them, autograd saves nothing of."""
     loops = [item for item in schedule.items if isinstance(item, Loop)]
     inside = {node for loop in loops for node in loop.region.members}
 
@@ -114,10 +114,10 @@ def _is_parameter(node: fx.Node) -> bool:
 
 
 class _Backward(NamedTuple):
-    """The backward of an operator none of whose values comes from a loop.
+    """The backward of an operator whose inputs and outputs no loop makes.
 
     Fields:
-        given: gradients of its results.
+        given: gradients of its outputs.
         wanted: gradients of its inputs, with their bytes.
         saved: storages that autograd keeps for it.
     """
@@ -132,12 +132,12 @@ class TrainingPass:
     """Forward and backward of a schedule.
 
     Fields:
-        schedule: without results in the memory of inputs.
+        schedule: schedule of forward, without buffer reuse.
         saves: storages that autograd keeps, by node.
-        calls: the passes of inner scopes.
-        tail_bytes: what the loss holds while it is computed, its input left out.
+        calls: passes of inner scopes.
+        tail_bytes: bytes that the loss holds while it is computed, without its input.
 
-    What does not depend on the schedule is remembered in the last two, by passes of one graph together.
+    All passes of one graph share the last two fields, which remember what does not depend on the schedule.
     """
 
     schedule: Schedule
@@ -304,35 +304,48 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
     if any(operand.node.meta.get("written", False) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
-    members = set(loop.region.members)
-    totals: list[list[int]] = []
+    totals: list[Sequence[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
         born: set[Key] = set()
-        backward = []
-        for node in reversed(loop.region.members):
-            is_growing = bool(loop.region.axes[node])
-            held: set[Key] = {
-                key for key in born if key in {gradient_of(each) for each in storages.keys[node]}
-            }
-            kept: set[Key] = {
-                key for source in slots(node) if source in members for key in storages.keys[source]
-            }
-            held |= saves[node] & (kept | set(storages.keys[node]))
-            makes: dict[Key, int] = {}
-            for slot, source in enumerate(slots(node)):
-                operand = loop.local(node, slot)
-                if operand is not None and operand.axis is None:  # added to its total, by products at once
-                    if not grows and source.meta["val"].requires_grad and not loop.adds_gradients(node):
-                        makes["gradient", source, node] = bytes_of(source.meta["val"])
-                    continue
-                if not has_gradient(source) or is_growing is not grows:
-                    continue
-                for key in storages.keys[source]:
-                    if gradient_of(key) not in born:
-                        born.add(gradient_of(key))
-                        makes[gradient_of(key)] = storages.made.get(source, {}).get(
-                            key, bytes_of(source.meta["val"])
-                        )
-            backward.append(StorageStep(makes=makes, holds=frozenset(held)))
-        totals.append(list(simulate([*steps, *backward], ()).live_bytes))
+        backward = [
+            _member_backward(loop, node, storages, saves[node], born, grows=grows)
+            for node in reversed(loop.region.members)
+        ]
+        totals.append(simulate([*steps, *backward], ()).live_bytes)
     return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+
+
+def _member_backward(
+    loop: Loop, node: fx.Node, storages: Storages, saved: frozenset[Key], born: set[Key], *, grows: bool
+) -> StorageStep:
+    """Return the backward of a member: of gradients that grow with the chunk, or of those that do not.
+
+    Args:
+        loop: whose body has the member.
+        node: the member.
+        storages: storages of the graph.
+        saved: storages that autograd keeps for the member.
+        born: gradients that exist already; those of the step are added.
+        grows: whether gradients that grow with the chunk are meant.
+    """
+    members = set(loop.region.members)
+    held = born & {gradient_of(key) for key in storages.keys[node]}
+    kept = {key for source in slots(node) if source in members for key in storages.keys[source]}
+    makes: dict[Key, int] = {}
+    for slot, source in enumerate(slots(node)):
+        operand = loop.local(node, slot)
+        if operand is not None and operand.axis is None:
+            if not grows and _makes_whole_gradient(loop, node, source):
+                makes["gradient", source, node] = bytes_of(source.meta["val"])
+        elif has_gradient(source) and bool(loop.region.axes[node]) is grows:
+            sizes, size = storages.made.get(source, {}), bytes_of(source.meta["val"])
+            gradients = {gradient_of(key): sizes.get(key, size) for key in storages.keys[source]}
+            makes |= {key: size for key, size in gradients.items() if key not in born}
+            born.update(makes)
+    holds = held.union(saved & kept.union(storages.keys[node]))
+    return StorageStep(makes=makes, holds=frozenset(holds))
+
+
+def _makes_whole_gradient(loop: Loop, node: fx.Node, source: fx.Node) -> bool:
+    """Whether each chunk makes a gradient for all of an input, rather than add to its total at once."""
+    return source.meta["val"].requires_grad and not loop.adds_gradients(node)

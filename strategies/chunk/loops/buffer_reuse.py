@@ -1,4 +1,4 @@
-"""Results of a loop in the memory of an input that dies with it."""
+"""Reuse an input buffer for a loop's output when the loop is the buffer's last user."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strategies.estimate.operator_cost import bytes_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferReuse:
-    """What loops of one graph may write over.
+    """Which buffers loops of one graph may overwrite.
 
     Fields:
-        outside: storages of inputs of the graph, parameters and buffers, which somebody else may look at.
-        is_possible: false where autograd may have kept what dies.
+        outside: storages of graph inputs, parameters and buffers, which code outside of the graph may read.
+        is_possible: false where autograd may have saved the buffers.
     """
 
     outside: frozenset[Key]
@@ -26,14 +26,14 @@ class BufferReuse:
 
     @classmethod
     def of(cls, schedule: Schedule, donated: frozenset[fx.Node]) -> BufferReuse:
-        """Return it for the graph of a schedule; inputs in `donated` may be overwritten."""
+        """Return the buffers of a schedule's graph; inputs in `donated` may be overwritten."""
         storages = schedule.storages
         standing = storages.standing.items()
         outside = frozenset(key for node, keys in standing if node not in donated for key in keys)
         return cls(outside=outside, is_possible=not storages.has_gradients)
 
     def chosen(self, schedule: Schedule, at: int) -> Loop:
-        """Return the loop at a position, with as many results as possible in the memory of inputs."""
+        """Return the loop at a position, with as many outputs as possible in buffers of its inputs."""
         plain, trial = _without(schedule, at)
         dying = self._dying(trial, at)
         outputs: list[LoopOutput] = []
@@ -45,7 +45,7 @@ class BufferReuse:
         return replace(plain, outputs=tuple(outputs))
 
     def checked(self, schedule: Schedule, at: int) -> Loop:
-        """Return the loop at a position with only those results in the memory of inputs that may be there."""
+        """Return the loop at a position without the reuse that this graph does not allow."""
         plain, trial = _without(schedule, at)
         dying = self._dying(trial, at)
         loop = schedule.items[at]

@@ -1,6 +1,6 @@
-"""Decisions: a schedule without its graph, to be taken again on any graph of the same operators.
+"""Decisions: a schedule without its graph, which applies to any graph of the same operators.
 
-Other sequence lengths, and most batch sizes, give other shapes and the same operators: no search again.
+Other sequence lengths and most batch sizes change shapes but not operators, so they need no second search.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunk.flow.axes import whole
-from strategies.chunk.flow.chunk_region import RegionSeed
+from strategies.chunk.flow.chunk_region import ChunkRegion, RegionSeed
 from strategies.chunk.flow.chunk_rules import shape_of, sums
 from strategies.chunk.flow.grow_region import RegionGrower
 from strategies.chunk.flow.slice_inputs import slice_inputs
@@ -21,7 +21,7 @@ from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule
 
 Structure: TypeAlias = Hashable
-"""What graphs of the same operators have in common."""
+"""Equal for graphs of the same operators."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +29,15 @@ class LoopDecision:
     """One loop; nodes are positions in the graph.
 
     Fields:
-        members: of the region.
-        window: what it was grown from.
-        may_copy: which of these may run twice.
+        members: operators of the region.
+        window: operators that the region was grown from.
+        may_copy: tells which of these may run twice.
         has_sliced_inputs: whether the region takes parts of values.
-        seed: where it began.
-        dim: of the seed's value; `None` for a sum.
-        sum_index: which sum of the seed it is.
-        length: of a chunk.
-        into: for each result the input whose memory it takes over.
+        seed: operator that the region grew from.
+        dim: dimension of the seed's value; `None` for a sum.
+        sum_index: position among the seed's rules for sums.
+        length: positions in a chunk.
+        into: for each output the input whose buffer it reuses, or `None`.
     """
 
     members: tuple[int, ...]
@@ -100,10 +100,10 @@ def reapplied(
     """Return the schedule of the same decisions on another graph.
 
     Args:
-        decisions: on a graph of the same structure.
-        graph: the other one.
-        plain: its schedule without loops.
-        donated: inputs of the graph whose memory may be taken over.
+        decisions: decisions on a graph of the same structure.
+        graph: the graph to schedule.
+        plain: schedule of the graph without loops.
+        donated: inputs of the graph whose buffers may be reused.
 
     Returns:
         `None` where a region does not grow as it did, because a dimension has become 1.
@@ -137,18 +137,8 @@ def _loop(
     outside: set[fx.Node],
     plain: Schedule,
 ) -> Loop | None:
-    seed_node = nodes[decision.seed]
-    members = [nodes[position] for position in decision.members]
-    window = [nodes[position] for position in decision.window]
-    if decision.dim is not None:
-        seed = RegionSeed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
-    else:
-        ways = sums(seed_node)
-        seed = RegionSeed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
-    region = RegionGrower(window, decision.may_copy).region(seed)
-    if region is not None and decision.has_sliced_inputs:
-        region = slice_inputs(region)
-    if region is None or region.members != members:
+    region = _region(decision, nodes)
+    if region is None or region.members != [nodes[position] for position in decision.members]:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)
     if loop is None or len(loop.outputs) != len(decision.into):
@@ -159,3 +149,15 @@ def _loop(
         for result, position in zip(loop.outputs, decision.into, strict=True)
     )
     return replace(loop, outputs=tuple(outputs))
+
+
+def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | None:
+    """Return the region that grows from the seed of a decision on another graph."""
+    node = nodes[decision.seed]
+    if decision.dim is not None:
+        seed = RegionSeed(node=node, axis=whole(decision.dim, shape_of(node)))
+    else:
+        seed = RegionSeed(node=node, axis=None, ins=sums(node)[decision.sum_index][0])
+    window = [nodes[position] for position in decision.window]
+    region = RegionGrower(window, decision.may_copy).region(seed)
+    return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

@@ -1,4 +1,4 @@
-"""Loops: regions with a chunk size, what they take and give, and the bytes and seconds they need."""
+"""Loops: regions with a chunk size, their inputs and outputs, and the bytes and seconds they need."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ADDING: Mapping[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopInput:
-    """What a loop takes from outside: all of a value, or a chunk at a time.
+    """An input of a loop: a whole value, or one chunk of it at a time.
 
     Fields:
-        node: the value.
-        axis: `None` for all of it.
+        node: node that makes the value.
+        axis: chunk axis; `None` for the whole value.
     """
 
     node: fx.Node
@@ -49,18 +49,18 @@ class LoopInput:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a chunk is a copy: where it would not lie densely in memory."""
+        """Whether a chunk is copied, because it would not be dense in memory."""
         return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOutput:
-    """What a loop gives: written a chunk at a time, or added up.
+    """An output of a loop: written one chunk at a time, or a sum over chunks.
 
     Fields:
-        node: the member whose value it is.
-        axis: `None` for a sum over chunks.
-        into: the value whose memory it is written to; `None` for memory of its own.
+        node: member that makes the value.
+        axis: chunk axis; `None` for a sum over chunks.
+        into: input whose buffer is reused; `None` for a new buffer.
     """
 
     node: fx.Node
@@ -69,7 +69,7 @@ class LoopOutput:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether the operator itself adds to a sum over chunks."""
+        """Whether the operator itself adds to the sum over chunks."""
         return self.axis is None and self.node.target in ADDING
 
 
@@ -78,9 +78,9 @@ class BodyMemory:
     """The memory of a loop's body, for every chunk size.
 
     Fields:
-        size: of the chunk axis.
-        totals: bytes alive at moments of which one is the highest: what grows with the chunk, as if it were
-            whole, and what does not.
+        size: positions of the chunk axis.
+        totals: pairs of bytes alive at one moment: those that grow with the chunk, as if it were whole, and
+            those that do not. One of these moments is the peak, whatever the chunk size.
     """
 
     size: int
@@ -93,16 +93,16 @@ class BodyMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Loop:
-    """A region that runs `ceil(size / length)` times, the last time on what is left.
+    """A region that runs `ceil(size / length)` times; the last chunk may be shorter.
 
     Fields:
-        region: its operators.
-        size: of the chunk axis.
-        length: of one chunk.
-        takes, gives: in the order of the region's operators.
-        memory: of the body.
-        overwrites: members that write to the memory of an input.
-        backward: of the body that is run again for its gradients.
+        region: operators of the loop.
+        size: positions of the chunk axis.
+        length: positions in one chunk.
+        inputs, outputs: in the order of the region's operators.
+        memory: memory of the body in forward.
+        overwrites: members that overwrite an input.
+        backward: memory of the body in backward, which runs it again for its gradients.
     """
 
     region: ChunkRegion
@@ -142,7 +142,7 @@ class Loop:
         return any(factor is not None and factor.axis is None for factor in factors)
 
     def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
-        """Return those of `known` that overwrite nothing but what the body has made."""
+        """Return those of `known` that overwrite only values that the body has made."""
         members = set(self.region.members)
         found = ((node, known[node]) for node in self.region.members if node in known)
         return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
@@ -158,7 +158,9 @@ class Loop:
     def body_steps(
         self, storages: Storages, *, is_writing: bool
     ) -> tuple[list[StorageStep], list[StorageStep]]:
-        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
+        """Return the steps of the body, once for storages that grow with the chunk and once for the others.
+
+        Sizes of the growing storages are those of the whole values.
 
         Args:
             storages: of the graph.
@@ -166,17 +168,11 @@ class Loop:
                 backward runs them again nothing is overwritten, and no body has `overwrites`.
         """
         on = self._lying_on(storages)
-        uses = list(self._uses())
-        last = {operand: index for index, _, operand in uses}
-        first: dict[LoopInput, int] = {}
-        for index, _, operand in uses:
-            first.setdefault(operand, index)
-        copied = {operand: bytes_of(operand.node.meta["val"]) for operand in first if operand.is_copied}
+        copied = self._copied_spans()
         given = {result.node for result in self.outputs}
-        in_place = {result.node for result in self.outputs if is_writing and result.adds_in_place} | {
-            *self.overwrites
-        }
-        growing, fixed = [], []
+        in_place = self._in_place(is_writing=is_writing)
+        growing: list[StorageStep] = []
+        fixed: list[StorageStep] = []
 
         def step(
             held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0
@@ -185,19 +181,35 @@ class Loop:
             fixed.append(StorageStep(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
-            for operand, size in copied.items():
-                if first[operand] == index:
-                    step(set(), {operand: size}, {})
+            for operand, span in copied.items():
+                if span[0] == index:
+                    step(set(), {operand: bytes_of(operand.node.meta["val"])}, {})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
-            held = own | {operand for operand in copied if first[operand] <= index <= last[operand]}
-            for slot, source in enumerate(slots(node)):
-                if self.local(node, slot) is None:
-                    held.update(on[source], self._aliased(source, copied, storages))
+            held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
+            for source in self._local_sources(node):
+                held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:
                 step(own, {}, {})
         return growing, fixed
+
+    def _copied_spans(self) -> dict[LoopInput, tuple[int, int]]:
+        """Return the positions of the first and the last member that use each copied chunk."""
+        spans: dict[LoopInput, tuple[int, int]] = {}
+        for index, _, operand in self._uses():
+            if operand.is_copied:
+                spans[operand] = spans.get(operand, (index, index))[0], index
+        return spans
+
+    def _in_place(self, *, is_writing: bool) -> set[fx.Node]:
+        """Return the members that make no storage: they overwrite an input, or add to a sum."""
+        adding = {result.node for result in self.outputs if is_writing and result.adds_in_place}
+        return adding.union(self.overwrites)
+
+    def _local_sources(self, node: fx.Node) -> list[fx.Node]:
+        """Return the inputs of a member that the body makes itself."""
+        return [source for slot, source in enumerate(slots(node)) if self.local(node, slot) is None]
 
     def _lying_on(self, storages: Storages) -> dict[fx.Node, set[Key]]:
         """Return the storages of the members' values where some overwrite others."""
@@ -256,7 +268,7 @@ class Loop:
 
 
 def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the totals that no other one exceeds in both parts."""
+    """Return the totals that no other total exceeds in both parts."""
     found: list[tuple[int, int]] = []
     for growing, fixed in sorted(set(totals), reverse=True):
         if not found or fixed > found[-1][1]:
@@ -273,17 +285,7 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
         length: of one chunk.
         storages: of the graph.
     """
-    members = set(region.members)
-    outputs = []
-    for node in region.members:
-        if node in region.copies or not (node in outside or any(user not in members for user in node.users)):
-            continue
-        if not isinstance(node.meta["val"], Tensor):
-            return None
-        axes = region.axes[node]
-        if axes and axes[0] is None:
-            return None
-        outputs.append(LoopOutput(node=node, axis=axes[0] if axes else None))
+    outputs = _outputs(region, outside)
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
     if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
@@ -292,6 +294,27 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
     inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
     loop = replace(loop, inputs=tuple(inputs), overwrites=loop.overwriting(storages.overwrites))
     return replace(loop, memory=loop.body(storages))
+
+
+def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
+    """Return what members make for others; nothing where one of these values cannot be put together."""
+    members = set(region.members)
+    used = [
+        node
+        for node in region.members
+        if node not in region.copies and (node in outside or not members.issuperset(node.users))
+    ]
+    if not all(_can_be_put_together(region, node) for node in used):
+        return []
+    axes = [region.axes[node] for node in used]
+    return [
+        LoopOutput(node=node, axis=each[0] if each else None) for node, each in zip(used, axes, strict=True)
+    ]
+
+
+def _can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
+    axes = region.axes[node]
+    return isinstance(node.meta["val"], Tensor) and not (axes and axes[0] is None)
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:

@@ -18,18 +18,18 @@ from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
 
 @dataclass(kw_only=True, slots=True)
 class Schedule:
-    """What runs in which order: single operators and loops.
+    """The order in which single operators and loops of one graph run.
 
     Fields:
-        items: in order.
-        storages: of the graph's values.
-        outputs: of the graph.
+        items: operators and loops, in order.
+        storages: storages of the graph's values.
+        outputs: outputs of the graph.
         calls: bytes that a call of an inner scope holds beyond its outputs.
-        is_overwriting: whether single operators may write to the memory of an input.
+        is_overwriting: true where single operators may overwrite an input.
 
-    Values that a loop makes lie on storages of their own, and results may lie on that of an input: `_keys`
-    has those of every such value, and `_moved` the operators that take or make one. `_copied` are operators
-    that run in front of a loop and in it, and therefore overwrite nothing.
+    A loop's outputs are on storages of their own, or on the storage of an input. `_keys` has the storages
+    of every such value, and `_moved` the operators that take or make one. `_copied` are operators that run
+    in front of a loop and inside it; they overwrite nothing.
     """
 
     items: list[fx.Node | Loop]
@@ -78,7 +78,7 @@ class Schedule:
         return frozenset(self.storages.keys[node]) if found is None else found
 
     def is_moved(self, node: fx.Node) -> bool:
-        """Whether `node` makes or takes what lies elsewhere than in the plain graph; after `steps`."""
+        """Whether a value of `node` is on another storage than in the plain graph; after `steps`."""
         return node in self._moved
 
     def overwrite(self, node: fx.Node) -> Overwrite | None:
@@ -143,9 +143,9 @@ class Schedule:
         return set(steps[at].holds) - later - self.kept()
 
     def donations(self) -> dict[fx.Node, frozenset[int]]:
-        """Return for each call of an inner scope the positions of inputs that nobody needs after it.
+        """Return the inputs of each call of an inner scope that have no later use, by position.
 
-        None where gradients are recorded: autograd may need them.
+        There are none where gradients are recorded: autograd may need the inputs.
         """
         if self.storages.has_gradients:
             return {}

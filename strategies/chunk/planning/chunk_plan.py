@@ -1,4 +1,4 @@
-"""Chunk plans: what runs in chunks in a model so that its activations stay within a budget of bytes."""
+"""Chunk plans: which parts of a model run in chunks, so that its activations stay within a budget."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
 
     Args:
         where: the configuration path of the budget.
-        budget_bytes: what was asked for.
-        minimum_feasible_bytes: the smallest peak of activations that a plan reaches.
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest activation peak that a plan reaches.
     """
 
     def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int) -> None:
@@ -45,16 +45,16 @@ class ChunkPlan:
     """Which parts of a model's forward run in chunks, and the bytes that follow.
 
     Fields:
-        budget_bytes: what was asked for; `None` for the smallest.
-        predicted_peak_bytes: the highest total of storages made by a pass of the planned model.
-        unchunked_peak_bytes: the same of the model as it is.
-        minimum_feasible_bytes: the smallest peak that the search has seen; where the model fits as it is,
-            there was no search.
+        budget_bytes: the budget; `None` asks for the smallest peak.
+        predicted_peak_bytes: activation peak of a pass of the planned model.
+        unchunked_peak_bytes: activation peak of the model as it is.
+        minimum_feasible_bytes: smallest peak that the search has seen; the unchunked peak where the model
+            fits as it is, because there was no search.
         predicted_slowdown: time with the plan / time without, by the cost model.
-        training: whether the pass has a backward.
-        regions: in the order of scopes and of operators.
-        recomputed: FQNs of scopes whose whole forward runs again in backward, with its loops.
-        schedulers: by FQN of the scope.
+        training: true where the pass has a backward.
+        regions: loops in the order of scopes and of operators.
+        recomputed: FQNs of scopes whose whole forward, loops included, runs again in backward.
+        schedulers: decide the schedule of each scope, by FQN.
     """
 
     budget_bytes: int | None
@@ -82,13 +82,13 @@ class ChunkPlan:
         """Return the fastest plan that was found whose peak is at most `budget_bytes`.
 
         Args:
-            model: plain; on the meta device is enough. Its training flags are those of the planned pass.
+            model: plain model; the meta device is enough. Its training flags are those of the planned pass.
             sample: positional inputs; meta tensors are enough.
-            budget_bytes: of activations, at least 1; `None` for the smallest peak.
-            fraction: of the peak of the model as it is, in place of `budget_bytes`, without the reserve.
-            training: whether to plan forward and backward.
-            step: what else the pass holds.
-            where: the configuration path that messages name.
+            budget_bytes: bytes of activations, at least 1; `None` asks for the smallest peak.
+            fraction: replaces `budget_bytes`: share of the unchunked peak, without the reserve.
+            training: plan forward and backward, rather than forward alone.
+            step: everything else in the training step.
+            where: configuration path that messages name.
 
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
@@ -117,7 +117,7 @@ class ChunkPlan:
         )
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Return `model`, whose scopes run the plan from now on, in place.
+        """Change `model` in place so that its scopes run the plan, and return it.
 
         Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
 
@@ -135,7 +135,7 @@ class ChunkPlan:
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values, what runs it left out."""
+        """Return the plan as JSON values, without its schedulers."""
         names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
         numbers = {name: getattr(self, name) for name in names}
         regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]

@@ -1,4 +1,4 @@
-"""The search for loops: the peak of a schedule is cut until it fits, each time where time is lost least."""
+"""The search for loops in a forward without gradients: lower the peak, at the least time, until it fits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LoopCandidate:
     """A schedule with one more loop, or a smaller one.
 
     Fields:
-        items: of the schedule.
+        items: items of the schedule.
         at: position of the loop.
-        peak_bytes: of the whole schedule.
-        heights: how many items reach the peak of the schedule before.
-        local_bytes: the highest total where the schedule is new.
-        seconds: of the whole schedule.
+        peak_bytes: peak of the whole schedule.
+        heights: number of items that reach the peak of the earlier schedule.
+        local_bytes: highest total among the items that are new.
+        seconds: time of the whole schedule.
     """
 
     items: list[fx.Node | Loop]
@@ -44,9 +44,9 @@ class ForwardSearch:
     """The search on one graph.
 
     Args:
-        schedule: the operators of the graph one by one.
-        machine: whose time is saved.
-        donated: inputs of the graph whose memory may be reused.
+        schedule: schedule of the graph without loops.
+        machine: device whose time is saved.
+        donated: inputs of the graph whose buffers may be reused.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class ForwardSearch:
     def fit(self, goal_bytes: int) -> Schedule:
         """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found.
 
-        Loops are sought as if no single operator overwrote its input, where that does not do on its own:
-        results that a loop could write to the memory of an input would seem to cost nothing.
+        If in-place reuse alone does not reach the goal, the first search runs without it. With it, an
+        output that a loop could write to an input's buffer would seem to cost nothing, and no loop would be
+        sought there.
         """
         self._first = replace(self._first, is_overwriting=True)
         if self._first.profile().peak_bytes <= goal_bytes:

@@ -1,4 +1,4 @@
-"""Rehearsals: a pass of a model on tensors without memory, which says what it will hold."""
+"""Rehearsals: a pass of a model on tensors without memory, which measures the bytes that it will hold."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
-from strategies.nested.program import device_of, shadowed
 from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.operator_graph import ScopeGraph, record_scopes
-from strategies.tracing.shadow import Shadow, compute_in
+from strategies.tracing.shadow import Shadow, compute_in, device_of, shadowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """One pass of a model.
+    """One pass of a model on tensors without memory.
 
     Fields:
-        model: plain, without memory.
+        model: plain model on the meta device.
         sample: positional inputs.
-        device: that the tensors say they are on.
-        step: what else the pass holds.
-        training: whether it has a backward.
+        device: device that the tensors pretend to be on.
+        step: everything else in the training step.
+        training: true where the pass has a backward.
     """
 
     model: nn.Module
@@ -75,7 +74,7 @@ class Rehearsal:
         return shadow, inputs, targets
 
     def around(self) -> dict[str, SavedFate]:
-        """Return what AC does with what autograd saves of modules, by FQN, where it keeps nothing of it."""
+        """Return where AC leaves saved tensors of modules, by FQN, unless they stay on the device."""
         shadow, inputs, _ = self.cast()
         if self.step.enclose is None:
             return {}
@@ -86,8 +85,8 @@ class Rehearsal:
             if fqn and fqn not in scopes:
                 raise StrategyError(
                     "ac",
-                    f"{fqn!r} is no block that is called with a forward of its own under chunks, which would "
-                    "not run its region; name whole blocks, or use chunk=none",
+                    f"the region around {fqn!r} would never run, because chunk replaces the forward of its "
+                    "block; put regions around whole blocks, or use chunk=none",
                 )
         found = {fqn: _saved_by(region) for fqn, region in around.items()}
         return {fqn: saved for fqn, saved in found.items() if saved is not SavedFate.KEPT}

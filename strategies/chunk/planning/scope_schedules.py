@@ -18,7 +18,7 @@ from strategies.estimate.operator_cost import Machine
 from strategies.tracing.operator_graph import ScopeGraph
 
 ScopeKind: TypeAlias = tuple[Hashable, SavedFate]
-"""What scopes with the same schedules have in common: a signature, and what AC does with what they save."""
+"""Equal for scopes with the same schedules: signature of the graph, and where AC leaves saved tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class ModelScopes:
     Args:
         graphs: graphs of the scopes, inner ones first, the model's last.
         machine: device whose time is saved.
-        around: what AC does with what autograd saves of scopes, by FQN.
+        around: where AC leaves saved tensors of scopes, by FQN.
 
     Attributes:
         kinds: kind of each graph.

@@ -1,6 +1,7 @@
-"""The search for loops where a backward follows: step by step down to the smallest memory that is found.
+"""The search for loops in forward and backward: step by step down to the smallest memory that is found.
 
-Each step takes the loop that saves most bytes for its time; a plan chooses from what the steps pass through.
+Each step adds or changes the loop that saves most bytes for its time. All passes on the way are options
+that a plan chooses from.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassOption:
-    """A pass and what it needs.
+    """A pass of a scope, with its bytes and seconds.
 
     Fields:
-        weight_bytes: what the search makes small: the peak, and what each other such scope saves.
-        seconds: of forward and backward.
-        recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
+        planned: the pass.
+        weight_bytes: quantity that the search minimises: the peak, and the saved bytes of all other such
+            scopes.
+        seconds: time of forward and backward.
+        recomputes: true where forward runs again in backward, and only its inputs are saved.
     """
 
     planned: TrainingPass
@@ -48,7 +51,7 @@ class PassOption:
     recomputes: bool = False
 
     def as_call(self, machine: Machine, around: SavedFate = SavedFate.KEPT) -> ScopeCall:
-        """Return the pass as the scope around it sees it, where AC does this with what it saves."""
+        """Return the pass as the scope around it sees it; `around` says where AC leaves saved tensors."""
         kept = SavedFate.RECOMPUTED if self.recomputes else SavedFate.KEPT
         return self.planned.as_call(machine, kept if around is SavedFate.KEPT else around)
 
@@ -57,9 +60,9 @@ class TrainingSearch:
     """The search on one graph.
 
     Args:
-        first: nothing chunked.
-        machine: whose time is saved.
-        repeats: scopes like this one in the model.
+        first: pass with nothing chunked.
+        machine: device whose time is saved.
+        repeats: number of such scopes in the model.
         placer: places loops in the same graph; what another search has grown is not grown again.
     """
 
@@ -76,7 +79,7 @@ class TrainingSearch:
         """Return options of less and less memory, the first with nothing chunked.
 
         Args:
-            others: where some of these have been as small and as fast for a while, the search ends.
+            others: known options; the search ends when they have been as small and as fast for some steps.
         """
         options = [self._option(self._first)]
         for _ in range(_STEPS):
@@ -131,7 +134,7 @@ class TrainingSearch:
                 yield from self._new(self._with(current.planned, plain), low, high)
 
     def _targets(self, planned: TrainingPass, profile: Profile) -> Iterator[list[int]]:
-        """Yield the item at the peak and those that made most of what is saved; then ones that made less."""
+        """Yield positions: first the peak and the items that made most saved bytes, then other items."""
         count = len(planned.schedule.items)
         peak = profile.peak_step
         at = peak if peak < count else max(2 * count - peak, 0)
@@ -231,10 +234,10 @@ def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: S
     """Return options of a scope of less and less memory, the first with nothing chunked.
 
     Args:
-        first: nothing chunked.
-        machine: whose time is saved.
-        repeats: scopes like this one in the model.
-        around: what AC does with what it saves.
+        first: pass with nothing chunked.
+        machine: device whose time is saved.
+        repeats: number of such scopes in the model.
+        around: where AC leaves the scope's saved tensors.
     """
     graph = next(iter(first.schedule.storages.keys)).graph
     if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(graph):

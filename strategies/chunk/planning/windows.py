@@ -141,10 +141,7 @@ def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[f
 
 def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[ChunkRegion]:
     """Yield the regions of at least two operators that grow from the largest values around `node`."""
-    inside = set(window)
-    near = (each for each in (*node.users, node, *node.all_input_nodes) if each in inside)
-    values = dict.fromkeys(each for each in near if isinstance(each.meta["val"], Tensor))
-    largest = sorted(values, key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
+    largest = _largest_near(node, set(window))
     known: set[tuple[fx.Node, Any, Any]] = set()
     for may_copy in (_is_cheap, _never):
         grower = RegionGrower(window, may_copy)
@@ -155,6 +152,13 @@ def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[ChunkRegion]:
             if region is not None and len(region.members) > 1:  # one operator gains nothing
                 known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
                 yield region
+
+
+def _largest_near(node: fx.Node, window: set[fx.Node]) -> list[fx.Node]:
+    """Return the nodes of the largest values among those that an operator takes and makes, and its users'."""
+    near = (each for each in (*node.users, node, *node.all_input_nodes) if each in window)
+    values = dict.fromkeys(each for each in near if isinstance(each.meta["val"], Tensor))
+    return sorted(values, key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
 
 
 def _never(_: fx.Node) -> bool:

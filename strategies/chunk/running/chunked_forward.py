@@ -1,7 +1,7 @@
-"""A module's forward as a program with chunk loops, one for each kind of input, in place of the module's own.
+"""Chunked forwards: programs with chunk loops that replace a module's forward, one for each kind of input.
 
-The module's class is exchanged for a dynamic subclass, as regions of activation checkpointing do; parameters,
-hooks and names stay. Such a region, and FSDP2, may come around it afterwards.
+The module's class is replaced by a dynamic subclass, as regions of activation checkpointing do; parameters,
+hooks and names stay. Such a region, and FSDP2, may be put around the module afterwards.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
-from strategies.nested.program import device_of, shadowed, submodule, value_read
-from strategies.regions.blocks import Chunked, plain_class, plain_named_modules
+from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
 from strategies.regions.recomputation import Recomputation
-from strategies.tracing.function_graph import OutputIndex
 from strategies.tracing.module_state import CONSTANTS, ByIdentity
 from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.recorder import leaves_of, value_read
+from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 PROGRAMS = 64
-"""Kinds of input whose programs a module keeps; the one that ran longest ago goes first."""
+"""Kinds of input whose programs a module keeps; beyond that the program that ran longest ago is dropped."""
 
 _ATTRIBUTE = "_acbench_chunks"
 
@@ -42,7 +41,7 @@ class Scheduler(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether nothing is saved of forward but its inputs."""
+        """Whether only the inputs of forward are saved."""
 
     @property
     def kind(self) -> Hashable:
@@ -78,24 +77,22 @@ class ChunkProgram:
         read = partial(_read, module, self.graph.constants)
         called = (submodule(module, fqn) for fqn in self.code.calls)
         results = self.code.module(*map(read, self.code.reads), *called, *tensors)
-        leaves = [
-            results[each.index] if isinstance(each, OutputIndex) else each for each in self.graph.outputs
-        ]
+        leaves = leaves_of(self.graph.outputs, results)
         return tree_unflatten(leaves, self.graph.structure)
 
 
 @dataclass(kw_only=True, slots=True)
 class ChunkedForward:
-    """What runs in place of one module's forward.
+    """The callable that replaces one module's forward.
 
     Fields:
-        scheduler: decides for graphs of the module.
-        scopes: FQNs below the module of the inner modules that have a forward of this sort too.
-        alike: programs of this scope and of others like it, by kind of input; each is recorded once.
-        recorded: programs of scopes of the same class, whatever decides for them.
-        programs: of this scope, by kind of input.
-        plan: of the whole model, on the model itself, as JSON values.
-        latest: the program that ran last.
+        scheduler: decides the schedule of the module's graphs.
+        scopes: FQNs, relative to the module, of inner modules with a chunked forward.
+        alike: programs that scopes of one class and schedule share, by kind of input.
+        recorded: programs of scopes of the same class under any scheduler.
+        programs: programs of this scope, by kind of input.
+        plan: plan of the whole model as JSON values; only on the model itself.
+        latest: program that ran last.
     """
 
     scheduler: Scheduler

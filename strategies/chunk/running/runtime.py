@@ -1,4 +1,4 @@
-"""What runs a loop: chunks of tensors, and the module that calls a body once for each of them."""
+"""The runtime of loops: chunks of tensors, and the module that calls a loop's body for each chunk."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
-    """Where a result of a loop is put together.
+    """The memory in which an output of a loop is put together.
 
     Fields:
-        shape, strides, dtype, device: of the result.
-        axis: along which it is written; `None` for a sum.
-        into: position of the input whose memory it takes over, or `None`.
+        shape, strides, dtype, device: layout of the output.
+        axis: axis along which chunks are written; `None` for a sum.
+        into: position of the input whose buffer is reused, or `None`.
     """
 
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Buffer:
     into: int | None = None
 
     def allocate(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
-        """Return the memory of the result."""
+        """Return the memory of the output."""
         if self.into is not None and may_overwrite:
             return inputs[self.into]
         empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
@@ -82,7 +82,7 @@ _is_again: ContextVar[bool] = ContextVar("is_again", default=False)
 
 @contextmanager
 def running_again() -> Iterator[None]:
-    """Leave out loops whose results are unread: what runs inside runs for what autograd has saved."""
+    """Skip loops whose outputs are unread: a recomputation needs only what autograd saves."""
     token = _is_again.set(True)
     try:
         yield
@@ -120,10 +120,10 @@ def call_under(
 
 
 class ChunkLoop(nn.Module):
-    """A region as a loop over chunks: its body runs once for each, and writes to preallocated results.
+    """A region as a loop over chunks: its body runs once a chunk and writes to preallocated outputs.
 
-    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk,
-    and adds up the gradients of what every chunk has used.
+    With gradients on, nothing that a body computes is saved. Backward runs the bodies again, chunk by
+    chunk, and adds up the gradients of inputs that every chunk uses.
 
     Args:
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
@@ -133,7 +133,7 @@ class ChunkLoop(nn.Module):
         copies: which chunks are copied.
         gives: where the results are put together.
         size, length: of the axis and of a chunk.
-        is_unread: autograd saves nothing that depends on the results.
+        is_unread: true where autograd saves nothing that depends on the outputs.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ def _is_watched() -> bool:
 
 
 class _Recomputed(torch.autograd.Function):
-    """The loop for autograd: saves what it takes, and runs its bodies again in backward."""
+    """The loop for autograd: saves its inputs, and runs its bodies again in backward."""
 
     @staticmethod
     def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -262,12 +262,7 @@ def _backward_chunk(
     span: tuple[int, int],
 ) -> None:
     start, length = span
-    chunks = [
-        operand
-        if axis is None
-        else take_chunk(operand, axis, start, length, copy=copy).requires_grad_(total is not None)
-        for operand, axis, copy, total in zip(inputs, loop.axes, loop.copies, totals, strict=True)
-    ]
+    chunks = _chunks(loop, inputs, totals, span)
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
@@ -280,16 +275,20 @@ def _backward_chunk(
     if outputs:
         torch.autograd.backward(outputs, given)
     for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
-        if total is None or axis is None:
-            continue
-        gradient = chunk.grad
-        if gradient is None:
-            gradient = total.new_zeros(()).expand(_chunk_shape(total, axis, length))
-        write_chunk(total, axis, start, gradient)
-        chunk.grad = None
+        if total is not None and axis is not None:
+            gradient = total.new_zeros(()).expand(chunk.shape) if chunk.grad is None else chunk.grad
+            write_chunk(total, axis, start, gradient)
+            chunk.grad = None
 
 
-def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:
-    shape = list(tensor.shape)
-    shape[axis.dim] = axis.factor(shape) * length
-    return shape
+def _chunks(
+    loop: ChunkLoop, inputs: Sequence[Tensor], totals: Sequence[Tensor | None], span: tuple[int, int]
+) -> list[Tensor]:
+    """Return what the body takes for one chunk; what has a total requires a gradient."""
+    parts = zip(inputs, loop.axes, loop.copies, totals, strict=True)
+    return [
+        operand
+        if axis is None
+        else take_chunk(operand, axis, *span, copy=copy).requires_grad_(total is not None)
+        for operand, axis, copy, total in parts
+    ]

@@ -36,11 +36,11 @@ class ScopeCode:
     """The code of a scope.
 
     Fields:
-        module: takes the values of `reads`, the modules of `calls` and the scope's own tensor inputs, in this
-            order, and returns its tensor outputs.
+        module: code that takes the values of `reads`, the modules of `calls` and the scope's tensor inputs,
+            in this order, and returns the scope's tensor outputs.
         reads: names of parameters, buffers and constants of the scope.
-        calls: FQNs of the inner scopes below the scope.
-        loops: in the order in which they run.
+        calls: FQNs of the inner scopes, relative to the scope.
+        loops: loops in the order in which they run.
     """
 
     module: fx.GraphModule
@@ -64,17 +64,14 @@ class _Lowering:
 
     def code(self, schedule: Schedule) -> ScopeCode:
         reads: dict[str, fx.Node] = {}
-        called = dict.fromkeys(str(node.target) for node in self._source.nodes if node.op == "call_module")
-        for node in self._source.nodes:
-            if node.op == "get_attr":
-                if node.target not in reads:
-                    reads[str(node.target)] = self._graph.placeholder(node.name)
-                self._known[node] = reads[str(node.target)]
-        for fqn in called:
+        for node in self._source.find_nodes(op="get_attr"):
+            if node.target not in reads:
+                reads[str(node.target)] = self._graph.placeholder(node.name)
+            self._known[node] = reads[str(node.target)]
+        for fqn in dict.fromkeys(str(node.target) for node in self._source.find_nodes(op="call_module")):
             self._callees[fqn] = self._graph.placeholder(fqn.replace(".", "_"))
-        for node in self._source.nodes:
-            if node.op == "placeholder":
-                self._known[node] = self._graph.placeholder(node.name)
+        for node in self._source.find_nodes(op="placeholder"):
+            self._known[node] = self._graph.placeholder(node.name)
         loops: list[ChunkLoop] = []
         unread = unread_loops(schedule, saved_storages(self._source))
         donated = schedule.donations()
@@ -90,7 +87,7 @@ class _Lowering:
         return ScopeCode(
             module=fx.GraphModule(self._held, self._graph, "forward"),
             reads=tuple(reads),
-            calls=tuple(called),
+            calls=tuple(self._callees),
             loops=tuple(loops),
         )
 
@@ -123,8 +120,8 @@ def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
     """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
     positions = {operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None}
     return ChunkLoop(
-        body=_body(loop, is_writing=True),
-        results=_body(loop, is_writing=False),
+        body=_BodyWriter(loop, is_writing=True).code(),
+        results=_BodyWriter(loop, is_writing=False).code(),
         axes=[operand.axis for operand in loop.inputs],
         copies=[operand.is_copied for operand in loop.inputs],
         outputs=[
@@ -154,64 +151,72 @@ def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
     )
 
 
-def _body(loop: Loop, *, is_writing: bool) -> fx.GraphModule:
-    """Return the body of a loop, which writes its results or returns them."""
-    graph = fx.Graph()
-    start, length = graph.placeholder("start"), graph.placeholder("length")
-    # a value may be taken twice, along two axes or as a whole
-    outside = {
-        operand: graph.placeholder(name) for operand, name in zip(loop.inputs, _names(loop), strict=True)
-    }
-    outputs = {result.node: result for result in loop.outputs}
-    buffers = {
-        result.node: graph.placeholder(f"{result.node.name}_all") for result in loop.outputs if is_writing
-    }
-    chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(outside)
-    made: dict[fx.Node, fx.Node] = {}
-    sizes: dict[int, Any] = {1: length}
+class _BodyWriter:
+    """Writes the body of a loop, which writes its results to buffers or returns them."""
 
-    def taken(operand: LoopInput) -> fx.Node:
+    def __init__(self, loop: Loop, *, is_writing: bool) -> None:
+        self._loop = loop
+        self._is_writing = is_writing
+        self._graph = graph = fx.Graph()
+        self._start, self._length = graph.placeholder("start"), graph.placeholder("length")
+        # a value may be taken twice, along two axes or as a whole
+        names = zip(loop.inputs, _names(loop), strict=True)
+        self._outside = {operand: graph.placeholder(name) for operand, name in names}
+        self._outputs = {result.node: result for result in loop.outputs}
+        written = self._outputs if is_writing else ()
+        self._buffers = {node: graph.placeholder(f"{node.name}_all") for node in written}
+        self._chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(self._outside)
+        self._made: dict[fx.Node, fx.Node] = {}
+        self._sizes: dict[int, Any] = {1: self._length}
+
+    def code(self) -> fx.GraphModule:
+        """Return the body."""
+        for node in self._loop.region.members:
+            self._add(node)
+        results = tuple(self._made[node] for node in self._outputs) if not self._is_writing else None
+        self._graph.output(results)
+        return fx.GraphModule({}, self._graph, "body")
+
+    def _add(self, node: fx.Node) -> None:
+        loop, graph = self._loop, self._graph
+        operands = [(source, loop.local(node, slot)) for slot, source in enumerate(slots(node))]
+        inputs = iter(
+            [self._made[source] if operand is None else self._taken(operand) for source, operand in operands]
+        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))
+        if node in self._buffers and self._outputs[node].adds_in_place:
+            graph.call_function(ADDING[node.target], (self._buffers[node], *args))
+            return
+        args = _local(node, args, loop, self._sized)  # type: ignore[arg-type]
+        target, args = _called(node, args, loop, is_writing=self._is_writing)
+        made = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
+        made.meta["val"] = node.meta["val"]
+        self._made[node] = made
+        if node in self._buffers:
+            self._write(self._buffers[node], self._outputs[node].axis, made)
+
+    def _write(self, buffer: fx.Node, axis: Axis | None, made: fx.Node) -> None:
+        if axis is None:
+            self._graph.call_function(_aten.add_.Tensor, (buffer, made))
+        else:
+            self._graph.call_function(write_chunk, (buffer, axis, self._start, made))
+
+    def _taken(self, operand: LoopInput) -> fx.Node:
         if operand.axis is None:
-            return outside[operand]
-        if operand not in chunks:
-            chunks[operand] = graph.call_function(
-                take_chunk,
-                (outside[operand], operand.axis, start, length),
-                {"copy": operand.is_copied},
-            )
-        return chunks[operand]
+            return self._outside[operand]
+        if operand not in self._chunks:
+            given = self._outside[operand], operand.axis, self._start, self._length
+            self._chunks[operand] = self._graph.call_function(take_chunk, given, {"copy": operand.is_copied})
+        return self._chunks[operand]
 
-    def sized(value: Tensor, axis: Axis) -> list[Any]:
+    def _sized(self, value: Tensor, axis: Axis) -> list[Any]:
+        """Return the shape of a chunk of `value`."""
         shape: list[Any] = list(value.shape)
         factor = axis.factor(shape)
-        if factor not in sizes:
-            sizes[factor] = graph.call_function(operator.mul, (length, factor))
-        shape[axis.dim] = sizes[factor]
+        if factor not in self._sizes:
+            self._sizes[factor] = self._graph.call_function(operator.mul, (self._length, factor))
+        shape[axis.dim] = self._sizes[factor]
         return shape
-
-    for node in loop.region.members:
-        inputs = iter(
-            [
-                made[source] if operand is None else taken(operand)
-                for source, operand in ((s, loop.local(node, slot)) for slot, s in enumerate(slots(node)))
-            ]
-        )
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))  # noqa: B023 (used at once)
-        if node in buffers and outputs[node].adds_in_place:
-            graph.call_function(ADDING[node.target], (buffers[node], *args))
-            continue
-        args = _local(node, args, loop, sized)  # type: ignore[arg-type]
-        target, args = _called(node, args, loop, is_writing=is_writing)
-        made[node] = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
-        made[node].meta["val"] = node.meta["val"]
-        if node in buffers:
-            axis = outputs[node].axis
-            if axis is None:
-                graph.call_function(_aten.add_.Tensor, (buffers[node], made[node]))
-            else:
-                graph.call_function(write_chunk, (buffers[node], axis, start, made[node]))
-    graph.output(None if is_writing else tuple(made[result.node] for result in loop.outputs))
-    return fx.GraphModule({}, graph, "body")
 
 
 def _names(loop: Loop) -> list[str]:

@@ -23,12 +23,11 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.nested.program import device_of, shadowed
 from strategies.nested.scopes import Scope, following
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
 """By the FQN of a module: the shape of what it gives on a rank, and what it gives on the whole."""
@@ -235,7 +234,7 @@ class _PlaceRecorder(FunctionRecorder):
     ) -> Any:
         before = len(self._graph.nodes)
         result = super().__torch_function__(func, types, args, kwargs)
-        asked = self._nodes.get(id(args[0])) if args and not self._is_quiet else None
+        asked = self._frame.nodes.get(id(args[0])) if args and not self._is_quiet else None
         if asked is not None and before == len(self._graph.nodes):
             self._asked.append((asked, len(self._graph.nodes)))
         return result

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from strategies.chunk.planning.chunk_plan import Planner
 from strategies.estimate.liveness import Storages
-from strategies.nested.program import shadowed
 from strategies.tracing.operator_graph import record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, shadowed
 from tests.strategies.chunk.measuring import forward_peak_bytes
 
 WIDTH = 8

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.estimate.operator_cost import MACHINES, cost_of
-from strategies.nested.program import shadowed
 from strategies.tracing.operator_graph import ScopeGraph, record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, shadowed
 
 
 class Model(nn.Module):

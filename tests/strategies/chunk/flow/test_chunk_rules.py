@@ -16,9 +16,8 @@ from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.loops.loop import make_loop
 from strategies.chunk.running.schedule_code import chunk_loop
 from strategies.estimate.liveness import Storages
-from strategies.nested.program import shadowed
 from strategies.tracing.operator_graph import record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, shadowed
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from strategies.nested.program import record, shadowed
+from strategies.nested.program import record
 from strategies.nested.scopes import Scope
 from strategies.shard.model.call_states import (
     attention_flops,
@@ -20,7 +20,7 @@ from strategies.shard.model.call_states import (
 )
 from strategies.shard.model.forward_recording import is_sizes
 from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.shadow import Shadow, shadowed
 
 _X = torch.zeros(4, 6, 8)
 _HEADS = torch.zeros(4, 2, 6, 8)
