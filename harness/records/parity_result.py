@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from harness.records.fields import encode
 
 PARTS: Mapping[str, str] = {
     "outputs": "output",
@@ -126,7 +127,7 @@ class Parity:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
-        plain: dict[str, Any] = _with_finite_numbers(asdict(self))
+        plain: dict[str, Any] = encode(self)
         return plain
 
 
@@ -148,13 +149,3 @@ def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:
         if (short := f"{expected:#.{digits}g}") != (other := f"{actual:#.{digits}g}"):
             return short, other
     return repr(expected), repr(actual)
-
-
-def _with_finite_numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_finite_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_finite_numbers(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
