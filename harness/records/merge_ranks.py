@@ -18,7 +18,7 @@ from harness.records.measured import (
     Observed,
     RankResult,
 )
-from harness.records.parity_result import PARTS, Difference, Parity, PartParity
+from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
 _Counts = Mapping[str, int]
@@ -77,7 +77,7 @@ class Work(MeasuredWork):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Samples:
+class StepSamples:
     """Step times in seconds, the slowest rank's at each index."""
 
     variant: tuple[float, ...]
@@ -105,7 +105,7 @@ class Time:
     peak_flops_per_s_source: str | None
     peak_flops_per_s: float | None = None
     energy_j: float | None = None
-    samples_s: Samples = field(default_factory=lambda: Samples(variant=()))
+    samples_s: StepSamples = field(default_factory=lambda: StepSamples(variant=()))
 
 
 def merge_memory(
@@ -181,7 +181,7 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
     times = [rank.time for rank in ranks if rank.time is not None]
     if not times or len(times) < len(ranks) or not times[0].variant_s:
         return None
-    samples = Samples(
+    samples = StepSamples(
         variant=_slowest([time.variant_s for time in times]), twin=_slowest([time.twin_s for time in times])
     )
     step_time_s = quantiles(samples.variant)
@@ -270,7 +270,7 @@ def _merge_parts(parts: Sequence[PartParity]) -> PartParity:
     )
 
 
-def _moment(difference: Difference) -> tuple[int, int]:
+def _moment(difference: FirstDifference) -> tuple[int, int]:
     return difference.step, difference.rank
 
 

@@ -1,4 +1,4 @@
-"""What a parity comparison found, torch-free: reports word it without the library that found it."""
+"""The result of a parity comparison, torch-free, and its sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_DIGITS = 17  # enough to tell any two float64 apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first thing that is not equal.
 
     Fields:
@@ -57,7 +57,7 @@ class PartParity:
     equal: bool = True
     max_abs: float = 0.0
     max_rel: float = 0.0
-    first_difference: Difference | None = None
+    first_difference: FirstDifference | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ class Parity:
         return plain
 
 
-def describe_difference(part: str, difference: Difference) -> str:
+def describe_difference(part: str, difference: FirstDifference) -> str:
     """Return the sentence about `difference`, with digits enough to tell the two values apart.
 
     For example `parity: gradient of 'norm.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252`.

@@ -63,12 +63,11 @@ def _differing(entries: Iterable[Entry]) -> list[str]:
 
 
 def _place(entry: Entry) -> str:
-    """Return where a trial ran, and with which recipe: device, model, ranks."""
-    environment = entry.record.environment
+    """Return where a trial ran, and with which options: device, model, ranks."""
     ranks = math.prod(mesh_sizes(entry.record.experiment))
-    device = environment.get("device") or "an unknown device"
-    recipe = f", {entry.recipe}" if entry.recipe else ""
-    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){recipe}"
+    device = entry.record.environment.get("device") or "an unknown device"
+    others = f", {entry.other_fields}" if entry.other_fields else ""
+    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){others}"
 
 
 def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:

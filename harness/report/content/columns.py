@@ -27,7 +27,7 @@ def result_cells(entry: Entry) -> dict[str, Line]:
 
 
 def notes(record: Record) -> Iterator[str]:
-    """Yield what a reader should know beside the numbers: failures, differences, inaction."""
+    """Yield the notes on a trial: failures, differences, and strategies that did nothing."""
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
