@@ -4,8 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection point_overhead instrumentation isolation \
-	planning reports
+BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection point_overhead instrumentation planning reports
 SLURM_BENCHES := packing survival scale faults
 
 .PHONY: demo test check lint bench bench-slurm gpu clean

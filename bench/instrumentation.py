@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bench.output import parser, publish
+from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
@@ -43,7 +44,7 @@ WARMUP = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Comparison:
     """One kind of step against the bare loop.
 
     Fields:
@@ -134,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
+def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Comparison]:
     common = [
         f"model={arguments.model}",
         f"batch_size={arguments.batch_size}",
@@ -179,9 +180,9 @@ def _compare(
     clock: StepClock,
     pairs: int,
     target: float | None = None,
-) -> Row:
+) -> Comparison:
     samples = interleave(step, bare, warmup=WARMUP, pairs=pairs, clock=clock)
-    return Row(
+    return Comparison(
         name=name,
         step_time_s=quantiles(samples.variant_s),
         bare_time_s=quantiles(samples.twin_s),
@@ -190,22 +191,19 @@ def _compare(
     )
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="Timed steps against a bare training loop, A B B A")
-    table.add_column("step")
-    for heading in ("median, ms", "bare, ms", "ratio", "95 % interval", "target"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        ratio = row.ratio
-        table.add_row(
-            row.name,
-            f"{row.step_time_s.median * 1e3:.2f}",
-            f"{row.bare_time_s.median * 1e3:.2f}",
-            f"{ratio.median:.4f}",
-            f"{ratio.low:.4f} to {ratio.high:.4f}",
-            "-" if row.target is None else f"1 ± {row.target:g}",
-        )
-    return table
+def _table(rows: list[Comparison]) -> Table:
+    return table_of(
+        rows,
+        {
+            "step": "name",
+            "median, ms": lambda row: f"{row.step_time_s.median * 1e3:.2f}",
+            "bare, ms": lambda row: f"{row.bare_time_s.median * 1e3:.2f}",
+            "ratio": lambda row: f"{row.ratio.median:.4f}",
+            "95 % interval": lambda row: f"{row.ratio.low:.4f} to {row.ratio.high:.4f}",
+            "target": lambda row: "-" if row.target is None else f"1 ± {row.target:g}",
+        },
+        title="Timed steps against a bare training loop, A B B A",
+    )
 
 
 if __name__ == "__main__":

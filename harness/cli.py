@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import hydra
 from hydra.conf import HydraConf
@@ -27,7 +26,7 @@ from harness.launchers.task import Point
 from harness.ranks.agent import sigterm_exits
 from harness.records.fields import encode
 from harness.records.record import Record
-from harness.records.store import trial_id
+from harness.records.store import Store, trial_id
 from harness.report.content.terminal_table import print_table
 from harness.schema import (
     CHOICE_KEYS,
@@ -44,13 +43,16 @@ from harness.schema import (
     without_idle_options,
 )
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
+from harness.sweep.plan import finished_before
 from harness.sweep.planning_log import planning_shown
-from harness.trial.preflight import Preflight, show
+from harness.trial import without_memory
+from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
 _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
@@ -82,8 +84,8 @@ def main() -> None:
     command = _Command()
     token = _command.set(command)
     try:
-        with _hydra_raises(), sigterm_exits(), planning_shown():
-            with mock.patch.object(sys, "argv", [sys.argv[0], *_words(sys.argv[1:])]):
+        with sigterm_exits(), planning_shown():
+            with _hydra_told(_words(sys.argv[1:])):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -142,8 +144,8 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
         command.single, command.hydra = config, HydraConfig.get()
         return []
     configs, launcher = config["points"], launcher_of(config["launcher"])
-    preflight = Preflight()
     chosen = _common_settings(configs)
+    preflight = _preflight(chosen, launcher)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
@@ -165,13 +167,21 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     if launcher != "local":
         raise ConfigError("hydra/launcher", f"{launcher} launches sweeps; use acbench -m, or leave it out")
     chosen, here = settings(config), Local()
-    only = point(config, here, Preflight())
+    only = point(config, here, _preflight(chosen, here))
     if only.refusal is not None:
         raise only.refusal
     if chosen.show is not None:
         _show([only], chosen.show)
         return
     _run([only], chosen, here)
+
+
+def _preflight(chosen: Settings, launcher: Launcher) -> Preflight:
+    """Return the checks of a command; a point that has a finished record is not built to check it."""
+    if chosen.show is not None:
+        return Preflight()
+    run = chosen.run
+    return Preflight(finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -197,7 +207,7 @@ def _show(points: Sequence[Point], what: str) -> None:
             raise each.refusal
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
-        sys.stdout.write(f"{show(each.experiment, what)}\n")
+        sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher) -> None:
@@ -233,10 +243,19 @@ def _words(words: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _hydra_raises() -> Iterator[None]:
-    """Let Hydra raise in place of printing and exiting with 1."""
-    with mock.patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
+def _hydra_told(words: Sequence[str]) -> Iterator[None]:
+    """Let Hydra find `words` on the command line, and raise errors rather than print them and exit with 1."""
+    argv, full_error = sys.argv, os.environ.get(_FULL_ERROR)
+    sys.argv = [argv[0], *words]
+    os.environ[_FULL_ERROR] = "1"
+    try:
         yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = full_error
 
 
 def _explain(error: Exception) -> str:

@@ -27,27 +27,12 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE
 from harness.trial.proof import Prover
+from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
 from strategies.shard.model.plans import ShardPlan
 
-BASELINES = ("paired", "sequential", "none")
-
 _UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialPlan:
-    """What a rank is asked to do.
-
-    Fields:
-        experiment: the trial.
-        baseline: how the twin is compared: `paired` (side by side, timed A B B A), `sequential` (one
-            after the other, where two models do not fit) or `none` (where the twin does not fit at all).
-    """
-
-    experiment: Experiment
-    baseline: str = "paired"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any
 from torch import fx, nn
 
 from strategies.base import PlannedStep
-from strategies.chunk.loops.loop import Loop, Schedule
+from strategies.chunk.loops.loop import Loop
+from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.chunk_plan import ChunkPlan
-from strategies.chunk.planning.forward_search import unchunked_schedule
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.running.runtime import ChunkLoop
 from strategies.chunk.running.schedule_code import lower
-from strategies.estimate.liveness import Profile, Storages
+from strategies.estimate.liveness import Profile
 from strategies.nested.listing import code_text
 from strategies.regions.blocks import unwrapped
 from strategies.tracing.operator_graph import ScopeGraph
@@ -44,7 +44,7 @@ def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step
     """Return the bytes alive in forward at each operator, before and after chunking."""
     parts = [_summary(plan), _ABOUT]
     for names, graph, schedule in _sorts(plan, model, sample, step):
-        plain = unchunked_schedule(graph.graph, Storages.of_graph(graph.graph), {})
+        plain = Schedule.of_graph(graph.graph)
         parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
     return "\n\n".join(parts)
 

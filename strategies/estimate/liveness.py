@@ -7,7 +7,6 @@ what the code of a `torch.fx` graph does: it drops each variable after its last 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from strategies.estimate.in_place_reuse import Overwrite, overwrites
+from strategies.estimate.operator_cost import tensors_of
 
 Key: TypeAlias = Hashable
 """Names a storage."""
@@ -135,11 +134,10 @@ class Storages:
         result = next(iter(reversed(graph.nodes)))
         storages, born = cls(has_gradients=result.meta["has_gradients"]), set[Key]()
         for node in graph.nodes:
-            tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
             sizes = {
                 key_of(tensor): tensor.untyped_storage().nbytes()
                 + hidden_bytes(node.target, tensor, node.args)
-                for tensor in tensors
+                for tensor in tensors_of(node)
             }
             storages.keys[node] = tuple(sizes)
             if node.op in {"placeholder", "get_attr"}:
@@ -230,15 +228,3 @@ def _tensor_arguments(func: Any) -> dict[int, str]:
     schema = getattr(func, "_schema", None)  # higher-order operators have none
     arguments = [] if schema is None else schema.arguments
     return {i: a.name for i, a in enumerate(arguments) if str(a.type) in {"Tensor", "Optional[Tensor]"}}
-
-
-def is_operation(node: fx.Node) -> bool:
-    """Whether a node computes: neither an input, nor the output, nor a part of a result."""
-    return node.op in {"call_function", "call_module"} and node.target is not operator.getitem
-
-
-def bytes_of(value: Any) -> int:
-    """Return the bytes that the elements of all tensors in `value` need."""
-    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
-    tensors = [leaf for leaf in tensors if isinstance(leaf, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-
-from strategies.estimate.liveness import bytes_of
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _MATRICES = {  # positions of the two matrices
@@ -97,6 +96,17 @@ def is_view(node: fx.Node) -> bool:
     if "view" not in node.meta:
         node.meta["view"] = _is_view(node)
     return bool(node.meta["view"])
+
+
+def tensors_of(node: fx.Node) -> Sequence[Tensor]:
+    """Return the fake tensors among the results of a node."""
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that the elements of all tensors in `value` need."""
+    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
 
 
 def _is_view(node: fx.Node) -> bool:

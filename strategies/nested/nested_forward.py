@@ -30,7 +30,8 @@ from strategies.nested.program import (
 )
 from strategies.nested.region_code import Treatment
 from strategies.nested.scopes import Labels, Layout, Scope, lay_out
-from strategies.regions.offloading import HostLedger, Offloading, OffloadKind
+from strategies.regions.offload_kinds import OffloadKind
+from strategies.regions.offloading import HostLedger, Offloading
 from strategies.regions.region import enclose, refuse_own_forward
 from strategies.tracing.shadow import Shadow
 

@@ -1,4 +1,4 @@
-"""Operators by name: semantic groups, exact overloads and presets for selective-op AC.
+"""Operators by name: what groups, exact overloads and presets of selective-op AC stand for in this torch.
 
 A name resolves to the overloads of it that this build of torch has. Only exact overloads take part,
 because a policy on an operator packet (`aten.mm`) silently never matches
@@ -16,116 +16,9 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from strategies.errors import StrategyError
+from strategies.regions.presets import GROUPS, PRESETS, check_count, check_names
 
 Operator: TypeAlias = OpOverload | HigherOrderOperator
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "matmul": (
-        "aten.mm.default",
-        "aten.mm.dtype",
-        "aten.addmm.default",
-        "aten.addmm.dtype",
-        "aten.bmm.default",
-        "aten.bmm.dtype",
-        "aten.linear.default",
-        "aten._scaled_mm.default",
-        "aten._scaled_mm_v2.default",
-        "aten._grouped_mm.default",
-        "aten._scaled_grouped_mm.default",
-        "aten._scaled_grouped_mm_v2.default",
-    ),
-    "attention": (
-        "aten.scaled_dot_product_attention.default",
-        "aten._scaled_dot_product_attention_math.default",
-        "aten._scaled_dot_product_attention_math_for_mps.default",
-        "aten._scaled_dot_product_flash_attention.default",
-        "aten._scaled_dot_product_flash_attention.quantized",
-        "aten._scaled_dot_product_flash_attention_for_cpu.default",
-        "aten._scaled_dot_product_efficient_attention.default",
-        "aten._scaled_dot_product_cudnn_attention.default",
-        "aten._scaled_dot_product_fused_attention_overrideable.default",
-        "aten._flash_attention_forward.default",
-        "aten._flash_attention_forward.quantized",
-        "aten._efficient_attention_forward.default",
-        "aten._cudnn_attention_forward.default",
-        "torch_attn._varlen_attn.default",
-        "higher_order.flex_attention",
-    ),
-    "comm": (
-        "_c10d_functional.all_gather_into_tensor.default",
-        "_c10d_functional.all_gather_into_tensor_coalesced.default",
-        "_c10d_functional.all_reduce.default",
-        "_c10d_functional.all_reduce_coalesced.default",
-        "_c10d_functional.all_to_all_single.default",
-        "_c10d_functional.broadcast.default",
-        "_c10d_functional.reduce_scatter_tensor.default",
-        "_c10d_functional.reduce_scatter_tensor_coalesced.default",
-    ),
-    "max": ("aten.max.default", "aten.max.dim"),
-    "topk": ("aten.topk.default",),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """A save list as another project ships it.
-
-    Fields:
-        operators: names of overloads; those this build of torch lacks never fire.
-        counted: the matmuls among them that `recompute_every` counts.
-        recompute_every: every how many counted matmuls one is recomputed; 0 is never.
-    """
-
-    operators: tuple[str, ...]
-    counted: tuple[str, ...]
-    recompute_every: int
-
-
-PRESETS: Mapping[str, Preset] = {
-    # SAVE_DICT of https://github.com/Modalities/modalities, activation checkpointing module
-    "modalities": Preset(
-        operators=(
-            "aten.mm.default",
-            "aten._scaled_dot_product_efficient_attention.default",
-            "aten._scaled_dot_product_flash_attention.default",
-            "_c10d_functional.reduce_scatter_tensor.default",
-            "aten.max.default",
-        ),
-        counted=("aten.mm.default",),
-        recompute_every=0,
-    ),
-    # https://github.com/pytorch/torchtitan, distributed/activation_checkpoint.py: the compute-intensive
-    # operators of torch's partitioner, and what torchtitan adds; it counts mm and linear, never addmm
-    "torchtitan": Preset(
-        operators=(
-            "aten.mm.default",
-            "aten.mm.dtype",
-            "aten.linear.default",
-            "aten.addmm.default",
-            "aten.bmm.default",
-            "aten._scaled_mm.default",
-            "aten.convolution.default",
-            "aten.convolution_backward.default",
-            "aten.upsample_bilinear2d.default",
-            "aten._flash_attention_forward.default",
-            "aten._efficient_attention_forward.default",
-            "aten._scaled_dot_product_flash_attention.default",
-            "aten._scaled_dot_product_efficient_attention.default",
-            "aten._scaled_dot_product_cudnn_attention.default",
-            "aten._scaled_dot_product_attention_math.default",
-            "aten._scaled_dot_product_fused_attention_overrideable.default",
-            "torch_attn._varlen_attn.default",
-            "higher_order.flex_attention",
-            "higher_order.inductor_compiled_code",
-            "aten.max.default",
-            "aten.topk.default",
-            "_c10d_functional.reduce_scatter_tensor.default",
-            "_c10d_functional.all_to_all_single.default",
-        ),
-        counted=("aten.mm.default", "aten.mm.dtype", "aten.linear.default"),
-        recompute_every=2,
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,44 +66,23 @@ def resolve(save_ops: str | tuple[str, ...], matmul_recompute_every: int | None)
         StrategyError: empty, unknown, an operator packet, an operator that writes to its input;
             every matmul recomputed, or a count with no matmul to count.
     """
+    check_names(save_ops, matmul_recompute_every)
     if isinstance(save_ops, str):
         return _from_preset(save_ops, matmul_recompute_every)
-    if not save_ops:
-        raise StrategyError(
-            "ac.save_ops", f"is empty, which is full AC; use ac=full, or name some of {', '.join(GROUPS)}"
-        )
     entries = {name: _operators(name) for name in save_ops}
     matmuls = _present(GROUPS["matmul"])
     counted = matmuls & frozenset().union(*entries.values())
     every = matmul_recompute_every or 0
-    _check_count(counted, every)
+    check_count(every, has_matmul=bool(counted))
     return SaveList(save_ops=save_ops, entries=entries, counted=counted, recompute_every=every)
 
 
 def _from_preset(name: str, matmul_recompute_every: int | None) -> SaveList:
-    if name not in PRESETS:
-        remedy = f"write the list [{name}]" if name in GROUPS or "." in name else "write a list of names"
-        raise StrategyError(
-            "ac.save_ops", f"{name!r} is no preset; presets are: {', '.join(PRESETS)}; otherwise {remedy}"
-        )
     preset = PRESETS[name]
     every = preset.recompute_every if matmul_recompute_every is None else matmul_recompute_every
     entries = {operator: _present((operator,)) for operator in preset.operators}
     counted = _present(preset.counted)
-    _check_count(counted, every)
     return SaveList(save_ops=name, entries=entries, counted=counted, recompute_every=every)
-
-
-def _check_count(counted: frozenset[Operator], every: int) -> None:
-    where = "ac.matmul_recompute_every"
-    if every < 0:
-        raise StrategyError(where, f"must be 0 (never) or at least 2, got {every}")
-    if every == 1:
-        raise StrategyError(
-            where, "must be 0 (never) or at least 2, got 1; to recompute every matmul use ac=full"
-        )
-    if every and not counted:
-        raise StrategyError(where, f"is {every}, but ac.save_ops names no matmul; add matmul, or use 0")
 
 
 def _operators(name: str) -> frozenset[Operator]:

@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
 from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.candidates.operation import Choice
-from strategies.shard.candidates.products import name_in_rows
-from strategies.shard.model.choice import megatron, restricted, with_random_numbers_of
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.solver import Limits, cheapest
+from strategies.shard.candidates import products
+from strategies.shard.candidates.cost import DEFAULT_HARDWARE
+from strategies.shard.model import choice as choices
+from strategies.shard.model import graph as graphs
+from strategies.shard.model import plans, solver
 from strategies.shard.operators import linear
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.shard.candidates.operation import Choice
+    from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
+    from strategies.shard.model.module_options import Leaf, Option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +51,18 @@ class OneCandidate(Sharding):
     def __post_init__(self) -> None:
         check_simple_fields("shard", self)
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> plans.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        graph = graphs.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
         names = self._names(graph, axis)
         if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
             # what it is compared with, which must be right itself
-            graph = with_random_numbers_of(graph, megatron(graph, where="shard"))
-        choice = cheapest(restricted(graph, partial(_allows, names)), Limits())
+            graph = choices.with_random_numbers_of(graph, choices.megatron(graph, where="shard"))
+        choice = solver.cheapest(choices.restricted(graph, partial(_allows, names)), solver.Limits())
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
             raise StrategyError("shard.candidate", f"{problem}; use model.dropout=0, or other modules")
-        return ShardPlan.of(graph, choice, axis.ranks)
+        return plans.ShardPlan.of(graph, choice, axis.ranks)
 
     def _names(self, graph: ModelGraph, axis: TensorAxis) -> dict[str, str]:
         """Return the candidate on `tp` of each linear that matches, by its FQN.
@@ -98,11 +102,11 @@ class OneCandidate(Sharding):
 
 def _name_on_both(leaf: Leaf, choice: Choice) -> str:
     """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
-    assert isinstance(leaf.module, nn.Linear)
+    assert isinstance(leaf.module, torch.nn.Linear)
     operation = linear.describe(
         leaf.input.shape, leaf.module.out_features, types={"weight": "param"}, dtype=leaf.input.dtype
     )
-    return name_in_rows(operation, ("b0", choice))
+    return products.name_in_rows(operation, ("b0", choice))
 
 
 def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:
@@ -113,4 +117,4 @@ def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:
 
 
 def _is_linear(leaf: Leaf) -> bool:
-    return isinstance(leaf.module, nn.Linear)
+    return isinstance(leaf.module, torch.nn.Linear)

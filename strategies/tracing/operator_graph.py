@@ -11,7 +11,7 @@ functional forms, and what needs only the shape of a tensor no longer takes the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
-from strategies.estimate.operator_cost import is_view
+from strategies.estimate.operator_cost import is_view, tensors_of
 from strategies.tracing.function_graph import UNREAD, OutputIndex
 from strategies.tracing.module_state import CONSTANTS, SideEffects, restored_generators
 from strategies.tracing.shadow import Shadow
@@ -471,8 +471,3 @@ def _is_impure(node: fx.Node) -> bool:
     if schema is None:
         return False
     return bool(schema.is_mutable) or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
-
-
-def tensors_of(node: fx.Node) -> Sequence[Tensor]:
-    """Return the fake tensors among the results of a node."""
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.collectives import Collectives, Counts, promised
 from harness.experiment.data import Synthetic, source_of
 from harness.experiment.experiment import Experiment
+from harness.experiment.links import Link
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import Batch, ModelSpec
@@ -30,7 +31,7 @@ from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.proof import Link, Prover
+from harness.trial.proof import Prover
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
 from strategies.shard.model.plans import ShardPlan

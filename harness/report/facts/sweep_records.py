@@ -135,7 +135,7 @@ class SweepRecords:
 
 
 def load(root: Path, *, number: int = 0) -> SweepRecords:
-    """Return the sweep in a folder, finished or not, or in a file that `bench.records` has made of one.
+    """Return the sweep in a folder, finished or not, or in a file that `docs.tools.records` has made of one.
 
     Args:
         root: the folder or file.

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
 from html import escape
 from pathlib import Path
 
-import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -28,9 +26,9 @@ from harness.report.facts.document import (
     TrialName,
     plain,
 )
+from harness.report.formats.vega import library
 
 _PAGE = Path(__file__).parent / "page"
-_EMBED = "window.acbenchEmbed = vegaEmbed;"
 _SORTABLE = ("results", "failures")
 
 
@@ -58,7 +56,7 @@ def to_html(document: Document, *, records: int, refresh_s: int | None = None) -
         refresh_s=refresh_s,
         style=Markup(_asset("page.css")),  # noqa: S704 (our own file)
         script=Markup(_asset("page.js")),  # noqa: S704 (our own file)
-        library=Markup(_library()) if has_figures else "",  # noqa: S704 (a pinned package)
+        library=Markup(library()) if has_figures else "",  # noqa: S704 (a pinned package)
         has_figures=has_figures,
     )
 
@@ -143,10 +141,3 @@ def _specification(figure: Figure) -> Markup:
 
 def _asset(name: str) -> str:
     return (_PAGE / name).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script."""
-    bundle: str = vl_convert.javascript_bundle(_EMBED)
-    return "(() => {" + bundle.replace("</script", "<\\/script") + "})();"

@@ -8,61 +8,17 @@ depends on; where that is cheap to make, the loop makes its own chunk of it once
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
+from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
 from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, rules_of, slots, sums
 from strategies.estimate.operator_cost import is_view
 
-Axes: TypeAlias = tuple[Axis | None, ...]
-
 _ATTEMPTS = 12
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegionSeed:
-    """Where a region begins to grow: a value and its axis, or a sum over chunks of its inputs.
-
-    Fields:
-        node: one tensor.
-        axis: of its value; `None` for a sum.
-        ins: axes of the inputs of a sum.
-    """
-
-    node: fx.Node
-    axis: Axis | None
-    ins: Axes = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChunkRegion:
-    """Operators that run together, chunk by chunk.
-
-    Fields:
-        members: in order.
-        axes: of each member's outputs, one for each output; `()` marks a sum over chunks.
-        needs: of each member's tensor inputs.
-        before: what must run in front of the loop, in order.
-        after: what runs behind it, in order.
-        copies: members that also run in front of the loop.
-        window, seed, may_copy: what it was grown from.
-        has_sliced_inputs: whether it takes parts of values; see `slice_inputs`.
-    """
-
-    members: list[fx.Node]
-    axes: Mapping[fx.Node, Axes]
-    needs: Mapping[fx.Node, Axes]
-    before: list[fx.Node]
-    after: list[fx.Node]
-    copies: frozenset[fx.Node]
-    window: Sequence[fx.Node]
-    seed: RegionSeed
-    may_copy: Callable[[fx.Node], bool]
-    has_sliced_inputs: bool = False
 
 
 @dataclass(slots=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from strategies.chunk.flow.chunk_region import ChunkRegion
 from strategies.chunk.flow.chunk_rules import slots
-from strategies.chunk.flow.grow_region import ChunkRegion
-from strategies.estimate.liveness import Key, bytes_of, key_of
-from strategies.estimate.operator_cost import is_view
+from strategies.estimate.liveness import Key, key_of
+from strategies.estimate.operator_cost import bytes_of, is_view, tensors_of
 
 
-def with_sliced_inputs(region: ChunkRegion) -> ChunkRegion:
+def slice_inputs(region: ChunkRegion) -> ChunkRegion:
     """Return the region without views that are smaller than what it takes; they run in front of it."""
     members = set(region.members)
     views: dict[fx.Node, fx.Node] = {}  # of what is taken, to what they look at
@@ -58,4 +57,4 @@ def _is_small(region: ChunkRegion, root: fx.Node, views: dict[fx.Node, fx.Node])
 
 
 def _storages(node: fx.Node) -> set[Key]:
-    return {key_of(leaf) for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)}
+    return set(map(key_of, tensors_of(node)))

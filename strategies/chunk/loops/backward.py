@@ -17,19 +17,19 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from strategies.chunk.flow.chunk_rules import slots
-from strategies.chunk.loops.loop import BodyMemory, Loop, Schedule, undominated
+from strategies.chunk.loops.loop import BodyMemory, Loop, undominated
+from strategies.chunk.loops.schedule import Schedule
 from strategies.estimate.liveness import (
     IDLE,
     Key,
     Profile,
     Storages,
     StorageStep,
-    bytes_of,
     gradient_of,
     key_of,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, cost_of, is_view
+from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, tensors_of
 
 BACKWARD_SHARE = 2.0
 """Time of the gradients of an operator / time of the operator."""
@@ -65,8 +65,7 @@ def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
 
 
 def _saved(node: fx.Node) -> Iterable[Key]:
-    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    function = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    function = next((tensor.grad_fn for tensor in tensors_of(node) if tensor.grad_fn is not None), None)
     function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
     if function is None or node.op != "call_function":
         return
@@ -102,8 +101,8 @@ def has_gradient(node: fx.Node) -> bool:
     The gradient of a view of a parameter is a view of the parameter's.
     """
     if "gradient" not in node.meta:
-        tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-        requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
+        some = any(tensor.requires_grad for tensor in tensors_of(node))
+        requires_grad = node.meta.get("requires_grad", some)
         node.meta["gradient"] = requires_grad and not _is_parameter(node)
     return bool(node.meta["gradient"])
 

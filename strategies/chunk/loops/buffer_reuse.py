@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from strategies.chunk.loops.loop import Loop, LoopInput, LoopOutput, Schedule
-from strategies.estimate.liveness import Key, bytes_of
+from strategies.chunk.loops.loop import Loop, LoopInput, LoopOutput
+from strategies.chunk.loops.schedule import Schedule
+from strategies.estimate.liveness import Key
+from strategies.estimate.operator_cost import bytes_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,13 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunk.flow.axes import whole
+from strategies.chunk.flow.chunk_region import RegionSeed
 from strategies.chunk.flow.chunk_rules import shape_of, sums
-from strategies.chunk.flow.grow_region import RegionGrower, RegionSeed
-from strategies.chunk.flow.slice_inputs import with_sliced_inputs
+from strategies.chunk.flow.grow_region import RegionGrower
+from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.chunk.loops.buffer_reuse import BufferReuse
-from strategies.chunk.loops.loop import Loop, Schedule, make_loop
+from strategies.chunk.loops.loop import Loop, make_loop
+from strategies.chunk.loops.schedule import Schedule
 
 Structure: TypeAlias = Hashable
 """What graphs of the same operators have in common."""
@@ -145,7 +147,7 @@ def _loop(
         seed = RegionSeed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
     region = RegionGrower(window, decision.may_copy).region(seed)
     if region is not None and decision.has_sliced_inputs:
-        region = with_sliced_inputs(region)
+        region = slice_inputs(region)
     if region is None or region.members != members:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)

@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from strategies.base import PlannedStep
-from strategies.chunk.planning.planner import ForwardSchedules, PlannedRegion, forward_plan, training_plan
+from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
-from strategies.chunk.planning.scope_scheduler import ScopeScheduler, install_all
-from strategies.chunk.running.chunked_forward import chunked_forwards
+from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
+from strategies.chunk.planning.training_schedules import TrainingSchedules
+from strategies.chunk.running.chunked_forward import chunked_forwards, install
 from strategies.errors import StrategyError
-from strategies.estimate.operator_cost import machine_for
+from strategies.estimate.operator_cost import Machine, machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
@@ -94,12 +95,12 @@ class ChunkPlan:
             StrategyError: the budget is no positive number, the model is chunked already, or its forward
                 depends on data.
         """
-        planning = Planner.of(model, sample, training=training, step=step, where=where)
+        planner = Planner.of(model, sample, training=training, step=step, where=where)
         if fraction is not None:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
-            budget_bytes = int((planning.unchunked_peak_bytes - reserved_bytes) * fraction)
-        return planning.plan(budget_bytes)
+            budget_bytes = int((planner.unchunked_peak_bytes - reserved_bytes) * fraction)
+        return planner.plan(budget_bytes)
 
     @classmethod
     def nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
@@ -128,7 +129,7 @@ class ChunkPlan:
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
             _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
-        install_all(plain, self.schedulers)
+        install(plain, self.schedulers)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -148,19 +149,19 @@ class ChunkPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planner:
-    """A model recorded for one sort of pass, to be planned for one budget after the other.
+    """A model recorded for one kind of pass, to be planned for one budget after the other.
 
     Fields:
-        unchunked_peak_bytes: of the model as it is.
-        training: whether the pass has a backward.
-        where: the configuration path that messages name.
+        unchunked_peak_bytes: activation peak of the model as it is.
+        training: true where the pass has a backward.
+        where: configuration path that messages name.
     """
 
     unchunked_peak_bytes: int
     training: bool
     where: str
-    _planner: ForwardSchedules
-    _rehearsal: Rehearsal
+    _machine: Machine
+    _schedules: ForwardSchedules | TrainingSchedules
 
     @classmethod
     def of(
@@ -172,7 +173,7 @@ class Planner:
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
     ) -> Planner:
-        """Return the recording of `model`; arguments are those of `ChunkPlan.make`.
+        """Return the planner of `model`; arguments are those of `ChunkPlan.make`.
 
         Raises:
             StrategyError: the model is chunked already, or its forward depends on data.
@@ -180,15 +181,15 @@ class Planner:
         plain = unwrapped(model)
         _refuse_chunked(plain)
         rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training)
-        graphs = rehearsal.recorded(where)
+        graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
+        unchunked_peak_bytes = rehearsal.peak_bytes({})
+        scopes = ModelScopes(graphs, machine, rehearsal.around() if training else {})
         return cls(
-            unchunked_peak_bytes=rehearsal.peak_bytes({}),
+            unchunked_peak_bytes=unchunked_peak_bytes,
             training=training,
             where=where,
-            _planner=ForwardSchedules(
-                graphs, machine_for(rehearsal.device), rehearsal.around() if training else {}
-            ),
-            _rehearsal=rehearsal,
+            _machine=machine,
+            _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
         )
 
     def plan(self, budget_bytes: int | None) -> ChunkPlan:
@@ -202,13 +203,10 @@ class Planner:
             raise StrategyError(
                 self.where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}"
             )
-        unchunked_bytes, planner = self.unchunked_peak_bytes, self._planner
+        unchunked_bytes = self.unchunked_peak_bytes
         if budget_bytes is not None and budget_bytes >= unchunked_bytes:
             return ChunkPlan.nothing(budget_bytes, unchunked_bytes, training=self.training)
-        if self.training:
-            chosen, minimum = training_plan(planner, self._rehearsal, budget_bytes)
-        else:
-            chosen, minimum = forward_plan(planner, self._rehearsal, budget_bytes)
+        chosen, minimum = self._schedules.fastest(budget_bytes)
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(self.where, budget_bytes, minimum)
         return ChunkPlan(
@@ -218,9 +216,9 @@ class Planner:
             minimum_feasible_bytes=minimum,
             predicted_slowdown=chosen.slowdown,
             training=self.training,
-            regions=tuple(chosen.regions()),
+            regions=chosen.regions(),
             recomputed=chosen.recomputed(),
-            schedulers=chosen.schedulers(planner.machine, training=self.training),
+            schedulers=chosen.schedulers(self._machine),
         )
 
 

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import PlannedStep
 from strategies.chunk.loops.backward import SavedFate
-from strategies.chunk.planning.scope_scheduler import ScopeScheduler, install_all, scopes_of
-from strategies.chunk.running.chunked_forward import ChunkProgram
+from strategies.chunk.running.chunked_forward import ChunkProgram, Scheduler, install, scopes_of
 from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
@@ -93,13 +92,13 @@ class Rehearsal:
         found = {fqn: _saved_by(region) for fqn, region in around.items()}
         return {fqn: saved for fqn, saved in found.items() if saved is not SavedFate.KEPT}
 
-    def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
+    def peak_bytes(self, schedulers: Mapping[str, Scheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
         shadow, inputs, targets = self.cast()
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        install_all(shadow.model, schedulers, self._recorded)
+        install(shadow.model, schedulers, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
         with torch.set_grad_enabled(self.training), shadow.mode, live:

@@ -8,21 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx
 
-from strategies.chunk.flow.grow_region import ChunkRegion
-from strategies.chunk.flow.slice_inputs import with_sliced_inputs
+from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, with_backward
 from strategies.chunk.loops.loop import Loop, chunk_sizes
-from strategies.chunk.planning.forward_search import (
-    RegionCache,
-    cut_positions,
-    loop_range,
-    used_in,
-    without_loops,
-)
+from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
 from strategies.estimate.operator_cost import Machine
 from strategies.tracing.operator_graph import may_run_again
@@ -68,18 +60,17 @@ class TrainingSearch:
         first: nothing chunked.
         machine: whose time is saved.
         repeats: scopes like this one in the model.
-        regions: of the same graph; what another search has grown is not grown again.
+        placer: places loops in the same graph; what another search has grown is not grown again.
     """
 
     def __init__(
-        self, first: TrainingPass, machine: Machine, repeats: int = 1, regions: RegionCache | None = None
+        self, first: TrainingPass, machine: Machine, repeats: int = 1, placer: LoopPlacer | None = None
     ) -> None:
         self._first = first
         self._machine = machine
         self._repeats = repeats
-        self._is_large = len(first.schedule.items) > _LARGE
-        self._cuts = _CUTS - self._is_large
-        self._regions = regions or regions_of(first)
+        self._is_large = _is_large(first)
+        self._placer = placer or placer_of(first)
 
     def path(self, others: Sequence[PassOption] = ()) -> list[PassOption]:
         """Return options of less and less memory, the first with nothing chunked.
@@ -132,10 +123,12 @@ class TrainingSearch:
         """
         items = current.planned.schedule.items
         for at in targets:
-            if way is _ADD and isinstance(items[at], Loop):
-                yield from self._shorter(current.planned, at)
+            item = items[at]
+            if way is _ADD and isinstance(item, Loop):
+                for length in [each for each in chunk_sizes(item.size) if each <= item.length // 2][:1]:
+                    yield self._resized(current.planned, items, at, length)
             for plain, low, high in list(without_loops(items, at))[way]:
-                yield from self._new(replace(current.planned, schedule=self._with(plain)), low, high)
+                yield from self._new(self._with(current.planned, plain), low, high)
 
     def _targets(self, planned: TrainingPass, profile: Profile) -> Iterator[list[int]]:
         """Yield the item at the peak and those that made most of what is saved; then ones that made less."""
@@ -148,25 +141,14 @@ class TrainingSearch:
         order = [
             index
             for index in dict.fromkeys((min(at, count - 1), *largest))
-            if not self._is_fixed(planned.schedule.items[index])
+            if not _is_fixed(planned.schedule.items[index])
         ]
         yield order[: _TARGETS + 1]
         for start in range(_TARGETS + 1, min(len(order), _MORE), _TARGETS):
             yield order[start : start + _TARGETS]
 
-    def _is_fixed(self, item: fx.Node | Loop) -> bool:
-        return isinstance(item, fx.Node) and item.op != "call_function"
-
-    def _with(self, items: list[fx.Node | Loop]) -> Any:
-        return replace(self._first.schedule, items=items)
-
-    def _shorter(self, planned: TrainingPass, at: int) -> Iterator[PassOption]:
-        items = planned.schedule.items
-        loop = items[at]
-        assert isinstance(loop, Loop)
-        for length in [each for each in chunk_sizes(loop.size) if each <= loop.length // 2][:1]:
-            changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
-            yield self._option(replace(planned, schedule=self._with(changed)))
+    def _with(self, planned: TrainingPass, items: list[fx.Node | Loop]) -> TrainingPass:
+        return replace(planned, schedule=replace(self._first.schedule, items=items))
 
     def _longer(self, option: PassOption) -> Iterator[PassOption]:
         """Yield the option with one of its loops in longer chunks."""
@@ -176,45 +158,33 @@ class TrainingSearch:
             if not isinstance(loop, Loop):
                 continue
             for length in (each for each in chunk_sizes(loop.size) if loop.length < each < loop.size):
-                changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
-                yield self._option(
-                    replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length)
-                )
+                yield self._resized(planned, items, at, length, profile)
 
     def _new(self, planned: TrainingPass, low: int, high: int) -> Iterator[PassOption]:
         items = planned.schedule.items
-        if any(self._is_fixed(item) for item in items[low : high + 1]):
+        if any(_is_fixed(item) for item in items[low : high + 1]):
             return
-        profile = planned.schedule.profile()
-        first, last = loop_range(items, low, high, _REACH)
-        at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
-        seen: set[Any] = set()
-        for start in cut_positions(items, profile.before_bytes, range(first, at + 1), self._cuts):
-            for stop in cut_positions(items, profile.before_bytes, range(at + 1, last + 2), self._cuts):
-                window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
-                for region in self._regions.around(items[at], window):
-                    order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
-                    key = order, tuple(region.members), tuple(region.needs.values())
-                    if key not in seen:
-                        seen.add(key)
-                        yield from self._placed(planned, start, stop, region)
+        for changed, at, _ in self._placer.placements(items, planned.schedule.profile(), low, high):
+            loop = changed[at]
+            assert isinstance(loop, Loop)
+            profile = self._with(planned, changed).profile()
+            for length in self._lengths(loop, profile, at):
+                yield self._resized(planned, changed, at, length, profile)
 
-    def _placed(
-        self, planned: TrainingPass, start: int, stop: int, region: ChunkRegion
-    ) -> Iterator[PassOption]:
-        items, schedule = planned.schedule.items, self._first.schedule
-        loop = self._regions.loop(region, used_in(items[stop:]) | set(schedule.outputs))
-        if loop is None:
-            return
-        at = start + len(region.before)
-        changed: list[fx.Node | Loop] = [*items[:start], *region.before, loop, *region.after, *items[stop:]]
-        trial = replace(planned, schedule=self._with(changed))
-        profile = trial.profile()
-        for length in self._lengths(loop, profile, at):
-            resized = [*changed[:at], loop.with_length(length), *changed[at + 1 :]]
-            yield self._option(
-                replace(planned, schedule=self._with(resized)), _moved(profile, loop, at, length)
-            )
+    def _resized(
+        self,
+        planned: TrainingPass,
+        items: list[fx.Node | Loop],
+        at: int,
+        length: int,
+        profile: Profile | None = None,
+    ) -> PassOption:
+        """Return the pass with chunks of `length` in the loop at a position; `profile` is that of `items`."""
+        loop = items[at]
+        assert isinstance(loop, Loop)
+        changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
+        moved = None if profile is None else _moved(profile, loop, at, length)
+        return self._option(self._with(planned, changed), moved)
 
     def _lengths(self, loop: Loop, profile: Profile, at: int) -> list[int]:
         """Return the longest chunks with which the peak is near the lowest: longer ones save time."""
@@ -237,10 +207,24 @@ class TrainingSearch:
         return list(dict.fromkeys(found))
 
 
-def regions_of(first: TrainingPass) -> RegionCache:
-    """Return the regions of a graph, whose loops have a backward."""
+def placer_of(first: TrainingPass) -> LoopPlacer:
+    """Return the placer of loops that have a backward."""
     storages = first.schedule.storages
-    return RegionCache(storages, lambda loop: with_backward(loop, storages, first.saves), with_sliced_inputs)
+    return LoopPlacer(
+        first.schedule,
+        lambda loop: with_backward(loop, storages, first.saves),
+        slice_inputs,
+        reach=_REACH,
+        cuts=_CUTS - _is_large(first),
+    )
+
+
+def _is_large(first: TrainingPass) -> bool:
+    return len(first.schedule.items) > _LARGE
+
+
+def _is_fixed(item: fx.Node | Loop) -> bool:
+    return isinstance(item, fx.Node) and item.op != "call_function"
 
 
 def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: SavedFate) -> list[PassOption]:
@@ -255,12 +239,12 @@ def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: S
     graph = next(iter(first.schedule.storages.keys)).graph
     if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(graph):
         return TrainingSearch(first, machine).path()
-    regions = regions_of(first)
+    placer = placer_of(first)
     again = [
         replace(option, recomputes=True, seconds=option.as_call(machine, SavedFate.RECOMPUTED).seconds)
-        for option in TrainingSearch(first, machine, 1, regions).path()
+        for option in TrainingSearch(first, machine, 1, placer).path()
     ]
-    return _front([*TrainingSearch(first, machine, repeats, regions).path(again), *again])
+    return _front([*TrainingSearch(first, machine, repeats, placer).path(again), *again])
 
 
 def _beats(option: PassOption, other: PassOption) -> bool:

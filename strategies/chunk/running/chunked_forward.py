@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from strategies.chunk.flow.chunk_rules import is_random
-from strategies.chunk.loops.loop import Schedule
+from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
@@ -43,6 +43,10 @@ class Scheduler(Protocol):
     @property
     def recomputes(self) -> bool:
         """Whether nothing is saved of forward but its inputs."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for schedulers under which scopes of one class run the same programs."""
 
     def schedule(self, graph: fx.Graph, donated: frozenset[int]) -> Schedule:
         """Return the schedule of a graph of the scope, whose inputs at `donated` may be overwritten."""
@@ -222,10 +226,41 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def install(module: nn.Module, forward: ChunkedForward) -> None:
-    """Let `forward` run in place of the module's own forward."""
-    module.__dict__[_ATTRIBUTE] = forward
-    module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
+def scopes_of(model: nn.Module) -> frozenset[str]:
+    """Return the FQNs of the blocks of `model`: what its outermost lists of modules hold."""
+    found: set[str] = set()
+    for fqn, module in model.named_modules():
+        is_inside = any(fqn == block or fqn.startswith(f"{block}.") for block in found)
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) and not is_inside:
+            blocks = {name: child for name, child in module.named_children() if any(child.children())}
+            found.update(f"{fqn}.{name}".lstrip(".") for name in blocks)
+    return frozenset(found)
+
+
+def install(
+    model: nn.Module,
+    schedulers: Mapping[str, Scheduler],
+    recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] | None = None,
+) -> None:
+    """Let the scopes of a plain `model` run as their schedulers say, in place.
+
+    Args:
+        model: a model without FSDP and without regions.
+        schedulers: by FQN of the scope.
+        recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
+    """
+    recorded = {} if recorded is None else recorded
+    inner = frozenset(fqn for fqn in schedulers if fqn)
+    alike: dict[Hashable, dict[Hashable, ChunkProgram]] = {}
+    for fqn, scheduler in schedulers.items():
+        module = model.get_submodule(fqn)
+        module.__dict__[_ATTRIBUTE] = ChunkedForward(
+            scheduler=scheduler,
+            scopes=frozenset() if fqn else inner,
+            alike=alike.setdefault((plain_class(module), scheduler.kind), {}),
+            recorded=recorded.setdefault(plain_class(module), {}),
+        )
+        module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
 
 
 def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:

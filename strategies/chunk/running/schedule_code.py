@@ -15,7 +15,8 @@ from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, slots
 from strategies.chunk.loops.accumulating_products import PRODUCTS
 from strategies.chunk.loops.backward import saved_storages, unread_loops
-from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, Schedule
+from strategies.chunk.loops.loop import ADDING, Loop, LoopInput
+from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import (
     Buffer,
     ChunkLoop,

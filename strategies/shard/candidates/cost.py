@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.redistribution import Collective
+
+if TYPE_CHECKING:
+    from strategies.shard.candidates.redistribution import Collective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,9 @@ class Hardware:
     def communication_s(self, collectives: Iterable[Collective]) -> float:
         """Return the seconds of `collectives`, one after another."""
         return sum(map(self.collective_s, collectives), 0.0)
+
+
+DEFAULT_HARDWARE = Hardware()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.errors import StrategyError
 from strategies.shard.candidates.candidate import Candidate, Operand
-from strategies.shard.candidates.cost import Cost, Hardware
+from strategies.shard.candidates.cost import DEFAULT_HARDWARE, Cost, Hardware
 from strategies.shard.candidates.layout import Placements, Shape
 from strategies.shard.candidates.operation import Choice, Dimensions, Operation
 from strategies.shard.candidates.redistribution import Collective, collectives, reversed_plan
 
-DEFAULT_HARDWARE = Hardware()
+__all__ = ["DEFAULT_HARDWARE", "derive"]
 
 
 def derive(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from harness.experiment.links import chain
 from harness.records.parity_result import Compared, FirstDifference, Parity, PartParity
-from harness.trial.proof import chain
 from tests.harness.composing import experiment_of
 
 _TWIN = "ac=none chunk=none shard=none"

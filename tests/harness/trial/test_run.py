@@ -13,7 +13,7 @@ from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run, run_sweep
-from strategies.regions.operator_names import PRESETS
+from strategies.regions.presets import PRESETS
 from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]

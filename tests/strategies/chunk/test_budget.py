@@ -16,10 +16,10 @@ from tests.strategies.chunk.models import built
 
 def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:
     model, inputs = built("fused attention")
-    unchunked_schedule = training_peak_bytes(model, inputs)
+    unchunked = training_peak_bytes(model, inputs)
     planned = Budget(fraction=0.3).for_step(PlannedStep(loss=loss_of)).apply(model, inputs)
     training_peak_bytes(planned, inputs)
-    assert training_peak_bytes(planned, inputs) <= 0.3 * unchunked_schedule
+    assert training_peak_bytes(planned, inputs) <= 0.3 * unchunked
 
 
 def test_the_plan_and_the_chunks_are_observed() -> None:

@@ -19,7 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 from strategies import StrategyError
-from strategies.regions.offloading import OFFLOAD_KINDS, HostLedger, Offloading, OffloadKind
+from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.regions.offloading import HostLedger, Offloading
 from tests.strategies.meters import measure
 from tests.strategies.toys import WIDTH
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from strategies import StrategyError
-from strategies.regions.operator_names import GROUPS, PRESETS, resolve
+from strategies.regions.operator_names import resolve
+from strategies.regions.presets import GROUPS, PRESETS
 
 aten = torch.ops.aten
 

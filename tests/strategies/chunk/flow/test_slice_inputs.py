@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.chunk.flow.grow_region import ChunkRegion, RegionGrower, seeds_of
-from strategies.chunk.flow.slice_inputs import with_sliced_inputs
+from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
+from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow
 
@@ -57,7 +58,7 @@ def region_of(forward: Callable[[Tensor], Tensor], around: str) -> ChunkRegion:
 def test_what_a_region_takes(
     forward: Callable[[Tensor], Tensor], members: list[str], before: list[str]
 ) -> None:
-    region = with_sliced_inputs(region_of(forward, "exp"))
+    region = slice_inputs(region_of(forward, "exp"))
     assert [node.name for node in region.members] == members
     assert [node.name for node in region.before] == before
     assert region.has_sliced_inputs == bool(before)

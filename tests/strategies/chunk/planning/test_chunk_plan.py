@@ -28,16 +28,16 @@ def recorded(name: str) -> Planner:
 def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> None:
     model, inputs = built(name)
     model.eval()
-    unchunked_schedule, planning = forward_peak_bytes(model, inputs), recorded(name)
+    unchunked, planning = forward_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in FRACTIONS:
-        budget = int(unchunked_schedule * fraction)
+        budget = int(unchunked * fraction)
         try:
             plan = planning.plan(budget)
         except InfeasibleBudget as refusal:
             assert refusal.minimum_feasible_bytes > budget  # noqa: PT017 (each budget is a case)
             continue
-        assert plan.unchunked_peak_bytes == unchunked_schedule
+        assert plan.unchunked_peak_bytes == unchunked
         planned = plan.apply(copy.deepcopy(model))
         planned(*inputs)
         assert forward_peak_bytes(planned, inputs) == plan.predicted_peak_bytes <= budget

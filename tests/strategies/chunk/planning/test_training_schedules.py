@@ -55,10 +55,10 @@ def test_gradients_of_the_smallest_plan_are_those_of_the_plain_model(name: str) 
 @pytest.mark.parametrize("name", ["attention of a batch", "language model with loss", "pictures"])
 def test_accepted_budgets_are_kept(name: str) -> None:
     model, inputs = built(name)
-    unchunked_schedule, planning = training_peak_bytes(model, inputs), recorded(name)
+    unchunked, planning = training_peak_bytes(model, inputs), recorded(name)
     kept = 0
     for fraction in (0.8, 0.4):
-        budget = int(unchunked_schedule * fraction)
+        budget = int(unchunked * fraction)
         try:
             plan = planning.plan(budget)
         except InfeasibleBudget as refusal:

@@ -1,8 +1,8 @@
 """Write the generated parts of the documentation.
 
-`python -m bench.readme` after `make demo`: in README.md what stands between `<!-- name -->` and
-`<!-- /name -->` is replaced (the tables of the demo, of variants and of nested regions); below docs/results
-there is a page of each kept sweep, whose figures the README shows.
+`python -m docs.tools.readme` after `make demo` replaces what stands between `<!-- name -->` and
+`<!-- /name -->` on the pages that have these marks, and writes a page of each kept sweep below docs/results,
+whose figures the README shows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import inspect
 import json
 import re
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.records.record import Record
@@ -20,10 +22,10 @@ from harness.report.content.terminal_table import sheet
 from harness.report.main import main as write_reports
 from strategies import Strategy, ac_variants
 
-_ROOT = Path(__file__).parent.parent
-_README = _ROOT / "README.md"
+_ROOT = Path(__file__).parents[2]
 _DEMO = _ROOT / "outputs" / "demo"
 _TRAITS = ("Saved", "Recomputed", "Moved")
+_COLUMNS = 110  # of the README
 _SHOWN = (
     "variant",
     "mesh",
@@ -32,31 +34,26 @@ _SHOWN = (
     "peak",
     "recomputed FLOPs",
     "step time vs baseline",
-    "collectives",
 )
 
 
 def main() -> int:
-    """Rewrite README.md and the pages of results; 1 when the demo has not run."""
+    """Rewrite the pages; 1 when the demo has not run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", choices=("demo", "variants", "nested", "results"), help="leave the others as they are"
-    )
+    names = ("demo", "variants", "nested", "results")
+    parser.add_argument("--only", choices=names, help="leave the others as they are")
     only = parser.parse_args().only
-    text = _README.read_text(encoding="utf-8")
-    if only in {None, "demo"}:
-        if not Store(_DEMO).scan().records:
-            sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
-            return 1
-        text = replaced(text, "demo", demo_table())
-    if only in {None, "variants"}:
-        text = replaced(text, "variants", variant_table())
-    if only in {None, "nested"}:
-        text = replaced(text, "nested", nested_table())
-    if only in {None, "results"}:
+    chosen = names if only is None else (only,)
+    if "demo" in chosen and not Store(_DEMO).scan().records:
+        sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
+        return 1
+    for name, page, mark, content in PARTS:
+        if name in chosen:
+            path = _ROOT / page
+            path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
+    if "results" in chosen:
         for kept in kept_sweeps():
             write_reports([str(kept), "--format", "markdown"])
-    _README.write_text(text, encoding="utf-8")
     return 0
 
 
@@ -87,6 +84,13 @@ def variant_table() -> str:
     return markdown(("variant", *(trait.lower() for trait in _TRAITS)), rows)
 
 
+def use_list() -> str:
+    """Return when to use each variant, by its docstring, in lines as short as the README's."""
+    items = {name: _sentences(variant, "Use when") for name, variant in ac_variants.items() if name != "none"}
+    lines = [f"* `ac={name}`: {sentence}" for name, sentence in items.items()]
+    return "\n".join(textwrap.fill(line, _COLUMNS, subsequent_indent="  ") for line in lines)
+
+
 def nested_table() -> str:
     """Return the kept result of `bench.nested`, in inputs of a block."""
     (path,) = (_ROOT / "docs" / "results").glob("nested-cpu-*.json")
@@ -110,11 +114,13 @@ def nested_table() -> str:
 
 def traits(variant: type[Strategy]) -> list[str]:
     """Return the sentences after `Saved:`, `Recomputed:` and `Moved:` in a docstring."""
+    return [_sentences(variant, trait) for trait in _TRAITS]
+
+
+def _sentences(variant: type[Strategy], trait: str) -> str:
     text = inspect.getdoc(variant) or ""
-    found = [
-        re.search(rf"^{trait}: (.+?)(?=\n\S|\n\n|\Z)", text, re.MULTILINE | re.DOTALL) for trait in _TRAITS
-    ]
-    return [" ".join(match.group(1).split()) if match else "" for match in found]
+    found = re.search(rf"^{trait}: (.+?)(?=\n\S|\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(found.group(1).split()) if found else ""
 
 
 def markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
@@ -131,9 +137,17 @@ def replaced(text: str, name: str, content: str) -> str:
     """
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"README.md: no marks <!-- {name} --> and <!-- /{name} -->")
+        raise ValueError(f"no marks <!-- {name} --> and <!-- /{name} -->")
     return pattern.sub(lambda match: f"{match.group(1)}{content}\n{match.group(2)}", text)
 
+
+PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
+    ("demo", "README.md", "demo", demo_table),
+    ("variants", "README.md", "use", use_list),
+    ("variants", "docs/variants.md", "variants", variant_table),
+    ("nested", "docs/nested.md", "nested", nested_table),
+)
+"""Option of `--only`, page, marks, and what stands between them."""
 
 if __name__ == "__main__":
     sys.exit(main())

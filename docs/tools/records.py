@@ -1,6 +1,6 @@
 """Gather the records of a sweep into one JSON file.
 
-python -m bench.records outputs/demo --out demo.json
+python -m docs.tools.records outputs/demo --out demo.json
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    made = argparse.ArgumentParser(prog="python -m bench.records", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m docs.tools.records", description=__doc__)
     made.add_argument("sweep", type=Path, help="folder of a sweep")
     made.add_argument("--out", type=Path, required=True, help="the JSON file")
     return made.parse_args()
