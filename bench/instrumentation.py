@@ -31,7 +31,7 @@ from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
-from harness.measure.speed.timing import Clock, Step, clock_for, interleave
+from harness.measure.speed.timing import StepClock, StepFunction, clock_for, interleave
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
@@ -64,7 +64,7 @@ class Comparison:
 class ProcessClock:
     """CPU time of this process, all its threads together."""
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         """Run `step` and return the CPU seconds it took."""
         start = time.process_time()
         step()
@@ -83,7 +83,7 @@ def main() -> int:
     return 0
 
 
-def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> Step:
+def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> StepFunction:
     """Return one step of a training loop that knows nothing of the harness but the model's module.
 
     Args:
@@ -111,7 +111,7 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
     return step
 
 
-def harness_step(experiment: Experiment, batch: Batch) -> Step:
+def harness_step(experiment: Experiment, batch: Batch) -> StepFunction:
     """Return the step that a trial times."""
     trainee = assemble(experiment, batch.inputs[0].device, None, batch)
 
@@ -173,7 +173,13 @@ def _instrument(trainee: Any, batch: Batch) -> None:
 
 
 def _compare(
-    name: str, step: Step, bare: Step, *, clock: Clock, pairs: int, target: float | None = None
+    name: str,
+    step: StepFunction,
+    bare: StepFunction,
+    *,
+    clock: StepClock,
+    pairs: int,
+    target: float | None = None,
 ) -> Comparison:
     samples = interleave(step, bare, warmup=WARMUP, pairs=pairs, clock=clock)
     return Comparison(

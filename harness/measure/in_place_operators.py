@@ -1,4 +1,4 @@
-"""Undoing the one thing that watching changes: torch avoids in-place operators under a dispatch mode.
+"""In-place operators of a watched step: under a dispatch mode torch avoids them, and here they come back.
 
 An active mode passes for a tensor subclass (`isTensorSubclassLike`). Some backward formulas then fill a
 fresh tensor of zeros out of place, the engine adds two gradients of one tensor out of place, and math
@@ -60,7 +60,7 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 
 
 class AsUnwatched(TorchDispatchMode):
-    """Runs every operator as it would run without a mode; entered last, it lets the others see that."""
+    """Runs every operator as without a dispatch mode; enter it last, so that other modes see the same."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What one rank measured: the result that it hands over as JSON.
+"""The measurements of one rank, which it hands over as JSON.
 
 Bytes are integers. FLOPs count multiply and add as two. Times are seconds.
 """

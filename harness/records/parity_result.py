@@ -1,11 +1,12 @@
-"""What a parity comparison found, torch-free: reports word it without the library that found it."""
+"""The result of a parity comparison, torch-free, and its sentences."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from harness.records.fields import encode
 
 PARTS: Mapping[str, str] = {
     "outputs": "output",
@@ -22,7 +23,7 @@ _MOST_DIGITS = 17  # enough to tell any two float64 apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first thing that is not equal.
 
     Fields:
@@ -56,7 +57,7 @@ class PartParity:
     equal: bool = True
     max_abs: float = 0.0
     max_rel: float = 0.0
-    first_difference: Difference | None = None
+    first_difference: FirstDifference | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +127,11 @@ class Parity:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
-        plain: dict[str, Any] = _with_finite_numbers(asdict(self))
+        plain: dict[str, Any] = encode(self)
         return plain
 
 
-def describe_difference(part: str, difference: Difference) -> str:
+def describe_difference(part: str, difference: FirstDifference) -> str:
     """Return the sentence about `difference`, with digits enough to tell the two values apart.
 
     For example `parity: gradient of 'norm.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252`.
@@ -148,13 +149,3 @@ def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:
         if (short := f"{expected:#.{digits}g}") != (other := f"{actual:#.{digits}g}"):
             return short, other
     return repr(expected), repr(actual)
-
-
-def _with_finite_numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_finite_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_finite_numbers(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

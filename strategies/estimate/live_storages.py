@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from strategies.estimate.ledger import Kind, Ledger, Life
-from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, promoted_numbers
+from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
 from strategies.estimate.patched import replaced
 from strategies.estimate.position import Position
 from strategies.estimate.tensors import must_unwrap, plain_tensors, tensors_in
@@ -118,10 +118,19 @@ class LiveStorages(TorchDispatchMode):
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
             self._seen_late |= self.add_standing(plain_tensors(tensors_in((args, kwargs))))
-        if self._probe is not None:
-            self._probe.begin()
+        if self._probe is None:
+            result = func(*args, **kwargs)
+            self._enter_results(func, args, result)
+            return result
+        self._probe.begin()
         result = func(*args, **kwargs)
-        excess_bytes = self._probe.excess_bytes() if self._probe is not None else 0
+        excess_bytes = self._probe.excess_bytes()
+        self._enter_results(func, args, result)
+        self._enter_workspace(str(func), excess_bytes - self._promoted_again_bytes(func, args))
+        return result
+
+    def _enter_results(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Enter what an operator made: its results, and the tensors of numbers given for tensors."""
         results = list(plain_tensors(tensors_in(result)))
         for tensor in results:
             self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
@@ -130,8 +139,6 @@ class LiveStorages(TorchDispatchMode):
         numbers = promoted_numbers(func, args)
         if numbers and (self._position.node not in _NUMBER_READERS or self._position.is_recomputing):
             self._enter_numbers(str(func), numbers, results[0])
-        self._enter_workspace(str(func), excess_bytes - self._promoted_again_bytes(numbers))
-        return result
 
     def _enter_standing(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
@@ -212,9 +219,9 @@ class LiveStorages(TorchDispatchMode):
             )
             self._promoted.append(_Promoted(self.ledger.add(life), argument, TensorWeakRef(result)))
 
-    def _promoted_again_bytes(self, numbers: list[tuple[str, Any]]) -> int:
-        """Return what the probe saw of `numbers`: a call from Python promotes them once more."""
-        return 0 if self._numbers_on_host else sum(NUMBER_BYTES[type(number)] for _, number in numbers)
+    def _promoted_again_bytes(self, func: Any, args: tuple[Any, ...]) -> int:
+        """Return what the probe saw of promoted numbers: a call from Python promotes them once more."""
+        return 0 if self._numbers_on_host else numbers_bytes(func, args)
 
     def _settle_numbers(self) -> None:
         """End the promoted numbers of the operator before, except those that autograd has saved since."""

@@ -205,7 +205,12 @@ def gradient_of(key: Key) -> Key:
 
 def promoted_bytes(node: fx.Node) -> int:
     """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to a node."""
-    return sum(NUMBER_BYTES[type(value)] for _, value in promoted_numbers(node.target, node.args))
+    return numbers_bytes(node.target, node.args)
+
+
+def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
+    return sum(NUMBER_BYTES[type(value)] for _, value in promoted_numbers(func, args))
 
 
 def promoted_numbers(func: Any, args: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Replacing an attribute of somebody else's class or module for the length of a measurement."""
+"""Replacing an attribute of a foreign class or module for the length of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocator truth: what the allocator hands out during a training step, with nothing else watching.
+"""The allocator's own count of a training step: the second source beside live storages.
 
 On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory
 events where it is not installed. What stands above the live storages is memory that kernels allocate for

@@ -63,12 +63,11 @@ def _differing(entries: Iterable[Entry]) -> list[str]:
 
 
 def _place(entry: Entry) -> str:
-    """Return where a trial ran, and with which recipe: device, model, ranks."""
-    environment = entry.record.environment
+    """Return where a trial ran, and with which options: device, model, ranks."""
     ranks = math.prod(mesh_sizes(entry.record.experiment))
-    device = environment.get("device") or "an unknown device"
-    recipe = f", {entry.recipe}" if entry.recipe else ""
-    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){recipe}"
+    device = entry.record.environment.get("device") or "an unknown device"
+    others = f", {entry.other_fields}" if entry.other_fields else ""
+    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){others}"
 
 
 def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
@@ -235,24 +234,23 @@ def _failed(sweep: SweepRecords) -> Iterator[Claim]:
 def _overview(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield how many trials there are and how they ended, what went wrong in words."""
     records = sweep.records
+    statuses = Counter(record.status for record in records)
+    verdicts = Counter(record.verdict for record in records)
+    ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
+    ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
     line: list[str | Number] = [_count(len(records), "records"), f" {_trials(len(records))}"]
-    for key, values in (("status", STATUSES), ("verdict", VERDICTS)):
-        for value in values:
-            count = sum(getattr(record, key) == value for record in records)
-            if count:
-                line += [": " if value == _first(records, key, values) and key == "status" else ", "]
-                line += [_count(count, f"{key}={value}"), f" {value}"]
-    if sweep.waiting:
-        yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
-        line += [f"; {len(sweep.waiting)} {yet}"]
-    if sweep.unreadable:
-        line += [f"; {len(sweep.unreadable)} unreadable"]
-    yield Claim(line=(*line, "."), trial_ids=tuple(record.trial_id for record in records))
+    for index, (what, value, count) in enumerate(ends):
+        line += [", " if index else ": ", _count(count, what), f" {value}"]
+    yield Claim(
+        line=(*line, f"{_without_record(sweep)}."), trial_ids=tuple(record.trial_id for record in records)
+    )
 
 
-def _first(records: Sequence[object], key: str, values: Sequence[str]) -> str:
-    present = {getattr(record, key) for record in records}
-    return next(value for value in values if value in present)
+def _without_record(sweep: SweepRecords) -> str:
+    """Return how many trials have no record, or one that cannot be read."""
+    yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
+    waiting = f"; {len(sweep.waiting)} {yet}" if sweep.waiting else ""
+    return f"{waiting}; {len(sweep.unreadable)} unreadable" if sweep.unreadable else waiting
 
 
 def _count(count: int, what: str) -> Number:

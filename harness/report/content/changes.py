@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,7 +68,7 @@ def changes(before: SweepRecords, after: SweepRecords) -> Document:
         title=f"{before.name} → {after.name}",
         subtitle=(*subtitle(before), _ARROW, *subtitle(after)),
         partial=partial(before, after),
-        answer=tuple(_answer(pairs, changed, before, after)),
+        answer=tuple(_answer(pairs, before, after)),
         sections=tuple(section for section in sections if section.items),
     )
 
@@ -130,32 +131,40 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
     return one.high < other.low or other.high < one.low
 
 
-def _answer(
-    pairs: Sequence[Pair], changed: Sequence[Pair], before: SweepRecords, after: SweepRecords
-) -> Iterator[Claim]:
-    columns = list(dict.fromkeys(name for pair in changed for name in pair.changed))
-    counts = [f"{name} of {sum(name in pair.changed for pair in changed)}" for name in columns]
-    what = f": {', '.join(counts)}" if counts else ""
+def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Claim]:
+    changed = [pair for pair in pairs if pair.changed]
+    counts = Counter(name for pair in changed for name in pair.changed)
+    what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
     yield Claim(
         line=(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.",),
         trial_ids=tuple(pair.before.trial_id for pair in changed),
     )
+    yield from _renamed(pairs)
+    yield from _worsened(changed)
+    for name, quantity in _LARGEST.items():
+        yield from _largest(name, quantity, changed)
+    alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
+    if any(alone):
+        line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
+        yield Claim(line=(line,), trial_ids=())
+
+
+def _renamed(pairs: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield how many trials have another id, because only one of the sweeps has an option."""
     renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
     if renamed:
         line = f"{renamed} of them are the same but for options that only one of the sweeps has."
         yield Claim(line=(line,), trial_ids=())
+
+
+def _worsened(changed: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield the trials that ended worse than before."""
     lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
     for pair in lost[:_MOST_NAMED]:
         was, now = (_ending(entry) for entry in (pair.before, pair.after))
         yield Claim(line=(pair.before.trial, f": {was}{_ARROW}{now}."), trial_ids=(pair.before.trial_id,))
     if len(lost) > _MOST_NAMED:
         yield Claim(line=(f"{len(lost)} trials in all ended worse.",), trial_ids=())
-    for name, quantity in _LARGEST.items():
-        yield from _largest(name, quantity, [pair for pair in changed if name in pair.changed])
-    alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
-    if any(alone):
-        line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
-        yield Claim(line=(line,), trial_ids=())
 
 
 def _rank(entry: Entry) -> int:
@@ -172,7 +181,8 @@ def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[C
     known = [
         (pair, one, other)
         for pair in pairs
-        if (one := pair.before.number(quantity)) is not None
+        if name in pair.changed
+        and (one := pair.before.number(quantity)) is not None
         and (other := pair.after.number(quantity)) is not None
         and min(one.value, other.value) > 0
     ]

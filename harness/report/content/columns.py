@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from harness.records.merge_ranks import Memory, Work
 from harness.records.record import Failure, Record
@@ -10,7 +10,7 @@ from harness.records.statistics import is_distinguishable
 from harness.records.verdict import inert_because
 from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
-from harness.report.facts.document import Line, Mark, Number
+from harness.report.facts.document import Line, LinePart, Mark
 from harness.report.facts.number_words import printable
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
@@ -27,7 +27,7 @@ def result_cells(entry: Entry) -> dict[str, Line]:
 
 
 def notes(record: Record) -> Iterator[str]:
-    """Yield what a reader should know beside the numbers: failures, differences, inaction."""
+    """Yield the notes on a trial: failures, differences, and strategies that did nothing."""
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
@@ -117,14 +117,18 @@ def _collectives(entry: Entry) -> Line:
     if entry.record.work is None:
         return (NOTHING,)
     by_phase = entry.record.work.collectives
-    names = dict.fromkeys(name for phase in PHASES for name in by_phase.get(phase, {}))
-    line: list[str | Number] = []
-    for name in names:
-        line += [", " if line else "", f"{name} "]
-        for phase in phases_of(by_phase):
-            count = entry.number(quantities.collective_count(phase, name))
-            line += ["" if phase == "forward" else "+", count or "0"]
-    return tuple(part for part in line if part != "") or (NOTHING,)
+    line: list[LinePart] = []
+    for name in dict.fromkeys(name for phase in PHASES for name in by_phase.get(phase, {})):
+        line += [", " if line else "", f"{name} ", *_counts(entry, name, phases_of(by_phase))]
+    return tuple(line[1:]) or (NOTHING,)
+
+
+def _counts(entry: Entry, name: str, phases: Iterable[str]) -> Iterator[LinePart]:
+    """Yield how often a collective ran in each phase, as in `2+1`."""
+    for index, phase in enumerate(phases):
+        if index:
+            yield "+"
+        yield entry.number(quantities.collective_count(phase, name)) or "0"
 
 
 _CELLS: dict[str, Callable[[Entry], Line]] = {

@@ -1,1 +1,1 @@
-"""What a report says: the records of a sweep, their labels, baselines and numbers."""
+"""The facts of a report: the records of a sweep, their labels, baselines and numbers."""

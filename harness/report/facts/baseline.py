@@ -1,4 +1,4 @@
-"""What a trial is compared with, in words: a sharded one is not compared with the whole model on one rank."""
+"""The baseline of a trial in words; a sharded trial is compared with a model sharded on the same mesh."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeText:
-    """Something to be typed or found again: an operator, a command, a path."""
+    """Text to type or to search for: an operator, a command, a path."""
 
     text: str
 
@@ -49,7 +49,7 @@ class CodeText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialName:
-    """A trial by its name; where its details are in the report, the name leads there."""
+    """The name of a trial; a link where the report has details of the trial."""
 
     name: str
     trial_id: str

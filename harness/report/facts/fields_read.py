@@ -1,4 +1,4 @@
-"""What of an experiment a trial has read: a model that brings its inputs reads no sequences."""
+"""The fields of an experiment that a trial has read: a model with inputs of its own reads no sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record as the flat keys and rows that a tracker shows; nested keys cannot be addressed in its panels."""
+"""A record as flat keys and rows, for trackers and CSV: panels of a tracker address no nested keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Scalar = int | float | str | bool | None
 
 _SUMMARISED = ("status", "verdict", "error", "memory", "work", "time", "parity", "note")
 _TABLES = ("saved_by_module", "calls")
-"""Keys that have a row a block: they are shown as a table."""
+"""Keys with a row for each block; they are shown as tables."""
 
 
 def flat_config(record: Record) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.report.facts.number_words import printable
 
-Experiment = Mapping[str, Any]
+ExperimentFields = Mapping[str, Any]
 
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
@@ -21,7 +21,7 @@ _UNKNOWN = "?"
 _MOST_CHARACTERS = 200  # of the value of an option
 
 
-def group_name(experiment: Experiment, group: str) -> str:
+def group_name(experiment: ExperimentFields, group: str) -> str:
     """Return the chosen option of a group; `?` where an experiment, refused early, does not say."""
     value = experiment.get(group)
     if isinstance(value, Mapping):
@@ -29,14 +29,14 @@ def group_name(experiment: Experiment, group: str) -> str:
     return value if isinstance(value, str) else _UNKNOWN
 
 
-def mesh_sizes(experiment: Experiment) -> list[int]:
+def mesh_sizes(experiment: ExperimentFields) -> list[int]:
     """Return the sizes of the mesh dimensions, 1 for what is missing; nothing where there is no mesh."""
     mesh = experiment.get("mesh")
     sizes = [mesh.get(size) for size in _MESH_SIZES] if isinstance(mesh, Mapping) else []
     return [size if isinstance(size, int) else 1 for size in sizes]
 
 
-def variant_name(experiment: Experiment) -> str:
+def variant_name(experiment: ExperimentFields) -> str:
     """Return the chosen strategies, without their options."""
     chosen = {group: group_name(experiment, group) for group in _VARIANT}
     others = [
@@ -47,29 +47,29 @@ def variant_name(experiment: Experiment) -> str:
     return " + ".join([chosen["ac"], *others])
 
 
-def point_label(experiment: Experiment) -> str:
+def point_label(experiment: ExperimentFields) -> str:
     """Return `variant on mesh, model`: what a trial is called, whatever else the sweep holds."""
     return (
         f"{variant_name(experiment)} on {group_name(experiment, 'mesh')}, {group_name(experiment, 'model')}"
     )
 
 
-def point_labels(experiments: Sequence[Experiment]) -> list[str]:
+def point_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return `variant on mesh, model` with the options that differ, one label a trial, for progress."""
     labels = zip(variant_labels(experiments), mesh_labels(experiments), experiments, strict=True)
     return [f"{variant} on {mesh}, {group_name(experiment, 'model')}" for variant, mesh, experiment in labels]
 
 
-def variant_labels(experiments: Sequence[Experiment]) -> list[str]:
+def variant_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return one label a trial: its variant and what was swept besides mesh and model.
 
     An option of a group is shown where it differs between trials that chose the same option of that group.
     """
-    labels = zip(choice_labels(experiments), recipe_labels(experiments), strict=True)
-    return [f"{choice} {recipe}" if recipe else choice for choice, recipe in labels]
+    labels = zip(choice_labels(experiments), other_field_labels(experiments), strict=True)
+    return [f"{choice} {others}" if others else choice for choice, others in labels]
 
 
-def choice_labels(experiments: Sequence[Experiment]) -> list[str]:
+def choice_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return the part of `variant_labels` that says which strategies a trial has."""
     options = _swept_options(experiments, _VARIANT)
     scalars = _swept_scalars(experiments).intersection(_OF_THE_CHOICE)
@@ -85,7 +85,7 @@ def choice_labels(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def recipe_labels(experiments: Sequence[Experiment]) -> list[str]:
+def other_field_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return the rest of `variant_labels`: seed, dtype, data and so on; empty where none was swept."""
     options = _swept_options(experiments, _NAMED)
     scalars = _swept_scalars(experiments).difference(_OF_THE_CHOICE)
@@ -106,7 +106,7 @@ def recipe_labels(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def mesh_labels(experiments: Sequence[Experiment]) -> list[str]:
+def mesh_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return one label a trial: its mesh, and the mesh options that differ among trials on that mesh."""
     options = _swept_options(experiments, ("mesh",))
     return [
@@ -117,7 +117,9 @@ def mesh_labels(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def _swept_options(experiments: Sequence[Experiment], groups: Sequence[str]) -> set[tuple[str, str, str]]:
+def _swept_options(
+    experiments: Sequence[ExperimentFields], groups: Sequence[str]
+) -> set[tuple[str, str, str]]:
     """Return `(group, choice, option)` of what differs between experiments with the same choice."""
     peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for experiment in experiments:
@@ -133,7 +135,7 @@ def _swept_options(experiments: Sequence[Experiment], groups: Sequence[str]) -> 
     }
 
 
-def _swept_scalars(experiments: Sequence[Experiment]) -> set[str]:
+def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:
     """Return the scalar fields of experiments that differ."""
     first = {name: value for experiment in reversed(experiments) for name, value in experiment.items()}
     return {
@@ -144,20 +146,20 @@ def _swept_scalars(experiments: Sequence[Experiment]) -> set[str]:
     }
 
 
-def _written(experiment: Experiment, names: set[str]) -> Iterator[str]:
+def _written(experiment: ExperimentFields, names: set[str]) -> Iterator[str]:
     yield from (f"{name}={_plain(value)}" for name, value in experiment.items() if name in names)
 
 
-def _names(experiments: Sequence[Experiment], group: str) -> set[str]:
+def _names(experiments: Sequence[ExperimentFields], group: str) -> set[str]:
     return {group_name(experiment, group) for experiment in experiments if _is_known(experiment, group)}
 
 
-def _is_known(experiment: Experiment, group: str) -> bool:
+def _is_known(experiment: ExperimentFields, group: str) -> bool:
     return group_name(experiment, group) != _UNKNOWN
 
 
 def _differing(
-    experiment: Experiment, swept: set[tuple[str, str, str]], groups: Sequence[str], *, qualified: bool
+    experiment: ExperimentFields, swept: set[tuple[str, str, str]], groups: Sequence[str], *, qualified: bool
 ) -> Iterator[str]:
     """Yield the options of `groups` that differ; which one was chosen is said elsewhere."""
     for group in groups:
@@ -170,7 +172,7 @@ def _differing(
                 yield f"{group}.{option}={_plain(value)}" if qualified else f"{option}={_plain(value)}"
 
 
-def _is_the_models(experiment: Experiment, option: str, value: Any) -> bool:
+def _is_the_models(experiment: ExperimentFields, option: str, value: Any) -> bool:
     """Whether an option is only handed on from the model, as `layers_fqn` is."""
     model = experiment.get("model")
     return (

@@ -19,7 +19,7 @@ from harness.report.facts.labels import (
     group_name,
     mesh_labels,
     mesh_sizes,
-    recipe_labels,
+    other_field_labels,
     variant_name,
 )
 from harness.report.facts.quantities import Quantity
@@ -39,7 +39,7 @@ class Entry:
     Fields:
         record: of the trial.
         choice: its strategies, with the options that differ in this sweep.
-        recipe: what else differs, such as seed and dtype; may be empty.
+        other_fields: other options that differ, such as seed and dtype; may be empty.
         mesh: with the options that differ.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
@@ -48,7 +48,7 @@ class Entry:
 
     record: Record
     choice: str
-    recipe: str
+    other_fields: str
     mesh: str
     name: str
     setting: str
@@ -57,11 +57,11 @@ class Entry:
     @property
     def variant(self) -> str:
         """Strategies and recipe."""
-        return f"{self.choice} {self.recipe}" if self.recipe else self.choice
+        return f"{self.choice} {self.other_fields}" if self.other_fields else self.choice
 
     @property
     def trial_id(self) -> str:
-        """Of the record."""
+        """Id of the trial."""
         return self.record.trial_id
 
     @property
@@ -97,8 +97,8 @@ class SweepRecords:
         name: of the sweep.
         entries: one a record, baselines first within a setting.
         waiting: trials that have a folder and no record yet.
-        is_left: nobody is about to run those: their command was interrupted or has died.
-        unreadable: files that should be records.
+        is_left: no live command holds those trials: it was interrupted or has died.
+        unreadable: files that should be records and are none.
     """
 
     name: str
@@ -126,7 +126,7 @@ class SweepRecords:
 
     def where(self, entry: Entry) -> str:
         """Return mesh, model and recipe of a trial: what the trials of a setting share."""
-        return f"{self.place(entry)}, {entry.recipe}" if entry.recipe else self.place(entry)
+        return f"{self.place(entry)}, {entry.other_fields}" if entry.other_fields else self.place(entry)
 
     @property
     def records(self) -> list[Record]:
@@ -193,7 +193,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     labels = zip(
         records,
         choice_labels(experiments),
-        recipe_labels(experiments),
+        other_field_labels(experiments),
         mesh_labels(experiments),
         models,
         strict=True,
@@ -202,13 +202,13 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
         Entry(
             record=record,
             choice=choice,
-            recipe=recipe,
+            other_fields=others,
             mesh=mesh,
-            name=f"{choice}{' ' if recipe else ''}{recipe} on {mesh}" + (f", {model}" if differ else ""),
+            name=f"{choice}{' ' if others else ''}{others} on {mesh}" + (f", {model}" if differ else ""),
             setting=_setting(record),
             sweep=number,
         )
-        for record, choice, recipe, mesh, model in labels
+        for record, choice, others, mesh, model in labels
     ]
 
 
@@ -223,7 +223,7 @@ def _kept(path: Path) -> list[Record]:
 
 
 def _each_once(records: list[Record]) -> list[Record]:
-    """Return `records`, which no folder has vouched for: their addresses become places in a page."""
+    """Return `records` once each trial id is well formed and unique: a page links to trials by it."""
     seen: set[str] = set()
     for record in records:
         if not _TRIAL_ID.fullmatch(record.trial_id):

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Publish what is pending; return 0 when nothing remains."""
     options = options_of(arguments, __doc__)
     deadline = time.monotonic() + options.deadline_s
-    # whoever waits for this process ends it at the deadline; should that one be gone, the alarm does
+    # the parent ends this process at the deadline; the alarm does so if the parent is gone
     signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
     store = Store(options.root.resolve())
     folder = store.root / FOLDER

@@ -55,7 +55,7 @@ _TITLE_LENGTH = 128  # W&B takes no more
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep the report's specification beside the runs; online, send it in place of the one sent before."""
     options = options_of(arguments, __doc__)
-    # whoever waits for this process ends it at the deadline; should that one be gone, the alarm does
+    # the parent ends this process at the deadline; the alarm does so if the parent is gone
     signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
     store, is_online = Store(options.root.resolve()), options.mode == "online"
     folder = store.root / FOLDER

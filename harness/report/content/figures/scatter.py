@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import is_baseline
@@ -11,7 +11,7 @@ from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.document import Figure
-from harness.report.facts.sweep_records import SweepRecords
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _MOST_LABELLED = 14
 _MOST_WHISKERS = 300
@@ -20,32 +20,21 @@ _RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
 _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
 
+_Channel = Mapping[str, Any]
+_Row = Mapping[str, Any]
+_FRONT_COLUMNS = {
+    "share": quantities.PEAK_SHARE,
+    "ratio": quantities.RATIO,
+    "low": quantities.RATIO_LOW,
+    "high": quantities.RATIO_HIGH,
+    "peak_bytes": quantities.PEAK,
+}
+
+
 def front_figure(sweep: SweepRecords) -> Figure | None:
     """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
-    columns = {
-        "share": quantities.PEAK_SHARE,
-        "ratio": quantities.RATIO,
-        "low": quantities.RATIO_LOW,
-        "high": quantities.RATIO_HIGH,
-        "peak_bytes": quantities.PEAK,
-    }
-    rows = []
-    for entries in sweep.by_setting.values():
-        found = pareto_front(entries)
-        for point in found.points:
-            by, experiment = found.dominated.get(point.entry.trial_id), point.entry.record.experiment
-            rows.append(
-                row_of(point.entry, columns)
-                | {
-                    "variant": point.entry.family,
-                    "place": sweep.where(point.entry),
-                    "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
-                    "is_best": by is None,
-                    "label": point.entry.choice if by is None and not is_baseline(experiment) else "",
-                    "verdict": point.entry.record.verdict,
-                }
-            )
-    rows = [row | {"number": number} for number, row in enumerate(rows) if "share" in row]
+    numbered = enumerate(row for entries in sweep.by_setting.values() for row in _front_rows(sweep, entries))
+    rows = [row | {"number": number} for number, row in numbered if "share" in row]
     if not rows:
         return None
     drawn = {row["trial_id"] for row in rows}
@@ -80,15 +69,7 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
             else {}
         ),
     }
-    layers: list[dict[str, Any]] = [points]
-    if len(rows) <= _MOST_WHISKERS:
-        whiskers = {"x": x | {"field": "low", "title": ""}, "x2": {"field": "high"}, "y": y | {"title": ""}}
-        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
-        layers.insert(0, {"mark": {"type": "rule", "opacity": 0.35}, "encoding": whiskers | colour})
-    labelled = [row["number"] for row in rows if row["label"]]
-    if len(labelled) <= _MOST_LABELLED:
-        parities = sorted({number % 2 for number in labelled})
-        layers += [_labels(parity, x | {"title": ""}, y | {"title": ""}) for parity in parities]
+    layers = [*_whiskers(rows, x, y), points, *_all_labels(rows, x, y)]
     return Figure(
         key="front",
         title="Memory against time",
@@ -99,11 +80,43 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
         ),
         spec={"height": 380, "layer": layers},
         rows=tuple(rows),
-        paths=paths_of(columns),
+        paths=paths_of(_FRONT_COLUMNS),
     )
 
 
-def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
+def _front_rows(sweep: SweepRecords, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    """Yield the row of each trial of a setting that has memory and time."""
+    found = pareto_front(entries)
+    for point in found.points:
+        entry, by = point.entry, found.dominated.get(point.entry.trial_id)
+        is_labelled = by is None and not is_baseline(entry.record.experiment)
+        yield row_of(entry, _FRONT_COLUMNS) | {
+            "variant": entry.family,
+            "place": sweep.where(entry),
+            "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
+            "is_best": by is None,
+            "label": entry.choice if is_labelled else "",
+            "verdict": entry.record.verdict,
+        }
+
+
+def _whiskers(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+    """Yield the layer of intervals, unless there are too many to tell apart."""
+    if len(rows) <= _MOST_WHISKERS:
+        ends = {"x": {**x, "field": "low", "title": ""}, "x2": {"field": "high"}, "y": {**y, "title": ""}}
+        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
+        yield {"mark": {"type": "rule", "opacity": 0.35}, "encoding": ends | colour}
+
+
+def _all_labels(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+    """Yield the layers of names, unless there are too many to read."""
+    labelled = [row["number"] for row in rows if row["label"]]
+    if len(labelled) <= _MOST_LABELLED:
+        for parity in sorted({number % 2 for number in labelled}):
+            yield _labels(parity, {**x, "title": ""}, {**y, "title": ""})
+
+
+def _labels(parity: int, x: _Channel, y: _Channel) -> dict[str, Any]:
     """Return the names of points on the front, in turns above and below: neighbours are often close."""
     return {
         "transform": [{"filter": f"datum.label && datum.number % 2 == {parity}"}],
