@@ -56,8 +56,8 @@ def selective_contexts(
     )
 
 
-class _NoteGenerator(TorchDispatchMode):
-    """Note the generator's state after every operator of `random` that draws."""
+class _Generator(TorchDispatchMode):
+    """Acts on the generator's state after every operator of `random` that draws."""
 
     def __init__(self, random: frozenset[Operator], states: deque[tuple[torch.device, Tensor]]) -> None:
         super().__init__()
@@ -69,26 +69,25 @@ class _NoteGenerator(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in self._random and _draws(func, args, kwargs or {}):
-            device = _device(args)
-            self._states.append((device, _generator_state(device)))
+            self._act(_device(args))
         return out
 
+    def _act(self, device: torch.device) -> None:
+        raise NotImplementedError
 
-class _RestoreGenerator(TorchDispatchMode):
-    """Put the noted state back where forward had it."""
 
-    def __init__(self, random: frozenset[Operator], states: deque[tuple[torch.device, Tensor]]) -> None:
-        super().__init__()
-        self._random = random
-        self._states = states
+class _NoteGenerator(_Generator):
+    """Notes the state in forward."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in self._random and _draws(func, args, kwargs or {}):
-            _set_generator_state(*self._states.popleft())
-        return out
+    def _act(self, device: torch.device) -> None:
+        self._states.append((device, _generator_state(device)))
+
+
+class _RestoreGenerator(_Generator):
+    """Puts the state back where forward had it."""
+
+    def _act(self, device: torch.device) -> None:  # noqa: ARG002 (the state says its device)
+        _set_generator_state(*self._states.popleft())
 
 
 @contextmanager

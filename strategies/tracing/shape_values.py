@@ -47,10 +47,12 @@ class KnownValues(TorchFunctionMode):
             return self._really(func, args, kwargs)
         result = func(*args, **kwargs)
         if known and (tensors or name in _FACTORIES) and _is_small_and_new(result, tensors):
-            value = self._drawn_from_nothing(func, args, kwargs)
-            if value is not None:
-                self._values[id(result)] = result, result._version, value  # noqa: SLF001 (as autograd knows it)
+            self._note(result, self._drawn_from_nothing(func, args, kwargs))
         return result
+
+    def _note(self, result: Tensor, value: Tensor | None) -> None:
+        if value is not None:
+            self._values[id(result)] = result, result._version, value  # noqa: SLF001 (as autograd knows it)
 
     def _are_known(self, tensors: list[Tensor]) -> bool:
         return all(self._value(tensor) is not None for tensor in tensors)

@@ -328,9 +328,9 @@ def _member_backward(
         born: gradients that exist already; those of the step are added.
         grows: whether gradients that grow with the chunk are meant.
     """
-    members = set(loop.region.members)
-    held = born & {gradient_of(key) for key in storages.keys[node]}
-    kept = {key for source in slots(node) if source in members for key in storages.keys[source]}
+    held = born.intersection(map(gradient_of, storages.keys[node]))
+    inside = set(slots(node)).intersection(loop.region.members)
+    kept = {key for source in inside for key in storages.keys[source]}
     makes: dict[Key, int] = {}
     for slot, source in enumerate(slots(node)):
         operand = loop.local(node, slot)
@@ -338,12 +338,17 @@ def _member_backward(
             if not grows and _makes_whole_gradient(loop, node, source):
                 makes["gradient", source, node] = bytes_of(source.meta["val"])
         elif has_gradient(source) and bool(loop.region.axes[node]) is grows:
-            sizes, size = storages.made.get(source, {}), bytes_of(source.meta["val"])
-            gradients = {gradient_of(key): sizes.get(key, size) for key in storages.keys[source]}
-            makes |= {key: size for key, size in gradients.items() if key not in born}
+            makes |= _new_gradients(source, storages, born)
             born.update(makes)
     holds = held.union(saved & kept.union(storages.keys[node]))
     return StorageStep(makes=makes, holds=frozenset(holds))
+
+
+def _new_gradients(source: fx.Node, storages: Storages, born: set[Key]) -> dict[Key, int]:
+    """Return the gradients of a value that do not exist yet, with their bytes."""
+    sizes, size = storages.made.get(source, {}), bytes_of(source.meta["val"])
+    gradients = {gradient_of(key): sizes.get(key, size) for key in storages.keys[source]}
+    return {key: size for key, size in gradients.items() if key not in born}
 
 
 def _makes_whole_gradient(loop: Loop, node: fx.Node, source: fx.Node) -> bool:
