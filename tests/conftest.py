@@ -38,7 +38,7 @@ EXPENSIVE = {
     "tests/harness/ranks/test_agent_nodes.py": "",
     "tests/harness/ranks/test_persistent_server.py": "",
     "tests/harness/report/wandb/": "::test_one_offline_run_a_trial_equals_its_record",
-    "tests/harness/report/formats/test_page.py": "[wide and light]",
+    "tests/harness/report/formats/test_page.py": "::test_without_scripts_every_row_is_there",
     "tests/strategies/ac/test_sharded.py": "[fsdp2-inside-full]",
     "tests/strategies/chunk/": "::test_identical_blocks_have_identical_regions",
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",

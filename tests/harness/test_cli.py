@@ -311,6 +311,7 @@ def test_words_as_hydra_takes_them(words: str, expected: str) -> None:
     assert cli._words(words.split()) == expected.split()
 
 
+@pytest.mark.slow
 def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
     words = [ACBENCH, "-m", *SMALL, "ac=none,full", "seed=0,1"]
     processes = [
@@ -357,6 +358,7 @@ def _ctrl_c_twice(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("send", "code", "said"),
     [
@@ -385,6 +387,7 @@ def test_a_signal_ends_the_sweep_keeps_what_is_finished_and_leaves_no_process(
     assert record["experiment"]["model"]["factory"].endswith(":healthy")
 
 
+@pytest.mark.slow
 def test_one_ctrl_c_lets_the_running_point_end_and_starts_no_other(tmp_path: Path) -> None:
     with _hanging(tmp_path, "protocol.deadline_s=30") as (process, mark):
         os.killpg(process.pid, signal.SIGINT)

@@ -114,6 +114,7 @@ def chunked(model: str, chunk: str, mesh: str, variant: str, dropout: float, dty
     return replace(case, model=replace(case.model, n_layers=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "chunk", "mesh", "variant", "dropout", "dtype"), matrix(ROWS, always=ONCE_WRONG)
 )

@@ -130,7 +130,6 @@ def test_elements_are_cancelled_without_their_array(tmp_path: Path) -> None:
     assert list(states(jobs)) == jobs[::2]
 
 
-@pytest.mark.slow
 def test_a_time_limit_is_a_state_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     job = _submit_running(tmp_path, signal_delay_s=1)
     cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now")  # noticed within 30 s
@@ -138,7 +137,6 @@ def test_a_time_limit_is_a_state_of_its_own(cluster: Cluster, tmp_path: Path) ->
     assert (end.state, end.reason) == ("TIMEOUT", "TimeLimit")
 
 
-@pytest.mark.slow
 def test_a_lost_node_is_a_state_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     job = _submit_running(tmp_path, nodes=2, requeue=False)
     cluster.run("scontrol", "update", f"nodename={cluster.hosts[1]}", "state=down", "reason=test")
@@ -146,7 +144,6 @@ def test_a_lost_node_is_a_state_of_its_own(cluster: Cluster, tmp_path: Path) -> 
     assert (end.state, end.reason, end.hosts) == ("NODE_FAIL", "NodeDown", cluster.hosts)
 
 
-@pytest.mark.slow
 def test_a_preempted_job_starts_again_and_is_never_over_between(cluster: Cluster, tmp_path: Path) -> None:
     job = _submit_running(tmp_path, partition="low", nodes=2)
     _preempt(cluster)

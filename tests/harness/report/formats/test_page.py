@@ -93,6 +93,7 @@ def phone(browser: Browser, file: Path) -> Iterator[Opened]:
     opened.page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("wide", id="wide and light"), pytest.param("phone", id="phone and dark")]
 )
