@@ -217,11 +217,6 @@ def test_regions_inside_of_a_block() -> None:
     with pytest.raises(StrategyError) as caught:
         Budget(fraction=0.5).for_step(step).apply(model, inputs)
     assert str(caught.value) == (
-<<<<<<< HEAD
         "ac: the region around 'layers.0.attention' would never run, because chunk replaces the forward of "
         "its block; put regions around whole blocks, or use chunk=none"
-=======
-        "ac: the region around 'layers.0.attention' would never run, because chunk replaces the forward "
-        "of its block; put regions around whole blocks, or use chunk=none"
->>>>>>> chunk
     )
