@@ -176,16 +176,12 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     _run([only], chosen, here)
 
 
-def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
-    """Return the checks of a command, during which the agent gets ready where trials will need it.
-
-    The model of a point that has a finished record is not built to check it.
-    """
+def _preflight(chosen: Settings, launcher: Launcher) -> Preflight:
+    """Return the checks of a command; a point that has a finished record is not built to check it."""
     if chosen.show is not None:
         return Preflight()
     run = chosen.run
-    is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    return Preflight(is_done, agent.prepare) if launcher.uses_agent else Preflight(is_done)
+    return Preflight(finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
