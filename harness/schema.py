@@ -108,7 +108,11 @@ def without_idle_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     A sweep over a group and its options has one point with `none`, whatever the options are.
     """
-    registries = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    registries: Mapping[str, Mapping[str, type[Any]]] = {
+        "ac": ac_variants,
+        "chunk": chunk_variants,
+        "shard": shard_variants,
+    }
     return {
         name: _without_idle(value, registries[name]) if name in registries else value
         for name, value in fields.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.experiment.data import DataSpec, data_specs
@@ -14,6 +15,10 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
+from strategies.base import ReadsParameters
+
+if TYPE_CHECKING:
+    from strategies.shard.base import Sharding
 
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
@@ -69,7 +74,7 @@ class Experiment(Recipe):
     mesh: Mesh
     ac: Strategy
     chunk: Strategy
-    shard: Strategy
+    shard: Sharding
     data: DataSpec
     protocol: Protocol
 
@@ -104,6 +109,7 @@ class Experiment(Recipe):
     @property
     def tolerance(self) -> Tolerance | None:
         """How far variant and twin may differ, by what the strategies between them declare."""
+        between: Sequence[Strategy | Sharding]
         between = (self.ac, self.chunk) if self.is_placed_as_twin else (self.shard,)
         is_reduced = self.dtype != "fp32"
         found = [(is_reduced and each.reduced_tolerance) or each.tolerance for each in between]
@@ -185,7 +191,8 @@ class Experiment(Recipe):
                 f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
                 "use mesh=shard2 or inside_fsdp",
             )
-        if self.wrap_order == "outside_fsdp" and self.mesh.fsdp == "fsdp1" and self.ac.reads_parameters:
+        reads_parameters = isinstance(self.ac, ReadsParameters) and self.ac.reads_parameters
+        if self.wrap_order == "outside_fsdp" and self.mesh.fsdp == "fsdp1" and reads_parameters:
             raise ConfigError(
                 "wrap_order",
                 f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters "

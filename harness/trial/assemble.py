@@ -1,4 +1,4 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, AC, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, AC, compile, FSDP."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, 
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies import Observation
-from strategies.base import CallSite, PlannedStep
+from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks
-from strategies.shard.base import Sharding
 from strategies.shard.model.plans import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
@@ -91,25 +90,25 @@ def assemble(
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    mesh = experiment.mesh
-    model = build(experiment, device)
-    layers_fqn = experiment.model.layers_fqn
-    units = children_of(model, layers_fqn) if layers_fqn else {}
-    blocks = _reported(model, units, experiment)
-    if not isinstance(experiment.shard, Sharding):
+    mesh, order = experiment.mesh, experiment.wrap_order
+    if not experiment.is_sharded:
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
-    if mesh.tp > 1 and devices is not None:
-        model = _shard(model, experiment, devices["tp"], sharding)
-    step = planned_step(experiment, model, sample, device)
-    model = experiment.chunk.for_step(step).apply(model, sample.inputs)
-    if experiment.wrap_order == "inside_fsdp":
+    model = build(experiment, device)
+    units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
+    blocks = _reported(model, units, experiment)
+
+    model = _shard(model, experiment, devices, sharding)
+    model = _chunk(model, experiment, device, sample)
+    if order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
+    # compile has one value, `none`
     model = _distribute(model, units, experiment, devices)
-    if experiment.wrap_order == "outside_fsdp":
+    if order == "outside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
-    site = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else None
+    site = call_site_of(experiment.ac, model) if order == "call_site" else None
+
     return Assembled(
         model=model,
         call=model if site is None else site,
@@ -154,7 +153,7 @@ def planned_step(
 def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
     """Return what is called in place of `model` with AC on it."""
     if experiment.wrap_order == "call_site":
-        return experiment.ac.call_site(model)
+        return call_site_of(experiment.ac, model)
     return experiment.ac.apply(model, inputs)
 
 
@@ -203,12 +202,22 @@ def _reported(
 
 
 def _shard(
-    model: nn.Module, experiment: Experiment, devices: DeviceMesh, sharding: ShardPlan | None
+    model: nn.Module, experiment: Experiment, devices: DeviceMesh | None, sharding: ShardPlan | None
 ) -> nn.Module:
-    """Return the model as its variant shards it over the ranks of `devices`, or as its own plan does."""
-    if isinstance(experiment.shard, Sharding) and sharding is not None:
-        return experiment.shard.realise(model, sharding, devices)
-    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
+    """Return the model as its variant shards it over the ranks of `tp`, or as its own plan does."""
+    if devices is None or experiment.mesh.tp == 1:
+        return model
+    if sharding is not None:
+        return experiment.shard.realise(model, sharding, devices["tp"])
+    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices["tp"])
+
+
+def _chunk(model: nn.Module, experiment: Experiment, device: torch.device, sample: Batch) -> nn.Module:
+    """Return the model with its chunks, planned for the step that the trial takes."""
+    chunk = experiment.chunk
+    if isinstance(chunk, PlansForStep):
+        chunk = chunk.for_step(planned_step(experiment, model, sample, device))
+    return chunk.apply(model, sample.inputs)
 
 
 def _distribute(

@@ -9,7 +9,6 @@ import torch
 from harness.experiment.experiment import Experiment
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies.regions.blocks import children_of
-from strategies.shard.base import Sharding
 from strategies.shard.model.graph import TensorAxis
 from strategies.shard.model.plans import ShardPlan
 from strategies.tracing.shadow import compute_in
@@ -26,7 +25,7 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
     Raises:
         StrategyError: the variant does not fit the model.
     """
-    if not isinstance(experiment.shard, Sharding):
+    if not experiment.is_sharded:
         return None
     spec, mesh = experiment.model, experiment.mesh
     with torch.device("meta"):

@@ -34,7 +34,6 @@ class Chunking(Strategy):
 
     tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
     reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
-    reads_parameters: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
@@ -90,6 +89,8 @@ class Chunking(Strategy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ForStep(Strategy):
+    views: ClassVar[tuple[str, ...]] = Chunking.views
+
     chunking: Chunking
     step: PlannedStep
 
