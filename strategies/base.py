@@ -23,11 +23,11 @@ class Tolerance:
 
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
-        reason: the written reason; it stands in the record beside the verdict.
-        parameters: the same of parameters after the optimizer step, where it is another.
-        floor: tensors below this share of the largest of their kind are measured by it: what cancels to
-            nothing, as the gradient of a key's bias does, is rounding noise that no other sum repeats, and
-            its parameter may move by the learning rate.
+        reason: why results cannot be equal; the record shows it beside the verdict.
+        parameters: the same for parameters after the optimizer step; `None`: `relative`.
+        floor: share of the largest tensor of a kind. Smaller tensors are compared with that share: a gradient
+            that cancels to zero, such as that of a key's bias, is rounding noise, and its parameter may move
+            by the learning rate.
     """
 
     relative: float
@@ -41,13 +41,13 @@ class Observation:
     """What a strategy did in the latest step of one model, counted by the strategy itself.
 
     Fields:
-        named: operators and groups the configuration names, as the user wrote them; a preset's are
-            its operators.
-        never_fired: those of `named` that no operator inside a region has matched.
-        offloaded_bytes: bytes moved to host memory, every storage once.
-        chunks: chunk bodies executed.
-        plan: what the strategy decided, as JSON values; `None` where it decides nothing.
-        unneeded: why nothing had to be done, where that is as it should be.
+        named: operators and groups that the configuration names, as the user wrote them; for a preset, its
+            operators.
+        never_fired: names of `named` that matched no operator inside a region.
+        offloaded_bytes: bytes moved to host memory, each storage once.
+        chunks: number of chunk bodies that ran.
+        plan: the strategy's decisions, as JSON values; `None` where it decides nothing.
+        unneeded: reason why the strategy rightly did nothing; `None` where it did something.
     """
 
     named: tuple[str, ...] = ()

@@ -33,10 +33,13 @@ class Assembled:
 
     Fields:
         model: the outermost module.
-        call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
-        observe: what the AC variant saw in the latest step, with what the sharding variant decided.
-        blocks: what is reported block by block, by the FQN it has in the plain model.
-        drops_gradients: whether `zero_grad` drops them rather than fill them with zeros.
+        call: callable of a training step: `model`, or a region around it (`wrap_order=call_site`).
+        observe: returns the observation of the latest step, with the plans of all strategies.
+        blocks: modules that reports name, by their FQN in the plain model.
+        optimizer: optimizer of the parameters.
+        spec: description of the model, which computes the loss.
+        autocast: makes the context in which the model and the loss run.
+        drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
     """
 
     model: nn.Module
@@ -81,11 +84,11 @@ def assemble(
     on every mesh and for every module a user may bring, with its own initialisation.
 
     Args:
-        experiment: what to build.
-        device: of this rank.
-        devices: the mesh; `None` for one rank.
+        experiment: the description.
+        device: device of this rank.
+        devices: the device mesh; `None` for one rank.
         sample: a batch of this rank.
-        sharding: what a sharding variant shall do; by default what `plan_sharding` says.
+        sharding: plan of the sharding variant; `None`: made here.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -126,7 +129,7 @@ def assemble(
 def planned_step(
     experiment: Experiment, model: nn.Module, sample: Batch, device: torch.device
 ) -> PlannedStep:
-    """Return what a plan for the plain `model` of `experiment` should know.
+    """Return the training step of `experiment`, as a plan for its plain `model` needs it.
 
     Args:
         experiment: has the loss, the regions of AC, the precision and the mesh.
@@ -151,7 +154,7 @@ def planned_step(
 
 
 def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return what is called in place of `model` with AC on it."""
+    """Put the AC of `experiment` on `model` and return the callable of a step."""
     if experiment.wrap_order == "call_site":
         return call_site_of(experiment.ac, model)
     return experiment.ac.apply(model, inputs)
@@ -173,7 +176,7 @@ def _parameter_bytes(module: nn.Module) -> int:
 def _observe(
     experiment: Experiment, model: nn.Module, site: CallSite | None, sharding: ShardPlan | None
 ) -> Observation:
-    """Return what AC and chunking saw in the latest step, and what the sharding variant decided."""
+    """Return what AC and chunking observed in the latest step, with the plans of all strategies."""
     of_ac = experiment.ac.observe(model) if site is None else site.observe()
     of_chunk = experiment.chunk.observe(model)
     plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}

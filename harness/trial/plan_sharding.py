@@ -1,4 +1,4 @@
-"""Sharding of a trial: what its variant decides, before anything has memory."""
+"""The sharding plan of a trial, made on a model without memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.tracing.shadow import compute_in
 
 
 def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch.device) -> ShardPlan | None:
-    """Return what the sharding variant decides, on a model without memory; `None` where there is none.
+    """Return the plan of the sharding variant, made on a model without memory; `None` for `shard=none`.
 
     Args:
         experiment: of the trial.

@@ -1,4 +1,4 @@
-"""What the chunk variants share: a plan for training under a budget, put on a model, shown and observed."""
+"""What the chunk variants share: they plan a step under a budget, apply the plan, show it and observe it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON = "gradients of weights are summed chunk by chunk, and kernels round by 
 class Chunking(Strategy):
     """A variant that runs parts of a model in chunks; a model in training mode is planned with its backward.
 
-    Fields of subclasses say how many bytes the activations may have.
+    Subclasses decide how many bytes activations may take.
 
     Measured in one step in fp32: gradients differ by up to 5e-6, as far as the plain ones are from float64.
     On the nano models in bf16 over two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
@@ -46,7 +46,7 @@ class Chunking(Strategy):
         return _applied(self, model, sample, PlannedStep())
 
     def for_step(self, step: PlannedStep) -> Strategy:
-        """Return the strategy with plans for `step`: of its bytes, and with what stands around the model."""
+        """Return the strategy that plans for `step`: with its loss, its other bytes and its regions."""
         return _ForStep(chunking=self, step=step)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
@@ -59,7 +59,7 @@ class Chunking(Strategy):
         raise NotImplementedError
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
-        """Refuse an FSDP unit inside a forward that is one program, which would not call it.
+        """Refuse an FSDP unit inside a chunked forward, which would never call the unit.
 
         Raises:
             StrategyError: naming the unit.
