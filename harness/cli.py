@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import hydra
 from hydra.conf import HydraConf
@@ -53,6 +52,7 @@ from strategies import StrategyError
 _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
@@ -84,8 +84,8 @@ def main() -> None:
     command = _Command()
     token = _command.set(command)
     try:
-        with _hydra_raises(), sigterm_exits(), planning_shown():
-            with mock.patch.object(sys, "argv", [sys.argv[0], *_words(sys.argv[1:])]):
+        with sigterm_exits(), planning_shown():
+            with _hydra_told(_words(sys.argv[1:])):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -243,10 +243,19 @@ def _words(words: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _hydra_raises() -> Iterator[None]:
-    """Let Hydra raise in place of printing and exiting with 1."""
-    with mock.patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
+def _hydra_told(words: Sequence[str]) -> Iterator[None]:
+    """Let Hydra find `words` on the command line, and raise errors rather than print them and exit with 1."""
+    argv, full_error = sys.argv, os.environ.get(_FULL_ERROR)
+    sys.argv = [argv[0], *words]
+    os.environ[_FULL_ERROR] = "1"
+    try:
         yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = full_error
 
 
 def _explain(error: Exception) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.records.parity import Compared
+from harness.records.parity_result import Compared
 from strategies import Tolerance
 
 

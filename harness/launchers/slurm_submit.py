@@ -10,11 +10,10 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -130,13 +129,27 @@ def _submit_array(calls: Sequence[Call], request: Request, folder: Path) -> list
     executor.update_parameters(**_parameters(request, len(calls)))
     variables = _variables(os.environ, _options(request))
     # submitit prints what sbatch says before it raises it
-    with mock.patch.dict(os.environ, variables, clear=True), contextlib.redirect_stderr(io.StringIO()):
+    with _environment(variables), contextlib.redirect_stderr(io.StringIO()):
         try:
             with executor.batch():
                 jobs = [executor.submit(call.function, *call.args) for call in calls]
         except (FailedJobError, FailedSubmissionError) as error:
             raise SubmissionError(str(error).strip()) from error
     return [job.job_id for job in jobs]
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Give this process exactly these environment variables inside the block."""
+    before = dict(os.environ)
+    for name in before.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _parameters(request: Request, count: int) -> dict[str, Any]:

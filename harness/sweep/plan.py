@@ -16,7 +16,7 @@ from harness.launchers.task import Point, Task
 from harness.measure.environment import environment_id, identity
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
-from harness.report.model.labels import point_labels
+from harness.report.facts.labels import point_labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

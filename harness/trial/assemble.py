@@ -22,7 +22,7 @@ from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies import Observation
 from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
 

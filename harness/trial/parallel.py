@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
@@ -29,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.experiment.mesh import Mesh
+from strategies.estimate.patched import replaced
 
 _STYLES: Mapping[str, Callable[[], ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
 
@@ -106,14 +106,10 @@ def cpu_stands_in_for_cuda(mesh: Mesh, device: torch.device) -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(torch.Tensor, "pin_memory", _itself),
-        mock.patch.object(torch.cpu.Stream, "synchronize", create=True),
+        replaced(torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
+        replaced(torch.cpu.Stream, "synchronize", lambda _stream: None),
     ):
         yield
-
-
-def _itself(tensor: Tensor, *_: Any) -> Tensor:
-    return tensor
 
 
 def _mixed_precision(dtype: str) -> MixedPrecisionPolicy:

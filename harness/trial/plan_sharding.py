@@ -10,7 +10,7 @@ from harness.experiment.experiment import Experiment
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies.regions.blocks import children_of
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.shadow import compute_in
 
 

@@ -12,7 +12,7 @@ from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
 from harness.models.base import Batch
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled
 
 

@@ -13,7 +13,7 @@ from strategies.regions import blocks, offloading, recomputation, region
 if TYPE_CHECKING:
     from torch import nn
 
-    from strategies.regions.operators import SaveList
+    from strategies.regions.operator_names import SaveList
     from strategies.regions.region import Region, RegionCallSite
 
 RegionMaker: TypeAlias = "Callable[[], Region]"

@@ -13,9 +13,8 @@ import yaml
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.nested import forward as nested
-from strategies.nested import listing, scopes
-from strategies.nested.regions import Path, even_paths, parse_path, path_name
+from strategies.nested import listing, nested_forward, scopes
+from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.tracing import shadow as shadows
@@ -23,8 +22,8 @@ from strategies.tracing import shadow as shadows
 if TYPE_CHECKING:
     from torch import nn
 
-    from strategies.nested.forward import NestedForward
-    from strategies.nested.program import Program
+    from strategies.nested.nested_forward import NestedForward
+    from strategies.nested.program import NestedProgram
     from strategies.nested.scopes import Labels
 
 
@@ -150,20 +149,22 @@ class Nested(Strategy):
         offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
         return Observation(offloaded_bytes=offloaded_bytes, plan=plans[0] if plans else None)
 
-    def _applied(self, model: nn.Module, sample: tuple[Any, ...]) -> tuple[NestedForward, list[Program]]:
+    def _applied(
+        self, model: nn.Module, sample: tuple[Any, ...]
+    ) -> tuple[NestedForward, list[NestedProgram]]:
         region.refuse_enclosed(model)
         plain = blocks.unwrapped(model)
         shadow = shadows.Shadow.of(plain)
         labels = self._labels(plain)
         scopes.check_names(shadow, labels)
-        nest = nested.Nest(
+        nest = nested_forward.Nest(
             labels=labels,
             options={"use_reentrant": False} | self._unusual_options(),
             offload=_kinds(self.offload or {}),
             kept=frozenset(self.keep),
         )
         region.refuse_own_forward({blocks.plain_class(plain).__name__: plain})
-        forward = nested.NestedForward(nest, shadow=shadow)
+        forward = nested_forward.NestedForward(nest, shadow=shadow)
         programs = forward.lay_out(plain, sample, {}) if sample else []
         region.enclose(plain, forward, holds_call=False)
         return forward, programs
@@ -186,7 +187,7 @@ class Nested(Strategy):
 
 
 def _forwards(model: nn.Module) -> list[NestedForward]:
-    return [each for each in region.regions(model).values() if isinstance(each, nested.NestedForward)]
+    return [each for each in region.regions(model).values() if isinstance(each, nested_forward.NestedForward)]
 
 
 def _root_paths(count: int) -> tuple[Path, ...]:

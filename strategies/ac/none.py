@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nothing(Strategy):
+class NoCheckpoints(Strategy):
     """Keep every activation; the baseline of every comparison.
 
     Use when: the model fits as it is, and as the baseline of other variants.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.regions import operators
+from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
 
 if TYPE_CHECKING:
-    from strategies.regions.operators import SaveList
+    from strategies.regions.operator_names import SaveList
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,4 +58,4 @@ class SelectiveOp(Recomputing):
             self._save_list()  # refuses what this build of torch does not have
 
     def _save_list(self) -> SaveList | None:
-        return operators.resolve(self.save_ops, self.matmul_recompute_every)
+        return operator_names.resolve(self.save_ops, self.matmul_recompute_every)

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategies.chunk.planning.plan import ChunkPlan, InfeasibleBudget, PlannedRegion
+    from strategies.chunk.planning.chunk_plan import ChunkPlan, InfeasibleBudget, PlannedRegion
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion"]
 
@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
     """Return a class of plans; the planner is imported when somebody first asks for one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("strategies.chunk.planning.plan"), name)
+    return getattr(importlib.import_module("strategies.chunk.planning.chunk_plan"), name)

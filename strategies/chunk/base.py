@@ -1,4 +1,4 @@
-"""What the chunk variants share: they plan a step under a budget, apply the plan, show it and observe it."""
+"""Base of the chunk variants: a plan under a budget, applied to a model, shown and observed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from strategies.base import Observation, PlannedStep, Strategy, Tolerance
 from strategies.chunk import show
-from strategies.chunk.running import forward as chunked
+from strategies.chunk.running import chunked_forward
 from strategies.errors import StrategyError
 from strategies.regions import blocks
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from strategies.chunk.planning.plan import ChunkPlan
+    from strategies.chunk.planning.chunk_plan import ChunkPlan
 
 _REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
 
@@ -64,7 +64,7 @@ class Chunking(Strategy):
         Raises:
             StrategyError: naming the unit.
         """
-        scopes = [fqn for fqn in chunked.chunked_forwards(model) if fqn]
+        scopes = [fqn for fqn in chunked_forward.chunked_forwards(model) if fqn]
         for unit in units:
             if scopes and unit not in scopes:
                 raise StrategyError(
@@ -77,7 +77,7 @@ class Chunking(Strategy):
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the chunk bodies that ran in the latest forward, and the plan."""
-        forwards = chunked.chunked_forwards(model)
+        forwards = chunked_forward.chunked_forwards(model)
         if not forwards:  # the plan put none on the model
             return Observation(unneeded="activations fit the budget as they are: nothing runs in chunks")
         plan = next((forward.plan for forward in forwards.values() if forward.plan is not None), None)

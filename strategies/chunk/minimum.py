@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import PlannedStep
 from strategies.chunk.base import Chunking, is_trained
-from strategies.chunk.planning import plan as plans
+from strategies.chunk.planning import chunk_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,9 +23,9 @@ class Minimum(Chunking):
     Recomputed: in backward, the operators of loops and of such blocks, once.
     """
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> plans.ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> chunk_plan.ChunkPlan:
         """Return the plan of `model` with the smallest peak."""
-        return plans.ChunkPlan.make(
+        return chunk_plan.ChunkPlan.make(
             model,
             sample,
             training=is_trained(model),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nothing(Strategy):
+class NoChunks(Strategy):
     """Run every operator on whole tensors; the baseline of every comparison.
 
     Use when: activations within one block fit, and as the baseline of other variants.

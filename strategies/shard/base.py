@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from strategies.shard.model.graph import TensorAxis
-    from strategies.shard.model.plans import ShardPlan
+    from strategies.shard.model.shard_plan import ShardPlan
 
 _REASON = (
     "ranks add their parts of a sum first, and then these to each other, which rounds otherwise; "

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.cost import DEFAULT_HARDWARE, Hardware
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
 from strategies.shard.model import choice as choices
-from strategies.shard.model import graph as graphs
-from strategies.shard.model import plans, solver
+from strategies.shard.model import graph_building, shard_plan, solver
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from strategies.shard.model.graph import Choice, TensorAxis
 
 _MIB = 1 << 20
 
@@ -54,9 +55,9 @@ class Cheapest(Sharding):
             raise StrategyError("shard.memory_limit_mib", f"must be above 0 and finite, got {limit}")
         self._hardware()
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: graphs.TensorAxis) -> plans.ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graphs.model_graph(model, sample, axis, self._hardware(), where="shard")
+        graph = graph_building.model_graph(model, sample, axis, self._hardware(), where="shard")
         reference = choices.megatron(graph, where="shard")
         graph = choices.with_random_numbers_of(graph, reference)
         limits = solver.Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
@@ -80,7 +81,7 @@ class Cheapest(Sharding):
                 "shard.memory_limit_mib",
                 f"no plan fits {self.memory_limit_mib} MiB a rank; the smallest takes {smallest / _MIB:.3f}",
             )
-        return plans.ShardPlan.of(graph, choice, axis.ranks)
+        return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
     def _hardware(self) -> Hardware:
         try:
@@ -93,5 +94,5 @@ class Cheapest(Sharding):
             raise StrategyError(error.where.replace("hardware", "shard"), error.problem) from error
 
 
-def _seconds(choice: solver.Choice) -> float:
+def _seconds(choice: Choice) -> float:
     return sum(option.seconds for option in choice)

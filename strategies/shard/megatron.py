@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.cost import DEFAULT_HARDWARE
-from strategies.shard.model import choice, graph, plans
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.shard.model import choice, graph_building, shard_plan
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from strategies.shard.model.graph import TensorAxis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +32,7 @@ class Megatron(Sharding):
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: graph.TensorAxis) -> plans.ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        found = graph.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
-        return plans.ShardPlan.of(found, choice.megatron(found, where="shard"), axis.ranks)
+        found = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        return shard_plan.ShardPlan.of(found, choice.megatron(found, where="shard"), axis.ranks)
