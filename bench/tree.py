@@ -1,7 +1,8 @@
 """The shape of the source tree: rooms, arrows between them, length, documentation, branching.
 
 A room is what a listing of `harness/` or `strategies/` shows: a folder, or a file directly below. An arrow
-is an import from one room to another. A chain is a path of imports from module to module.
+is an import from one room to another. A chain is a path of imports from module to module. Imports for type
+checkers alone (`if TYPE_CHECKING`) are not counted: they never run.
 
     python -m bench.tree
     python -m bench.tree --before ../other_checkout
@@ -131,7 +132,7 @@ def _imports(root: Path) -> dict[str, set[str]]:
     for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
         del sys.modules[name]
     try:
-        graph = grimp.build_graph(*_PACKAGES, cache_dir=None)
+        graph = grimp.build_graph(*_PACKAGES, cache_dir=None, exclude_type_checking_imports=True)
     finally:
         sys.path.remove(str(root))
     return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}

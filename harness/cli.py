@@ -59,14 +59,14 @@ _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 @dataclass(kw_only=True, slots=True)
 class _Command:
-    """What the task leaves for `main`: Hydra does not return what a sweep returned.
+    """The state of one command, kept for `main` because Hydra does not return what a sweep returned.
 
     Fields:
-        is_composed: Hydra has done its part.
-        single: configuration of the one trial, where the command is no sweep.
-        hydra: Hydra's own part of it.
-        run: settings of the command.
-        result: what running came to; `None` where nothing was to be run.
+        is_composed: whether Hydra has composed the configuration.
+        single: configuration of the one trial; `None` for a sweep.
+        hydra: Hydra's own part of that configuration.
+        run: options of the command.
+        result: outcome of the trials; `None` where nothing had to run.
     """
 
     is_composed: bool = False
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_swept: bool = False) -> Point:
-    """Return the point that `config` describes; a refusal is kept, because the rest of a sweep can run."""
+    """Return the point that `config` describes; a refusal is kept in it, because other points can run."""
     fields = experiment_fields(config)
     if is_swept:
         fields = without_idle_options(fields)

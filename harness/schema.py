@@ -108,7 +108,11 @@ def without_idle_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     A sweep over a group and its options has one point with `none`, whatever the options are.
     """
-    registries = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    registries: Mapping[str, Mapping[str, type[Any]]] = {
+        "ac": ac_variants,
+        "chunk": chunk_variants,
+        "shard": shard_variants,
+    }
     return {
         name: _without_idle(value, registries[name]) if name in registries else value
         for name, value in fields.items()
@@ -240,20 +244,18 @@ def _construct(where: str, cls: type[Any], values: Any, chosen: str | None = Non
 
 def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None = None) -> dict[str, Any]:
     """Return `values` with the types `cls` declares; lists become tuples, because experiments are frozen."""
-    names = [field.name for field in dataclasses.fields(cls)]
+    types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     prefix = f"{where}." if where else ""
     for name in values:
-        if name not in names:
-            raise unknown_option(f"{prefix}{name}", names, chosen)
+        if name not in types:
+            raise unknown_option(f"{prefix}{name}", list(types), chosen)
     found = copy.deepcopy(_defaults(cls))
     for name, value in values.items():
         try:
             found[name] = copy.deepcopy(_converted(cls, name, _Written(text=repr(value), value=value)))
         except (ValidationError, ConfigKeyError) as error:
-            wanted = next(
-                _in_words(str(field.type)) for field in dataclasses.fields(cls) if field.name == name
-            )
-            raise ConfigError(f"{prefix}{name}", f"must be {wanted}, got {value!r}") from error
+            problem = f"must be {_in_words(types[name])}, got {value!r}"
+            raise ConfigError(f"{prefix}{name}", problem) from error
     for option, value in found.items():
         if value == _MISSING:
             raise ConfigError(f"{prefix}{option}", "has no default; give it a value")

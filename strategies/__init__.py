@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from strategies.base import Observation, Strategy, Tolerance
 from strategies.discovery import variants
 from strategies.errors import StrategyError
 
-ac_variants = variants(import_module("strategies.ac"))
-chunk_variants = variants(import_module("strategies.chunk"))
-shard_variants = variants(import_module("strategies.shard"))
+if TYPE_CHECKING:
+    from strategies.shard.base import Sharding
+
+ac_variants = variants(import_module("strategies.ac"), Strategy)
+chunk_variants = variants(import_module("strategies.chunk"), Strategy)
+shard_variants: dict[str, type[Sharding]] = variants(
+    import_module("strategies.shard"), import_module("strategies.shard.base").Sharding
+)
 
 __all__ = [
     "Observation",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints, runtime_checkable
 
 from strategies.errors import StrategyError
 
@@ -23,11 +23,11 @@ class Tolerance:
 
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
-        reason: the written reason; it stands in the record beside the verdict.
-        parameters: the same of parameters after the optimizer step, where it is another.
-        floor: tensors below this share of the largest of their kind are measured by it: what cancels to
-            nothing, as the gradient of a key's bias does, is rounding noise that no other sum repeats, and
-            its parameter may move by the learning rate.
+        reason: why results cannot be equal; the record shows it beside the verdict.
+        parameters: the same for parameters after the optimizer step; `None`: `relative`.
+        floor: share of the largest tensor of a kind. Smaller tensors are compared with that share: a gradient
+            that cancels to zero, such as that of a key's bias, is rounding noise, and its parameter may move
+            by the learning rate.
     """
 
     relative: float
@@ -41,13 +41,13 @@ class Observation:
     """What a strategy did in the latest step of one model, counted by the strategy itself.
 
     Fields:
-        named: operators and groups the configuration names, as the user wrote them; a preset's are
-            its operators.
-        never_fired: those of `named` that no operator inside a region has matched.
-        offloaded_bytes: bytes moved to host memory, every storage once.
-        chunks: chunk bodies executed.
-        plan: what the strategy decided, as JSON values; `None` where it decides nothing.
-        unneeded: why nothing had to be done, where that is as it should be.
+        named: operators and groups that the configuration names, as the user wrote them; for a preset, its
+            operators.
+        never_fired: names of `named` that matched no operator inside a region.
+        offloaded_bytes: bytes moved to host memory, each storage once.
+        chunks: number of chunk bodies that ran.
+        plan: the strategy's decisions, as JSON values; `None` where it decides nothing.
+        unneeded: reason why the strategy rightly did nothing; `None` where it did something.
     """
 
     named: tuple[str, ...] = ()
@@ -59,63 +59,20 @@ class Observation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedStep:
-    """What a strategy that plans should know of the step that the model is part of.
-
-    Fields:
-        loss: takes what the model returns and `loss_inputs`; its bytes are counted. `None` for the sum of the
-            results' elements.
-        loss_inputs: what `loss` takes behind the results.
-        reserved_bytes: held by others at any moment, and counted as activations.
-        enclose: puts around a model, in place, what will stand around it, such as regions of activation
-            checkpointing, for example inputs, and returns what is called instead of the model.
-        device: on which it runs; `None` for that of the example inputs.
-        autocast: makes the scope in which the model and the loss run.
-        computes_in: the dtype that FSDP will give parameters in use and inputs of units; `None` for theirs.
-        units: FQNs of these units.
-    """
-
-    loss: Callable[..., Tensor] | None = None
-    loss_inputs: tuple[Any, ...] = ()
-    reserved_bytes: int = 0
-    enclose: Callable[[nn.Module, tuple[Any, ...]], Callable[..., Any]] | None = None
-    device: torch.device | None = None
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    computes_in: torch.dtype | None = None
-    units: tuple[str, ...] = ()
-
-
-class CallSite(Protocol):
-    """A model as a training loop calls it, with a strategy around the call and the model untouched."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of the model."""
-
-    def observe(self) -> Observation:
-        """Return what the latest step showed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
     """A transformation of a model that must not change its mathematics.
 
-    Subclasses are frozen dataclasses; their fields are their configuration, refused in
-    `__post_init__` when out of range. A strategy holds no state: applying it to several models
-    in one process is applying it to each of them.
+    Subclasses are frozen dataclasses. Their fields are their configuration; `__post_init__` refuses a value
+    out of range. A strategy holds no state: one strategy can be applied to several models of a process. What
+    only some strategies do is a protocol below.
 
     Attributes:
-        tolerance: `None` where results are bitwise equal to the plain model's.
-        reduced_tolerance: in half precision, where it is another.
-        step_tolerance: of one step in fp32, of strategies that are proven by one in every precision.
-        reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
-        views: what `view` can show of the strategy.
+        tolerance: how far results may move in fp32; `None` where they are bitwise equal to the plain model's.
+        reduced_tolerance: the same in half precision, where it is another.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
-    step_tolerance: ClassVar[Tolerance | None] = None
-    reads_parameters: ClassVar[bool] = False
-    views: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.
@@ -129,53 +86,132 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def for_step(self, step: PlannedStep) -> Strategy:  # noqa: ARG002 (the default asks for nothing of it)
-        """Return the strategy for the training step that the model is part of."""
-        return self
+    def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
+        """Return what the latest training step of `model` showed."""
+        return Observation()
 
-    def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (the default refuses every model)
-        """Return what a training loop calls instead of `model`, which stays as it is.
 
-        Raises:
-            StrategyError: the strategy does not stand around calls, or not around this model.
-        """
-        raise StrategyError("wrap_order", f"call_site does not suit {type(self).__name__}; use inside_fsdp")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
+    """The training step around the model, as far as a plan depends on it.
+
+    Fields:
+        loss: function of the model's results, followed by `loss_inputs`; its bytes are counted. `None`: the
+            sum of all elements of the results.
+        loss_inputs: further arguments of `loss`, such as targets.
+        reserved_bytes: bytes that others hold during the whole step; they count as activations.
+        enclose: wraps the model in place as the trial will (for example with AC regions); called as
+            `enclose(model, example_inputs)`, returns the callable to run. `None`: the model runs as it is.
+        device: device on which the step runs; `None`: that of the example inputs.
+        autocast: makes the context in which model and loss run.
+        computes_in: dtype to which FSDP casts parameters in use and inputs of its units; `None`: no cast.
+        units: FQNs of the FSDP units.
+    """
+
+    loss: Callable[..., Tensor] | None = None
+    loss_inputs: tuple[Any, ...] = ()
+    reserved_bytes: int = 0
+    enclose: Callable[[nn.Module, tuple[Any, ...]], Callable[..., Any]] | None = None
+    device: torch.device | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    computes_in: torch.dtype | None = None
+    units: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class PlansForStep(Protocol):
+    """A strategy whose plan depends on the training step that the model is part of."""
+
+    def for_step(self, step: PlannedStep) -> Strategy:
+        """Return the strategy with plans for `step`."""
+
+
+@runtime_checkable
+class ChecksUnits(Protocol):
+    """A strategy that does not suit every choice of FSDP units."""
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
-        """Refuse to be applied to `model`, which carries the strategy, where FSDP will shard these modules.
+        """Refuse units that the strategy does not suit.
 
         Args:
             model: what `apply` returned.
             units: plain FQNs of the modules that will be FSDP units.
 
         Raises:
-            StrategyError: the strategy does not suit such units.
+            StrategyError: naming the unit.
         """
 
+
+@runtime_checkable
+class ReadsParameters(Protocol):
+    """A strategy whose `apply` needs the shapes of parameters, which FSDP1 flattens."""
+
+    reads_parameters: ClassVar[bool]
+
+
+@runtime_checkable
+class HasViews(Protocol):
+    """A strategy that can show a person what it does to a model.
+
+    Attributes:
+        views: names that `view` knows.
+    """
+
+    views: ClassVar[tuple[str, ...]]
+
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
-        """Return what a person should see of the strategy on a plain `model`, which it is applied to.
+        """Return a view as text.
 
         Args:
             name: one of `views`.
-            model: meta-device modules are enough.
+            model: a plain model, to which the strategy is applied; on the meta device is enough.
             sample: example positional inputs.
 
         Raises:
             StrategyError: the model is unsuitable.
         """
-        raise NotImplementedError
-
-    def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
-        """Return what the latest training step of `model` showed."""
-        return Observation()
 
 
-def check_simple_fields(group: str, strategy: Strategy) -> None:
+class CallSite(Protocol):
+    """A model as a training loop calls it, with a strategy around the call and the model untouched."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the model."""
+
+    def observe(self) -> Observation:
+        """Return what the latest step showed."""
+
+
+@runtime_checkable
+class MakesCallSite(Protocol):
+    """A strategy that can stand around the call of a whole model."""
+
+    def call_site(self, model: nn.Module) -> CallSite:
+        """Return what a training loop calls instead of `model`, which stays as it is.
+
+        Raises:
+            StrategyError: the strategy does not suit this model.
+        """
+
+
+def call_site_of(strategy: Strategy, model: nn.Module) -> CallSite:
+    """Return what a training loop calls instead of `model`, with `strategy` around the call.
+
+    Raises:
+        StrategyError: the strategy does not stand around calls, or does not suit this model.
+    """
+    if not isinstance(strategy, MakesCallSite):
+        name = type(strategy).__name__
+        raise StrategyError("wrap_order", f"call_site does not suit {name}; use inside_fsdp")
+    return strategy.call_site(model)
+
+
+def check_simple_fields(group: str, strategy: Any) -> None:
     """Refuse a value whose type is not the declared one, in fields of `bool`, `int`, `str` and `None`.
 
     Args:
         group: the configuration group that the message names, `ac`.
-        strategy: the strategy to look at; its other fields are its own business.
+        strategy: the strategy or sharding to look at; fields of other types are not checked.
 
     Raises:
         StrategyError: naming the first such field; a `bool` is no `int`.

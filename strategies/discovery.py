@@ -5,30 +5,35 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from types import ModuleType
+from typing import TypeVar
 
-from strategies.base import Strategy
+Variant = TypeVar("Variant")
 
 
-def variants(package: ModuleType) -> dict[str, type[Strategy]]:
-    """Return `{module name: its one Strategy class}` for the modules of `package`, sorted by name.
+def variants(package: ModuleType, kind: type[Variant]) -> dict[str, type[Variant]]:
+    """Return `{module name: the one class of `kind` that it defines}` of `package`, sorted by name.
 
-    A module without a strategy is no variant but what variants are built from.
+    A module without such a class is no variant but what variants are built from.
+
+    Args:
+        package: whose modules are looked at; `base` and packages inside it are not.
+        kind: what the variants derive from.
 
     Raises:
-        TypeError: a module defines more than one strategy.
+        TypeError: a module defines more than one variant.
     """
     modules = pkgutil.iter_modules(package.__path__)
     names = sorted(info.name for info in modules if not info.ispkg and info.name != "base")
-    found = {name: _strategy_of(importlib.import_module(f"{package.__name__}.{name}")) for name in names}
-    return {name: strategy for name, strategy in found.items() if strategy is not None}
+    found = {name: _variant_of(importlib.import_module(f"{package.__name__}.{name}"), kind) for name in names}
+    return {name: variant for name, variant in found.items() if variant is not None}
 
 
-def _strategy_of(module: ModuleType) -> type[Strategy] | None:
+def _variant_of(module: ModuleType, kind: type[Variant]) -> type[Variant] | None:
     found = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Strategy) and value.__module__ == module.__name__
+        if isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.__name__
     ]
     if len(found) > 1:
-        raise TypeError(f"{module.__name__}: must define one Strategy at most, found {len(found)}")
+        raise TypeError(f"{module.__name__}: must define one {kind.__name__} at most, found {len(found)}")
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""What training steps read: the same for every variant, determined by seed and step alone."""
+"""Training data: batches that depend on seed and step alone, so that every variant reads the same."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec:
-    """Where tokens come from, described."""
+    """The description of where tokens come from."""
 
     def files(self) -> tuple[Path, ...]:
-        """Return the user's files that decide the tokens; a change of theirs makes other trials."""
+        """Return the user's files that hold the tokens; when one changes, trials run anew."""
         return ()
 
     def check(self, *, vocab_size: int, sequence_length: int) -> None:
@@ -171,7 +171,7 @@ def data_specs() -> dict[str, type[DataSpec]]:
 
 
 def source_of(model: ModelSpec, data: DataSpec, *, sequence_length: int) -> Source:
-    """Return what `model` trains on: tokens of `data`, or samples of its own where it reads no tokens.
+    """Return the batches that `model` trains on: of `data`, or drawn by the model where it reads no tokens.
 
     Raises:
         ConfigError: as `DataSpec.check`.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.experiment.data import DataSpec, data_specs
@@ -14,6 +15,10 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
+from strategies.base import ReadsParameters
+
+if TYPE_CHECKING:
+    from strategies.shard.base import Sharding
 
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
@@ -24,17 +29,17 @@ class Recipe:
     """How the model is trained: the scalar fields of an experiment.
 
     Fields:
-        wrap_order: where AC stands relative to FSDP. `inside_fsdp`: applied before FSDP, a region holds no
-            all-gather. `outside_fsdp`: applied after FSDP; a region around a unit repeats its all-gather, and
-            with `ac.module_classes` it stands in place inside a FSDP1 unit. `call_site`: one region around
-            the call of the whole model.
+        wrap_order: order of AC and FSDP. `inside_fsdp`: AC comes before FSDP; a region holds no all-gather.
+            `outside_fsdp`: AC comes after FSDP; a region around a unit repeats its all-gather. With
+            `ac.module_classes` it stands inside an FSDP1 unit. `call_site`: one region around the call of the
+            whole model.
         compile: `none`.
         optimizer: `adamw` or `sgd`.
         learning_rate: > 0.
         dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
-        seed: of parameters, data and dropout, in [0, 2**63).
-        batch_size: samples a step over all ranks; for language models sequences.
-        sequence_length: tokens a sequence; only language models read it.
+        seed: seed of parameters, data and dropout, in [0, 2**63).
+        batch_size: samples a step over all ranks; for language models, sequences.
+        sequence_length: tokens a sequence; only language models use it.
     """
 
     wrap_order: str = "inside_fsdp"
@@ -69,7 +74,7 @@ class Experiment(Recipe):
     mesh: Mesh
     ac: Strategy
     chunk: Strategy
-    shard: Strategy
+    shard: Sharding
     data: DataSpec
     protocol: Protocol
 
@@ -98,24 +103,16 @@ class Experiment(Recipe):
 
     @property
     def is_placed_as_twin(self) -> bool:
-        """Whether every rank holds the parts of parameters that it holds of the twin's."""
+        """Whether each rank holds the same parts of parameters as in the twin."""
         return self._saves_memory or not self.is_sharded
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How far variant and twin may differ, by what the strategies between them declare."""
+        """How far variant and twin may differ: the widest tolerance of the strategies between them."""
+        between: Sequence[Strategy | Sharding]
         between = (self.ac, self.chunk) if self.is_placed_as_twin else (self.shard,)
-        is_reduced = self.dtype != "fp32"
-        found = [(is_reduced and each.reduced_tolerance) or each.tolerance for each in between]
-        declared = [each for each in found if each is not None]
-        if not declared:
-            return None
-        return Tolerance(
-            relative=max(each.relative for each in declared),
-            parameters=max(each.parameters or each.relative for each in declared),
-            floor=max(each.floor for each in declared),
-            reason="; ".join(each.reason for each in declared),
-        )
+        found = [self._tolerance_of(each) for each in between]
+        return _widest([each for each in found if each is not None])
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -123,16 +120,16 @@ class Experiment(Recipe):
         return (*self.model.files(), *self.data.files())
 
     def twin(self) -> Experiment:
-        """Return the baseline of this experiment: nothing recomputed, nothing chunked.
+        """Return the baseline of this experiment: the same without recomputation and chunks.
 
-        Where nothing is anyway, it is the model as the mesh alone shards it.
+        Where this experiment has neither, the baseline is the model as the mesh alone shards it.
         """
         return (
             self.plain() if self._saves_memory else dataclasses.replace(self, shard=shard_variants["none"]())
         )
 
     def plain(self) -> Experiment:
-        """Return this experiment, sharded as it is, with nothing recomputed and nothing chunked."""
+        """Return this experiment with the same sharding, without recomputation and chunks."""
         return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,6 +147,11 @@ class Experiment(Recipe):
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
         return resolved
+
+    def _tolerance_of(self, strategy: Strategy | Sharding) -> Tolerance | None:
+        """Return what a strategy declares for the precision of this experiment."""
+        reduced = strategy.reduced_tolerance if self.dtype != "fp32" else None
+        return reduced or strategy.tolerance
 
     @property
     def _saves_memory(self) -> bool:
@@ -185,16 +187,20 @@ class Experiment(Recipe):
                 f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
                 "use mesh=shard2 or inside_fsdp",
             )
-        if self.wrap_order == "outside_fsdp" and self.mesh.fsdp == "fsdp1" and self.ac.reads_parameters:
+        if self.mesh.fsdp == "fsdp1":
+            self._require_readable_parameters()
+
+    def _require_readable_parameters(self) -> None:
+        """Refuse an AC variant that reads parameters which FSDP1 has flattened or freed."""
+        reads_parameters = isinstance(self.ac, ReadsParameters) and self.ac.reads_parameters
+        if self.wrap_order == "outside_fsdp" and reads_parameters:
             raise ConfigError(
                 "wrap_order",
                 f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters "
                 "that fsdp1 flattens; use inside_fsdp or mesh.fsdp=fsdp2",
             )
         reentrant = getattr(self.ac, "use_reentrant", False)
-        resharding = (
-            self.mesh.fsdp == "fsdp1" and self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
-        )
+        resharding = self.mesh.is_sharded and self.mesh.sharding_strategy != "NO_SHARD"
         inside = self.wrap_order == "inside_fsdp" or bool(getattr(self.ac, "module_classes", None))
         if reentrant and resharding and inside:
             raise ConfigError(
@@ -203,6 +209,18 @@ class Experiment(Recipe):
                 "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
                 "mesh.sharding_strategy=NO_SHARD",
             )
+
+
+def _widest(declared: Sequence[Tolerance]) -> Tolerance | None:
+    """Return the tolerance that all of `declared` keep; `None` where there are none."""
+    if not declared:
+        return None
+    return Tolerance(
+        relative=max(each.relative for each in declared),
+        parameters=max(each.parameters or each.relative for each in declared),
+        floor=max(each.floor for each in declared),
+        reason="; ".join(each.reason for each in declared),
+    )
 
 
 def name_of(spec: object) -> str:

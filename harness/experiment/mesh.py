@@ -1,7 +1,8 @@
-"""Device meshes: how many ranks, arranged how, holding what."""
+"""Device meshes: the number of ranks, their arrangement, and the options of FSDP."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from harness.errors import ConfigError, require_at_least, require_one_of
@@ -98,6 +99,10 @@ class Mesh:
                 f"mesh.{changed[0]}",
                 f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2",
             )
+        self._require_options_of_its_fsdp(changed)
+
+    def _require_options_of_its_fsdp(self, changed: Sequence[str]) -> None:
+        """Refuse an option of one FSDP with the other; `changed` are those that have another value."""
         if self.fsdp == "fsdp2" and "sharding_strategy" in changed:
             raise ConfigError(
                 "mesh.sharding_strategy",

@@ -1,4 +1,4 @@
-"""Points in, records out: plan the whole sweep, hand over what is left to do, follow it to its records."""
+"""Run a sweep: plan it, give its trials to the launcher, collect their records."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from harness.sweep.plan import plan_sweep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What does not change a trial: where it is kept and what the exit code means.
+    """Options of the command that change no trial: where records are kept, and what the exit code means.
 
     Fields:
         name: the sweep; its folder below `outputs_dir`.
         outputs_dir: root of all results.
-        rerun: run points that have a finished record again.
-        strict: exit 1 also for a verdict other than `neutral`, a status other than `ok`, and a point that
-            is still on its way.
+        rerun: also run points that have a finished record.
+        strict: also exit with 1 for a verdict other than `neutral`, a status other than `ok`, or a point that
+            has no record yet.
     """
 
     name: str = "default"
@@ -40,12 +40,12 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a sweep came to.
+    """The outcome of a sweep.
 
     Fields:
-        records: of every point that has one, in the order of the points.
-        missing: distinct points without a record: on their way, or not reached when the sweep was stopped.
-        is_stopped: somebody stopped it.
+        records: records of all points that have one, in the order of the points.
+        missing: number of distinct points without a record: still running, or not reached before a stop.
+        is_stopped: whether the user or a signal stopped the sweep.
     """
 
     records: Sequence[Record]
@@ -62,10 +62,10 @@ def run_sweep(
     trials end, the second raises `KeyboardInterrupt`; trials without a record run again next time.
 
     Args:
-        points: all that were asked for.
-        run: settings of the command.
-        tracker: told of the records when all are there.
-        launcher: that runs the trials; `None` is this machine, one after the other.
+        points: all points, duplicates included.
+        run: options of the command.
+        tracker: tracker to which the records are published at the end.
+        launcher: runs the trials; `None`: on this machine, one after the other.
 
     Raises:
         ConfigError: the sweep's folder cannot be written, or the launcher cannot work; nothing has run.
@@ -110,7 +110,7 @@ def exit_code(result: Result, *, strict: bool) -> int:
 
 
 def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
-    """Return the record of a point that may not run, and leave it on disk."""
+    """Write and return the record of a refused point."""
     environment = describe("cpu")
     address = environment_id(environment)
     found = None if sweep.rerun else sweep.store.finished(point.trial_id, address)

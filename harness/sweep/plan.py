@@ -1,4 +1,4 @@
-"""What a sweep still has to do: distinct points, without those that are done, by resource shape."""
+"""The plan of a sweep: which points are refused, finished, on their way, and still to run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Plan:
         total: points that were asked for.
         refused: distinct points that may not run, with their labels.
         to_run: trials to hand over.
-        in_flight: trials that an earlier command handed over and that have not ended.
+        in_flight: trials that an earlier command started and that have not ended.
         done: records of the rest, by trial_id.
     """
 
@@ -92,28 +92,32 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
     for point, label in zip(distinct.values(), labels, strict=True):
         if point.experiment is None:
             refused.append((point, label))
-            continue
-        tasks.append(
-            Task(
-                trial_id=point.trial_id,
-                resolved=point.resolved,
-                yaml=point.yaml,
-                experiment=point.experiment,
-                environment_id=address(point.experiment),
-                place=launcher.place(point.experiment.mesh),
-                label=label,
-            )
-        )
+        else:
+            tasks.append(_task(point, point.experiment, label, address(point.experiment), launcher))
     collected = launcher.collect(store, name, tasks)
     done = dict(collected.records)
     busy = {flight.task.trial_id for flight in collected.flights} | done.keys()
-    for task in tasks:
-        is_asked = rerun or task.trial_id in busy
-        found = None if is_asked else _record(store, task.trial_id, task.environment_id)
-        if found is not None:
-            done[task.trial_id] = found
-    to_run = [task for task in tasks if task.trial_id not in busy | done.keys()]
-    return Plan(total=len(points), refused=refused, to_run=to_run, in_flight=collected.flights, done=done)
+    if not rerun:
+        done |= _finished([task for task in tasks if task.trial_id not in busy], store)
+    return Plan(
+        total=len(points),
+        refused=refused,
+        to_run=[task for task in tasks if task.trial_id not in busy | done.keys()],
+        in_flight=collected.flights,
+        done=done,
+    )
+
+
+def _task(point: Point, experiment: Experiment, label: str, address: str, launcher: Launcher) -> Task:
+    return Task(
+        trial_id=point.trial_id,
+        resolved=point.resolved,
+        yaml=point.yaml,
+        experiment=experiment,
+        environment_id=address,
+        place=launcher.place(experiment.mesh),
+        label=label,
+    )
 
 
 def _addresses(launcher: Launcher) -> Callable[[Experiment], str]:
@@ -124,6 +128,12 @@ def _addresses(launcher: Launcher) -> Callable[[Experiment], str]:
         return environment_id(identity(device_type(mesh), files) | launcher.place(mesh))
 
     return lambda experiment: address(experiment.mesh, experiment.files)
+
+
+def _finished(tasks: Sequence[Task], store: Store) -> dict[str, Record]:
+    """Return the records of those trials that need not run, by trial_id."""
+    found = {task.trial_id: _record(store, task.trial_id, task.environment_id) for task in tasks}
+    return {trial: record for trial, record in found.items() if record is not None}
 
 
 def _record(store: Store, trial: str, environment: str) -> Record | None:

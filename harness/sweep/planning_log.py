@@ -1,4 +1,4 @@
-"""What planning has come to, on stderr while somebody waits for it."""
+"""Progress of the planner on stderr, while the user waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PAUSE_S = 1.0
-"""Time between two lines; a plan that is ready sooner says nothing."""
+"""Seconds between two lines; planning that takes less prints nothing."""
 
 
 class _Seldom(logging.Filter):
@@ -17,7 +17,7 @@ class _Seldom(logging.Filter):
         self._due = time.monotonic() + PAUSE_S
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 (every line counts the same)
-        """Let a line pass where the last one is long ago."""
+        """Let a line pass when the last one is `PAUSE_S` ago."""
         now = time.monotonic()
         if now < self._due:
             return False
@@ -27,7 +27,7 @@ class _Seldom(logging.Filter):
 
 @contextmanager
 def planning_shown() -> Iterator[None]:
-    """Write what strategies tell of their planning to stderr."""
+    """Write the log messages of strategies to stderr."""
     logger = logging.getLogger("strategies")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("acbench: planning %(message)s"))

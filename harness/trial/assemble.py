@@ -1,4 +1,4 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, AC, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, AC, compile, FSDP."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, 
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies import Observation
-from strategies.base import CallSite, PlannedStep
+from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks
-from strategies.shard.base import Sharding
 from strategies.shard.model.shard_plan import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
@@ -34,10 +33,13 @@ class Assembled:
 
     Fields:
         model: the outermost module.
-        call: what a training step calls; `model`, or a region around it (`wrap_order=call_site`).
-        observe: what the AC variant saw in the latest step, with what the sharding variant decided.
-        blocks: what is reported block by block, by the FQN it has in the plain model.
-        drops_gradients: whether `zero_grad` drops them rather than fill them with zeros.
+        call: callable of a training step: `model`, or a region around it (`wrap_order=call_site`).
+        observe: returns the observation of the latest step, with the plans of all strategies.
+        blocks: modules that reports name, by their FQN in the plain model.
+        optimizer: optimizer of the parameters.
+        spec: description of the model, which computes the loss.
+        autocast: makes the context in which the model and the loss run.
+        drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
     """
 
     model: nn.Module
@@ -82,34 +84,34 @@ def assemble(
     on every mesh and for every module a user may bring, with its own initialisation.
 
     Args:
-        experiment: what to build.
-        device: of this rank.
-        devices: the mesh; `None` for one rank.
+        experiment: the description.
+        device: device of this rank.
+        devices: the device mesh; `None` for one rank.
         sample: a batch of this rank.
-        sharding: what a sharding variant shall do; by default what `plan_sharding` says.
+        sharding: plan of the sharding variant; `None`: made here.
 
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    mesh = experiment.mesh
-    model = build(experiment, device)
-    layers_fqn = experiment.model.layers_fqn
-    units = children_of(model, layers_fqn) if layers_fqn else {}
-    blocks = _reported(model, units, experiment)
-    if not isinstance(experiment.shard, Sharding):
+    mesh, order = experiment.mesh, experiment.wrap_order
+    if not experiment.is_sharded:
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
-    if mesh.tp > 1 and devices is not None:
-        model = _shard(model, experiment, devices["tp"], sharding)
-    step = planned_step(experiment, model, sample, device)
-    model = experiment.chunk.for_step(step).apply(model, sample.inputs)
-    if experiment.wrap_order == "inside_fsdp":
+    model = build(experiment, device)
+    units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
+    blocks = _reported(model, units, experiment)
+
+    model = _shard(model, experiment, devices, sharding)
+    model = _chunk(model, experiment, device, sample)
+    if order == "inside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
+    # compile has one value, `none`
     model = _distribute(model, units, experiment, devices)
-    if experiment.wrap_order == "outside_fsdp":
+    if order == "outside_fsdp":
         model = experiment.ac.apply(model, sample.inputs)
-    site = experiment.ac.call_site(model) if experiment.wrap_order == "call_site" else None
+    site = call_site_of(experiment.ac, model) if order == "call_site" else None
+
     return Assembled(
         model=model,
         call=model if site is None else site,
@@ -127,7 +129,7 @@ def assemble(
 def planned_step(
     experiment: Experiment, model: nn.Module, sample: Batch, device: torch.device
 ) -> PlannedStep:
-    """Return what a plan for the plain `model` of `experiment` should know.
+    """Return the training step of `experiment`, as a plan for its plain `model` needs it.
 
     Args:
         experiment: has the loss, the regions of AC, the precision and the mesh.
@@ -152,9 +154,9 @@ def planned_step(
 
 
 def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return what is called in place of `model` with AC on it."""
+    """Put the AC of `experiment` on `model` and return the callable of a step."""
     if experiment.wrap_order == "call_site":
-        return experiment.ac.call_site(model)
+        return call_site_of(experiment.ac, model)
     return experiment.ac.apply(model, inputs)
 
 
@@ -174,7 +176,7 @@ def _parameter_bytes(module: nn.Module) -> int:
 def _observe(
     experiment: Experiment, model: nn.Module, site: CallSite | None, sharding: ShardPlan | None
 ) -> Observation:
-    """Return what AC and chunking saw in the latest step, and what the sharding variant decided."""
+    """Return what AC and chunking observed in the latest step, with the plans of all strategies."""
     of_ac = experiment.ac.observe(model) if site is None else site.observe()
     of_chunk = experiment.chunk.observe(model)
     plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
@@ -203,12 +205,22 @@ def _reported(
 
 
 def _shard(
-    model: nn.Module, experiment: Experiment, devices: DeviceMesh, sharding: ShardPlan | None
+    model: nn.Module, experiment: Experiment, devices: DeviceMesh | None, sharding: ShardPlan | None
 ) -> nn.Module:
-    """Return the model as its variant shards it over the ranks of `devices`, or as its own plan does."""
-    if isinstance(experiment.shard, Sharding) and sharding is not None:
-        return experiment.shard.realise(model, sharding, devices)
-    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices)
+    """Return the model as its variant shards it over the ranks of `tp`, or as its own plan does."""
+    if devices is None or experiment.mesh.tp == 1:
+        return model
+    if sharding is not None:
+        return experiment.shard.realise(model, sharding, devices["tp"])
+    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices["tp"])
+
+
+def _chunk(model: nn.Module, experiment: Experiment, device: torch.device, sample: Batch) -> nn.Module:
+    """Return the model with its chunks, planned for the step that the trial takes."""
+    chunk = experiment.chunk
+    if isinstance(chunk, PlansForStep):
+        chunk = chunk.for_step(planned_step(experiment, model, sample, device))
+    return chunk.apply(model, sample.inputs)
 
 
 def _distribute(

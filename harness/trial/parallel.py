@@ -1,4 +1,4 @@
-"""What a mesh does to a model: tensor parallelism, FSDP2, FSDP1, DDP."""
+"""Parallelism of a model on a mesh: tensor parallelism, FSDP2, FSDP1, DDP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
 
 
 def dp_rank(mesh: Mesh, rank: int) -> int:
-    """Return which share of the batch `rank` sees; tensor-parallel peers see the same."""
+    """Return the data-parallel index of `rank`; tensor-parallel peers read the same share of the batch."""
     return rank // mesh.tp
 
 

@@ -1,4 +1,4 @@
-"""Sharding of a trial: what its variant decides, before anything has memory."""
+"""The sharding plan of a trial, made on a model without memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from harness.experiment.experiment import Experiment
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies.regions.blocks import children_of
-from strategies.shard.base import Sharding
 from strategies.shard.model.graph import TensorAxis
 from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.shadow import compute_in
 
 
 def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch.device) -> ShardPlan | None:
-    """Return what the sharding variant decides, on a model without memory; `None` where there is none.
+    """Return the plan of the sharding variant, made on a model without memory; `None` for `shard=none`.
 
     Args:
         experiment: of the trial.
@@ -26,7 +25,7 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
     Raises:
         StrategyError: the variant does not fit the model.
     """
-    if not isinstance(experiment.shard, Sharding):
+    if not experiment.is_sharded:
         return None
     spec, mesh = experiment.model, experiment.mesh
     with torch.device("meta"):

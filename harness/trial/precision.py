@@ -17,7 +17,7 @@ COMPUTE_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": to
 
 
 def autocast(experiment: Experiment, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes the scope in which the model and the loss of `experiment` run."""
+    """Return a function that makes the context in which the model and the loss of `experiment` run."""
     if experiment.dtype != "bf16_mixed" or experiment.mesh.is_sharded:  # FSDP casts by its own policy
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -15,6 +15,7 @@ from harness.trial.assemble import planned_step
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import PARAMETER_DTYPE
 from strategies import Strategy
+from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of
 
 
@@ -37,10 +38,10 @@ def check_variant(
     built, sample = _without_memory(model, batch)
     require_container(built, model.layers_fqn)
     if is_call_site:
-        ac.call_site(built)
+        call_site_of(ac, built)
         return
     built = ac.apply(built, sample.inputs)
-    if is_sharded and model.layers_fqn:
+    if is_sharded and model.layers_fqn and isinstance(ac, ChecksUnits):
         ac.check_units(built, children_of(built, model.layers_fqn))
 
 
@@ -62,7 +63,7 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     """
     chunk, built, sample = _planned(experiment, experiment.chunk)
     built = chunk.apply(built, sample.inputs)
-    if experiment.mesh.is_sharded and model.layers_fqn:
+    if experiment.mesh.is_sharded and model.layers_fqn and isinstance(chunk, ChecksUnits):
         chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
@@ -72,7 +73,9 @@ def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.M
     built, sample = _without_memory(experiment.model, batch)
     built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
     device = torch.device(device_type(experiment.mesh))
-    return strategy.for_step(planned_step(experiment, built, sample, device)), built, sample
+    if isinstance(strategy, PlansForStep):
+        strategy = strategy.for_step(planned_step(experiment, built, sample, device))
+    return strategy, built, sample
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -86,14 +89,17 @@ def show(experiment: Experiment, what: str) -> str:
         ConfigError: none of them has such a view.
         StrategyError: the strategy does not suit the model.
     """
-    strategies = {"ac": experiment.ac, "chunk": experiment.chunk, "shard": experiment.shard}
-    found = next((strategy for strategy in strategies.values() if what in strategy.views), None)
-    if found is None:
-        chosen = ", ".join(f"{group}={name_of(strategy)}" for group, strategy in strategies.items())
-        views = sorted({view for strategy in strategies.values() for view in strategy.views})
-        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
-    counted, built, sample = _planned(experiment, found)
-    return counted.view(what, built, sample.inputs)
+    shown: dict[str, Strategy] = {}
+    for each in (experiment.ac, experiment.chunk):
+        if isinstance(each, HasViews):
+            shown |= dict.fromkeys(each.views, each)
+    if what not in shown:
+        groups = ("ac", "chunk", "shard")
+        chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
+        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
+    strategy, built, sample = _planned(experiment, shown[what])
+    assert isinstance(strategy, HasViews)
+    return strategy.view(what, built, sample.inputs)
 
 
 def _views(views: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What all AC variants share: where regions stand, and what they report."""
+"""What the AC variants share: the choice of blocks, and the report of their regions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ActivationCheckpointing(Strategy):
     """A variant that puts one region around each chosen block, in place.
 
     Fields:
-        layers_fqn: FQN of the ModuleList, ModuleDict or Sequential whose children are the blocks.
+        layers_fqn: FQN of the container (ModuleList, ModuleDict, Sequential) whose children are the blocks.
         module_classes: class names of the blocks, wherever they are; wins over `layers_fqn`.
     """
 
@@ -87,9 +87,9 @@ class Recomputing(ActivationCheckpointing):
     Fields:
         preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
             gradients wrong and nothing says so.
-        early_stop: end a recomputation when the last needed tensor is there; reentrant never does.
-        use_reentrant: the older implementation of torch, which runs forward without autograd.
-        offload: the saved inputs of regions wait in host memory.
+        early_stop: end a recomputation at the last tensor that backward needs; ignored with `use_reentrant`.
+        use_reentrant: use the older implementation of torch, which runs forward without autograd.
+        offload: keep the saved inputs of regions in host memory.
     """
 
     preserve_rng_state: bool = True

@@ -11,6 +11,8 @@ from strategies.ac.base import Recomputing
 class Full(Recomputing):
     """Checkpoint every block.
 
+    Use when: memory is short and a third more compute is acceptable; the first variant to try.
+
     Saved: the inputs of each block.
     Recomputed: the forward of all L blocks, once a step: F of the 3F FLOPs a block costs without it,
         so about a third more. With `early_stop` the operators after the last saved tensor are left out.

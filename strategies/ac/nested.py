@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Nested(Strategy):
     """Checkpoint regions of submodule calls, which may lie inside one another.
 
+    Use when: the block inputs that `full` saves are too much, as in deep models. Each level adds a forward.
+
     Saved: the inputs of the outermost regions, and what is between them. Of L equal blocks in r levels of
         L^(1/r) regions each, L^(1/r) block inputs after forward, and in backward as many of each level.
     Recomputed: every call once for each region around it, so r times the forward; with `early_stop` less:
@@ -44,10 +46,10 @@ class Nested(Strategy):
         levels: `[a, b, c]`: the blocks in a regions, each of b, each of c; `[1]` is one region of all.
         labels: `{FQN: path}` of submodules: `[0, 1]` is the region 1 inside the region 0, a number is a path
             of one, `null` pads. A region's calls stand side by side.
-        labels_file: YAML file with such labels, read at once; what it says becomes `labels`.
-        offload: `{kind: paths}`: what of these regions waits in host memory, `all` that autograd saves,
-            the region's `inputs`, or its `internals`, all but these.
-        keep: paths of regions that are not recomputed but only offloaded.
+        labels_file: YAML file of labels; it is read at once, and its content becomes `labels`.
+        offload: `{kind: paths}`: part of these regions' saved tensors that waits in host memory. `all`: what
+            autograd saves; `inputs`: the region's inputs; `internals`: all except the inputs.
+        keep: paths of regions that are offloaded and not recomputed.
         preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
             gradients wrong and nothing says so.
         early_stop: end a recomputation when the last needed tensor is there.
@@ -83,6 +85,10 @@ class Nested(Strategy):
             ("keep", _parse_keep),
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
+        self._check_offload()
+
+    def _check_offload(self) -> None:
+        """Refuse kept regions that are not offloaded, and offloaded internals that nobody saves."""
         kinds = _kinds(self.offload or {})
         for path in self.keep:
             if path not in kinds:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class NoCheckpoints(Strategy):
     """Keep every activation; the baseline of every comparison.
 
+    Use when: the model fits as it is, and as the baseline of other variants.
+
     Saved: every tensor that autograd needs.
     Recomputed: nothing.
     Moved: nothing.

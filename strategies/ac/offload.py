@@ -12,6 +12,9 @@ from strategies.regions import offloading
 class Offload(ActivationCheckpointing):
     """Move what autograd saves of each block to host memory, and back in backward.
 
+    Use when: compute must not grow, and the link to host memory is fast enough to hide copies. Not on a CPU,
+        where host and device are the same memory.
+
     Saved: on the device nothing of a block but its weights and buffers.
     Recomputed: nothing.
     Moved: every other storage that autograd saves, once there and once back: 2 x saved bytes a step.

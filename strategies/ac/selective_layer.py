@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class SelectiveLayer(Recomputing):
     """Checkpoint one block in every `ac_freq`: blocks k-1, 2k-1, ... (0-based) of this model, always.
 
+    Use when: `full` frees more memory than needed; each block without a region is not recomputed.
+
     Saved: the inputs of checkpointed blocks, and all activations of the others.
     Recomputed: the forward of floor(L / ac_freq) of the L blocks, once a step.
     Moved: nothing.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class SelectiveOp(Recomputing):
     """Checkpoint every block, but keep the outputs of named operators.
 
+    Use when: memory suffices for outputs of matmuls and attention, whose recomputation costs most.
+
     Saved: the inputs of each block, and every output of the named operators, needed or not.
     Recomputed: all other operators of the block, once a step; of the matmuls every k-th, if asked.
     Moved: nothing.

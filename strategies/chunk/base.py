@@ -26,7 +26,7 @@ _REASON = "gradients of weights are summed chunk by chunk, and kernels round by 
 class Chunking(Strategy):
     """A variant that runs parts of a model in chunks; a model in training mode is planned with its backward.
 
-    Fields of subclasses say how many bytes the activations may have.
+    Subclasses decide how many bytes activations may take.
 
     Measured in one step in fp32: gradients differ by up to 5e-6, as far as the plain ones are from float64.
     On the nano models in bf16 over two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
@@ -34,7 +34,6 @@ class Chunking(Strategy):
 
     tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
     reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
-    reads_parameters: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
@@ -47,7 +46,7 @@ class Chunking(Strategy):
         return _applied(self, model, sample, PlannedStep())
 
     def for_step(self, step: PlannedStep) -> Strategy:
-        """Return the strategy whose plans count the bytes of `step` and everything around the model."""
+        """Return the strategy that plans for `step`: with its loss, its other bytes and its regions."""
         return _ForStep(chunking=self, step=step)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
@@ -60,7 +59,7 @@ class Chunking(Strategy):
         raise NotImplementedError
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
-        """Refuse an FSDP unit inside a forward that is one program, which would not call it.
+        """Refuse an FSDP unit inside a chunked forward, which would never call the unit.
 
         Raises:
             StrategyError: naming the unit.
@@ -90,6 +89,8 @@ class Chunking(Strategy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ForStep(Strategy):
+    views: ClassVar[tuple[str, ...]] = Chunking.views
+
     chunking: Chunking
     step: PlannedStep
 

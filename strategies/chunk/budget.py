@@ -21,15 +21,16 @@ _MIB = 1 << 20
 class Budget(Chunking):
     """Keep the activation peak of a pass within a budget of bytes, at the least time.
 
-    Saved: in training, what the loops take; nothing of what they compute. Of blocks that run again as a
-        whole, their inputs.
-    Recomputed: the operators of the loops, once in backward, and those of such blocks.
-    The loss outside of the model is counted, and not chunked.
+    Use when: the peak lies inside a block, as with attention scores or logits, and memory has a limit.
+
+    Saved: in training, the inputs of loops, and of blocks that run again as a whole.
+    Recomputed: in backward, the operators of loops and of such blocks, once.
+    The loss outside the model is counted, and not chunked.
 
     Fields:
         budget_mib: MiB of activations, above 0.
-        fraction: of the peak with the same activation checkpointing and no chunks, above 0 and at most 1;
-            exactly one of the two is given.
+        fraction: share of the peak with the same activation checkpointing and no chunks, above 0 and at most
+            1. Exactly one of the two fields is given.
 
     Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the idea of chunks under a budget.
     """

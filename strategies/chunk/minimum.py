@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Minimum(Chunking):
-    """Make the activation peak of a pass as small as the search can, whatever the time.
+    """Make the activation peak of a pass as small as the search finds, whatever the time.
 
-    Saved: in training, what the loops take; nothing of what they compute. Of blocks that run again as a
-        whole, their inputs.
-    Recomputed: the operators of the loops, once in backward, and those of such blocks.
+    Use when: you ask how little memory the model can run in; `budget` is faster where there is a limit.
+
+    Saved: in training, the inputs of loops, and of blocks that run again as a whole.
+    Recomputed: in backward, the operators of loops and of such blocks, once.
     """
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> chunk_plan.ChunkPlan:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoChunks(Strategy):
-    """Run every operator on whole tensors; the baseline of every comparison."""
+    """Run every operator on whole tensors; the baseline of every comparison.
+
+    Use when: activations within one block fit, and as the baseline of other variants.
+    """
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)
         """Return `model` untouched."""

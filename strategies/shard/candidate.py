@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 class OneCandidate(Sharding):
     """Run the linears of a pattern by one candidate, and everything else replicated.
 
-    Saved: what the candidate shards.
+    Use when: you compare single sharding candidates; for training choose `cheapest` or `megatron`.
+
+    Saved: the parts of operands that other ranks hold.
     Recomputed: nothing.
-    Moved: the candidate's own collectives, and what brings its operands from and to the rest of the model;
-        of the ways to do that, the cheapest.
+    Moved: the candidate's own collectives, and the cheapest resharding of its operands from and to the rest
+        of the model.
 
     Fields:
-        candidate: name of a candidate of a linear on the axis `tp`: `RS0 = RR x RS0` shards output features,
-            `RR = RS0 x S0R` input features, `S0R = S0R x RR_0` the first dimension of the batch. Or on two
-            axes: 0 are the data-parallel ranks, each of which has rows of the batch, and 1 is `tp`. So
-            `S0S1 = S0R x RS1_0` is the first of these where there are data-parallel ranks.
-        modules: pattern of the FQNs of linears, in which `*` stands for any characters.
+        candidate: name of a candidate of a linear. On the axis `tp`, `RS0 = RR x RS0` shards output features,
+            `RR = RS0 x S0R` input features, `S0R = S0R x RR_0` the first dimension of the batch. On two axes,
+            0 is the data-parallel ranks, each with rows of the batch, and 1 is `tp`: `S0S1 = S0R x RS1_0` is
+            then the first of the three.
+        modules: pattern of FQNs of linears; `*` stands for any characters.
     """
 
     candidate: str = "RS0 = RR x RS0"

@@ -1,4 +1,4 @@
-"""`shard=cheapest`: the plan that takes the least modelled time, by an integer programme."""
+"""`shard=cheapest`: the plan with the least modelled step time, found by an integer program."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ _MIB = 1 << 20
 class Cheapest(Sharding):
     """Run every linear, embedding and norm by the candidates that together take the least time.
 
-    Saved: whatever the limit asks for.
-    Recomputed: nothing.
-    Moved: what the plan of the record promises.
+    Use when: `megatron` is in question, or a rank has a memory limit; give the rates of your hardware.
 
-    Time is that of one rank in one step: FLOPs of linears and attention over a rate, and for each collective
-    a latency and its bytes over a bandwidth, one after another; what FSDP gathers and reduces of the placed
-    parameters is counted too, as if each were gathered twice and reduced once. Without a limit the plan is
-    never slower than `megatron` by this model, and by its count never communicates more bytes.
+    Saved: as many bytes as the limit asks for.
+    Recomputed: nothing.
+    Moved: the collectives that the record's plan lists.
+
+    The model of time: one rank in one step takes the FLOPs of linears and attention over a rate, and for each
+    collective a latency and its bytes over a bandwidth, one after another. FSDP's two all-gathers and one
+    reduce-scatter of each placed parameter are counted. Without a limit, the plan is never slower than
+    `megatron` by this model and never communicates more bytes.
 
     Fields:
-        memory_limit_mib: what parameters, their gradients and the outputs of all calls may take on one rank,
-            > 0; null for any amount. Of FSDP's parameters the rank's shard counts, not what is gathered for a
-            while. Optimizer state, and what AC saves, are not counted.
-        flops_per_s: of one rank, > 0.
-        bandwidth_bytes_per_s: that a rank sends and receives at once, > 0.
-        latency_s: of one collective, >= 0.
+        memory_limit_mib: MiB of parameters, gradients and outputs of all calls on one rank, > 0; null for any
+            amount. Under FSDP a rank's shard of the parameters counts, not what is gathered for a while.
+            Optimizer state, and what AC saves, are not counted.
+        flops_per_s: FLOPs a second of one rank, > 0.
+        bandwidth_bytes_per_s: bytes a second that a rank sends and receives at once, > 0.
+        latency_s: seconds of one collective however small, >= 0.
     """
 
     memory_limit_mib: float | None = None

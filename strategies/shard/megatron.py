@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Megatron(Sharding):
     """Shard heads and hidden units: a column-parallel linear feeds a row-parallel one.
 
+    Use when: the model has a tensor parallel plan, and the record shall count what its pairs communicate.
+
     Saved: (n-1)/n of the weights of those linears, and of what lies between them.
     Recomputed: nothing.
     Moved: one all-reduce of the output of each row-parallel linear forward, and one of the input gradient

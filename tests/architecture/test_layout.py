@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from strategies import ac_variants, chunk_variants, shard_variants
 
 ROOT = Path(__file__).parents[2]
-VARIANTS = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+VARIANTS: dict[str, dict[str, type[Any]]] = {
+    "ac": ac_variants,
+    "chunk": chunk_variants,
+    "shard": shard_variants,
+}
 NO_TEST_OF_ITS_OWN = {"none"}
 """What does nothing is tested by the laws and as the baseline of everything else."""
 

@@ -85,7 +85,11 @@ def test_every_sweep_preset_composes(sweep: str) -> None:
 
 
 def _class_of(group: str, file: str, values: dict[Any, Any]) -> type[Any]:
-    strategies = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    strategies: dict[str, dict[str, type[Any]]] = {
+        "ac": ac_variants,
+        "chunk": chunk_variants,
+        "shard": shard_variants,
+    }
     if group in strategies:
         return strategies[group][file]
     one = {"mesh": Mesh, "protocol": Protocol, "tracker": Tracker}
@@ -110,7 +114,11 @@ def test_a_file_has_the_fields_of_its_class_and_no_others(group: str, option: st
 
 @pytest.mark.parametrize("group", ["ac", "chunk", "shard"])
 def test_every_variant_has_its_file_and_every_file_its_variant(group: str) -> None:
-    variants = {"ac": ac_variants, "chunk": chunk_variants, "shard": shard_variants}
+    variants: dict[str, dict[str, type[Any]]] = {
+        "ac": ac_variants,
+        "chunk": chunk_variants,
+        "shard": shard_variants,
+    }
     assert options_of(group) == sorted(variants[group])
 
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies import StrategyError, ac_variants
+from strategies.base import call_site_of
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
@@ -79,7 +80,7 @@ def _two_steps(mesh: str, order: str, variant: str) -> tuple[Step, int]:
     model = _SHARD[mesh](model)  # type: ignore[arg-type]
     if order in {"outside", "in_place"}:
         strategy.apply(model)
-    call = strategy.call_site(model) if order == "call_site" else None
+    call = call_site_of(strategy, model) if order == "call_site" else None
     for _ in range(2):
         step = train_step(model, call)
     for name, gradient in step.gradients.items():

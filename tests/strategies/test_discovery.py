@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from strategies.base import Strategy
 from strategies.discovery import variants
 
 _STRATEGY = "from strategies.base import Strategy\nclass {name}(Strategy):\n    pass\n"
@@ -28,7 +29,7 @@ def test_modules_with_a_strategy_are_variants(group: ModuleType, tmp_path: Path)
     (tmp_path / "second.py").write_text(_STRATEGY.format(name="Second"), "utf-8")
     (tmp_path / "first.py").write_text(_STRATEGY.format(name="First"), "utf-8")
     (tmp_path / "parts.py").write_text("from a_group.first import First\n", "utf-8")
-    assert {name: found.__name__ for name, found in variants(group).items()} == {
+    assert {name: found.__name__ for name, found in variants(group, Strategy).items()} == {
         "first": "First",
         "second": "Second",
     }
@@ -37,5 +38,5 @@ def test_modules_with_a_strategy_are_variants(group: ModuleType, tmp_path: Path)
 def test_two_strategies_in_a_module_are_refused(group: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(_STRATEGY.format(name="A") + _STRATEGY.format(name="B"), "utf-8")
     with pytest.raises(TypeError) as error:
-        variants(group)
+        variants(group, Strategy)
     assert str(error.value) == "a_group.twice: must define one Strategy at most, found 2"

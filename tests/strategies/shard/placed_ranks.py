@@ -36,10 +36,16 @@ def _step(model: nn.Module) -> torch.Tensor:
     return output.detach()
 
 
+def _planned(strategy: Sharding, model: nn.Module, ranks: int = 2) -> ShardPlan:
+    plan = strategy.plan(model, (_tokens(),), replace(AXIS, ranks=ranks))
+    assert plan is not None
+    return plan
+
+
 def examine(_rank: int, strategy: Sharding) -> tuple[list[str], Counts, Counts]:
     """Return what differs from the dense model, by name, what the plan promises, and what a step did."""
     dense, model = _dense(), _dense()
-    plan = strategy.plan(model, (_tokens(),), AXIS)
+    plan = _planned(strategy, model)
     strategy.realise(model, plan, mesh_of((2,)))
     with Collectives() as counter:
         output = _step(model)
@@ -61,7 +67,7 @@ def _differences(dense: nn.Module, model: nn.Module, output: torch.Tensor) -> li
 def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
     """Return what differs where one module forgets a reduction."""
     dense, model = _dense(), _dense()
-    plan = strategy.plan(model, (_tokens(),), AXIS)
+    plan = _planned(strategy, model)
     realise(model, _forgetting(plan, fqn, what), mesh_of((2,)), where="shard")
     return _differences(dense, model, _step(model))
 
@@ -84,7 +90,7 @@ def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
     """Return the placement of each parameter that is a DTensor, and check that names and classes stay."""
     model = _dense()
     names = list(model.state_dict())
-    strategy.realise(model, strategy.plan(model, (_tokens(),), AXIS), mesh_of((2,)))
+    strategy.realise(model, _planned(strategy, model), mesh_of((2,)))
     assert list(model.state_dict()) == names
     assert isinstance(model.head, nn.Linear)
     return {
@@ -97,7 +103,7 @@ def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
 def refusal(_rank: int, strategy: Sharding, ranks: int, times: int) -> str:
     """Return the message with which realising the plan of `ranks` ranks `times` times is refused."""
     model, mesh = _dense(), mesh_of((2,))
-    plan = strategy.plan(model, (_tokens(),), replace(AXIS, ranks=ranks))
+    plan = _planned(strategy, model, ranks)
     try:
         for _ in range(times):
             strategy.realise(model, plan, mesh)

@@ -52,12 +52,6 @@ def test_the_plan_is_written_down() -> None:
     assert (written["ranks"], written["communicated_bytes"]) == (2, 4 * _ACTIVATION)
 
 
-def test_without_a_mesh_a_model_stays_as_it_is() -> None:
-    model = meta(Chain)
-    assert Megatron().apply(model, SAMPLE) is model
-    assert {type(module) for module in model.modules()} == {type(module) for module in meta(Chain).modules()}
-
-
 def test_refuses_a_model_without_a_plan() -> None:
     with pytest.raises(StrategyError) as refusal:
         Megatron().plan(meta(Chain), SAMPLE, TensorAxis(ranks=2, splits={}))
