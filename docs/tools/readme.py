@@ -87,7 +87,7 @@ def variant_table() -> str:
 def use_list() -> str:
     """Return when to use each variant, by its docstring, in lines as short as the README's."""
     items = {name: _sentences(variant, "Use when") for name, variant in ac_variants.items() if name != "none"}
-    lines = [f"* `ac={name}`: {sentence}" for name, sentence in items.items()]
+    lines = [f"* `ac={name}` when {sentence}" for name, sentence in items.items()]
     return "\n".join(textwrap.fill(line, _COLUMNS, subsequent_indent="  ") for line in lines)
 
 
