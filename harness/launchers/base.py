@@ -13,6 +13,7 @@ from harness.launchers.packing import Packer
 from harness.launchers.progress import SweepProgress
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import TrialError
 from harness.records.claims import claimant, record_for, release
 from harness.records.record import Record
@@ -31,6 +32,7 @@ class Sweep:
         rerun: whether finished trials run again.
         progress: where to report.
         interrupts: whether to stop.
+        agent: for trials that run in this process.
     """
 
     store: Store
@@ -38,6 +40,7 @@ class Sweep:
     rerun: bool
     progress: SweepProgress
     interrupts: Interrupts
+    agent: Agent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +95,10 @@ Run = Iterator[Record]
 
 class Launcher(Protocol):
     """A way to run trials; also its settings."""
+
+    @property
+    def uses_agent(self) -> bool:
+        """Whether `Sweep.agent` runs the trials, in this process."""
 
     def check(self, mesh: Mesh) -> None:
         """Refuse a mesh that this launcher cannot run.

@@ -18,7 +18,7 @@ from harness.launchers.driven import Driven
 from harness.launchers.lane import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Seat, by_shape
-from harness.launchers.run_task import PRELOAD, run_task
+from harness.launchers.run_task import run_task
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
 from harness.ranks.rank_report import RankReport
@@ -48,6 +48,11 @@ class Local(Driven):
     def __post_init__(self) -> None:
         require_at_least("hydra.launcher.max_parallel", self.max_parallel, 1)
 
+    @property
+    def uses_agent(self) -> bool:
+        """Whether trials run one after the other; several at once run in lanes."""
+        return self.max_parallel == 1
+
     def check(self, mesh: Mesh) -> None:
         """Refuse several nodes, more ranks than devices, and far more ranks than cores."""
         if mesh.nodes > 1:
@@ -72,13 +77,13 @@ class Local(Driven):
 
     def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
         """Run trials one after the other in this process, or in lanes."""
-        run = self._one_by_one if self.max_parallel == 1 else self._packed
+        run = self._one_by_one if self.uses_agent else self._packed
         return run(sweep, submission.id, tasks)
 
     def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
         seat = Seat(core_count=len(_cores()))
         job = {"launcher": "local", "submission": submission}
-        with Agent(PRELOAD) as agent:
+        with sweep.agent as agent:
             for task in tasks:
                 record = _hold_and_run(sweep, task, agent, seat, job)
                 if sweep.interrupts.is_asked and record is None:

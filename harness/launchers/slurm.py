@@ -92,6 +92,11 @@ class OnSlurm(ABC):
                 f"got {self.signal_delay_s}",
             )
 
+    @property
+    def uses_agent(self) -> bool:
+        """False: trials run in jobs, whose lanes have agents of their own."""
+        return False
+
     @abstractmethod
     def check(self, mesh: Mesh) -> None:
         """Refuse what can be told before submission.

@@ -29,12 +29,7 @@ from harness.ranks.live_ranks import Crew, HaltCheck, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import read_reports, report_path
 
-PRELOAD = (
-    "harness.ranks.entry",
-    "torch._dynamo",  # what every optimizer imports when it is made: else half a second of each rank
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-)
+PRELOAD = ("harness.ranks.entry",)
 _STORE_S = 30.0
 
 
@@ -108,8 +103,9 @@ class RankJob:
 class Agent:
     """Runs trials, one after the other; a context manager.
 
-    The fork server starts with the first trial (it imports for seconds; later trials cost a fork), so
-    the environment must be final by then. Leaving the context ends it and whatever is still alive.
+    The fork server starts with `prepare`, or with the first trial: it imports for seconds, and later trials
+    cost a fork. The environment must be final by then. Leaving the context ends it and whatever is still
+    alive; a trial after that starts another one.
 
     Args:
         preload: modules to import in the fork server besides torch's own; they must not touch CUDA.
@@ -126,6 +122,11 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def prepare(self) -> None:
+        """Start the fork server, unless it runs, and do not wait for its imports."""
+        if self._server is None:
+            self._server = ForkServer(self._preload)
 
     def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
         """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.
@@ -163,11 +164,10 @@ class Agent:
             raise ValueError(
                 "RankJob.rendezvous: several nodes need an address that all of them know, got None"
             )
-        if self._server is None:
-            self._server = ForkServer(self._preload)
+        server = self._ready_server()
         _clear(job)
         halt = halt or _never
-        crew = Crew(self._server, job.trial_dir, job.total)
+        crew = Crew(server, job.trial_dir, job.total)
         try:
             found = self._follow(crew, job, watch, halt)
         except ForkServerError as error:  # the next trial starts another one
@@ -189,6 +189,15 @@ class Agent:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+
+    def _ready_server(self) -> ForkServer:
+        self.prepare()
+        assert self._server is not None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._server.await_ready()
+            undo.pop_all()
+        return self._server
 
     def _follow(self, crew: Crew, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:

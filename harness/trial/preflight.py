@@ -30,9 +30,14 @@ from strategies.regions.blocks import children_of
 
 
 class Preflight:
-    """The checks of one command; what its experiments share is checked once."""
+    """The checks of one command; what its experiments share is checked once.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: called before a model is built for the first time; a trial is then likely to run.
+    """
+
+    def __init__(self, prepare: Callable[[], None] = lambda: None) -> None:
+        self._prepare = prepare
         self._refusals: dict[tuple[str, str], ConfigError | StrategyError | None] = {}
 
     def check(self, experiment: Experiment) -> None:
@@ -54,6 +59,7 @@ class Preflight:
         self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
+        self._prepare()
         self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
