@@ -17,7 +17,7 @@ from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
 from harness.launchers.lane import STOP, LaneSpec, run_element
-from harness.launchers.resource_shape import Seat, Shape, by_shape
+from harness.launchers.resource_shape import Resources, Shape, by_shape
 from harness.launchers.run_task import now, refuse_task
 from harness.launchers.slurm_ends import Look
 from harness.launchers.slurm_submit import Call, Request, submit
@@ -157,7 +157,7 @@ class OnSlurm(ABC):
         """Submit `tasks` and return the run that follows them, and `flights`, to their records."""
         refusals: list[tuple[Task, ConfigError]] = []
         new: list[Flight] = []
-        if tasks and not sweep.interrupts.is_asked:
+        if tasks and not sweep.interrupts.stop_requested:
             with _reachable():
                 submission = new_submission(self.launcher, now())
                 free, new = claim_free(sweep.store, submission, tasks)
@@ -248,7 +248,7 @@ class OnSlurm(ABC):
             if record is not None:
                 yield record
                 continue
-            if sweep.interrupts.is_asked and not is_stopping:
+            if sweep.interrupts.stop_requested and not is_stopping:
                 is_stopping = True
                 stop(sweep.store, flights, mine)
             time.sleep(self.poll_s)
@@ -306,7 +306,7 @@ class Slurm(OnSlurm):
                 root=sweep.store.root.absolute(),
                 sweep=sweep.name,
                 tasks=(task,),
-                seat=Seat(core_count=cores),
+                resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
             spec.write()

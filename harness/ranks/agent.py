@@ -1,8 +1,8 @@
 """The agent supervises the ranks of one trial at a time on its node.
 
-It starts them from a fork server that has imported torch, gives them a place to meet, and when one fails,
-time runs out or it is asked to, gives the others a moment to write what they know and ends them. The agent of
-a trial on one node also names the culprit; on several nodes each agent reports, and one place decides.
+It starts them from a fork server that has imported torch, and provides their rendezvous. When a rank fails,
+time is over or the caller halts the trial, it gives the ranks a moment to write their reports and ends them.
+On one node the agent also names the culprit. On several nodes each agent reports, and node 0 decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.errors import Terminated
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.entry import RankStart, Rendezvous
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from harness.ranks.live_ranks import Crew, HaltCheck, Watch, late_halt
+from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import read_reports, report_path
 
@@ -40,19 +40,19 @@ class RankJob:
     Fields:
         trial_dir: folder for logs and reports; created when missing.
         entry: `package.module:function`, called in every rank as `entry(payload, context)`.
-        payload: anything that pickles.
-        ranks: local ranks, >= 1.
-        world_size: ranks of the whole trial; `ranks` when `None`.
-        node_rank: this node holds ranks `node_rank * ranks` and following.
+        payload: argument of the entry; it pickles.
+        ranks: number of ranks on this node, >= 1.
+        world_size: number of ranks of the whole trial; `None` is `ranks`.
+        node_rank: index of this node, which holds ranks `node_rank * ranks` and following.
         rendezvous: host and port of the store that node 0 hosts (`hosted`), known before the ranks start;
             `None` on one node, where a file does.
-        deadline_s: seconds from the start of the ranks to their last result.
+        deadline_s: longest time in seconds from the start of the ranks to their last result.
         device: `cpu` or `cuda`.
-        backend: of the process group; `None`: gloo on cpu and nccl on cuda where there is more than one
-            rank, no group where there is one.
-        threads_per_rank: of intra-operator parallelism.
-        cores: CPUs that the ranks of this node share; `None`: those of the agent.
-        attempt: names this run of the trial's ranks in its reports.
+        backend: backend of the process group; `None` is gloo on cpu and nccl on cuda where there are several
+            ranks, and no group where there is one.
+        threads_per_rank: number of intra-operator threads of a rank.
+        cores: CPUs that the ranks of this node share; `None` is those of the agent.
+        attempt: name of this run of the trial's ranks, which stands in its node reports.
     """
 
     trial_dir: Path
@@ -149,12 +149,12 @@ class Agent:
     ) -> NodeReport:
         """Run this node's ranks of `job` to their end and return how they ended.
 
-        Whatever leaves this method, a report or an exception (Ctrl-C), no rank is alive afterwards.
+        No rank is alive when this returns or raises (Ctrl-C).
 
         Args:
             watch: called at least four times a second with the reports so far, to draw progress.
-            halt: asked as often whether the ranks must end now, and why; while a failure is dealt with, which
-                takes 8 s at most, it is not.
+            halt: called as often; returns why the ranks must end now, or `None`. It is not called while the
+                agent deals with a failure, for 8 s at most.
 
         Raises:
             ForkServerError: the fork server could not import `preload`.
@@ -167,9 +167,9 @@ class Agent:
         server = self._ready_server()
         _clear(job)
         halt = halt or _never
-        crew = Crew(server, job.trial_dir, job.total)
+        live = LiveRanks(server, job.trial_dir, job.total)
         try:
-            found = self._follow(crew, job, watch, halt)
+            found = self._follow(live, job, watch, halt)
         except ForkServerError as error:  # the next trial starts another one
             found = late_halt(halt) or Halt(
                 kind="terminated", message=f"{error}; its ranks were killed with it"
@@ -178,10 +178,10 @@ class Agent:
             node_rank=job.node_rank,
             host=socket.gethostname(),
             attempt=job.attempt,
-            time=crew.ended_s,
-            deaths=tuple(crew.deaths),
+            time=live.ended_s,
+            deaths=tuple(live.deaths),
             halt=found,
-            waiting=tuple(crew.waiting),
+            waiting=tuple(live.waiting),
         )
 
     def close(self) -> None:
@@ -199,12 +199,12 @@ class Agent:
             undo.pop_all()
         return self._server
 
-    def _follow(self, crew: Crew, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
+    def _follow(self, live: LiveRanks, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
             # an interrupted wait may have swallowed a message: only a new server is in a known state
             undo.callback(self.close)
-            crew.start(_starts(job, rendezvous))
-            found = crew.follow(job.deadline_s, watch, halt)
+            live.start(_starts(job, rendezvous))
+            found = live.follow(job.deadline_s, watch, halt)
             undo.pop_all()
         return found
 
@@ -247,11 +247,11 @@ def sigterm_exits() -> Iterator[None]:
 
 
 def _never() -> None:
-    """Ask for no halt."""
+    """Return no reason to halt."""
 
 
 def _clear(job: RankJob) -> None:
-    """Remove what an earlier run of these ranks left in the folder."""
+    """Remove the reports of an earlier run of these ranks."""
     job.trial_dir.mkdir(parents=True, exist_ok=True)
     for rank in job.local:
         report_path(job.trial_dir, rank).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """A process that imports torch once and forks fresh children from itself in milliseconds.
 
-The standard library has a fork server too. This one differs where ranks need it to: a child does not
-import the driver's `__main__` (Hydra costs half a second), a death is reported with its time, several
-servers can stand beside one another, and the end of the driver, by whatever means, is the end of every
-child: the server sees the closed connection, and the kernel kills children whose server has died.
+The standard library has a fork server too. This one differs where ranks need it to. A child does not import
+the driver's `__main__` (Hydra costs half a second). A death is reported with its time. One process can have
+several servers. When the driver ends, by whatever means, every child ends: the server sees the closed
+connection, and the kernel kills children whose server has died.
 
 The server stays single-threaded and never touches CUDA, so that forking it is safe. Linux only
 (`pidfd_open`, `PR_SET_PDEATHSIG`).
@@ -148,7 +148,7 @@ class ForkServer:
         return message.pid
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a child that `next_death` has not returned yet; a dead one ignores it."""
+        """Send a signal to a child that `next_death` has not returned yet; nothing happens if it is dead."""
         self._send(_Signal(pid, number))
 
     def next_death(self, timeout_s: float) -> Died | None:
@@ -199,7 +199,7 @@ def server_environment() -> dict[str, str]:
 
 
 def serve(fileno: int, preload: Sequence[str]) -> None:
-    """Import `preload`, then fork and bury children until the driver closes its end of the connection."""
+    """Import `preload`, then fork and reap children until the driver closes its end of the connection."""
     driver = Connection(fileno)
     gc.disable()  # what is imported stays
     for name in preload:
@@ -223,7 +223,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
     ready = wait([driver, *children])
     for descriptor in ready:
         if isinstance(descriptor, int):
-            driver.send(_bury(descriptor, children.pop(descriptor)))
+            driver.send(_reap(descriptor, children.pop(descriptor)))
     if driver not in ready:
         return
     match driver.recv():
@@ -234,7 +234,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
                 os.kill(pid, number)
 
 
-def _bury(descriptor: int, pid: int) -> Died:
+def _reap(descriptor: int, pid: int) -> Died:
     died_s = time.time()
     _kill_group(pid)  # what the child started and left behind; its own status is already fixed
     _, status = os.waitpid(pid, 0)

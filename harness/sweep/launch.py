@@ -105,7 +105,7 @@ def run_sweep(
     return Result(
         records=[found[point.trial_id] for point in points if point.trial_id in found],
         missing=len(distinct - found.keys()),
-        is_stopped=interrupts.is_asked,
+        is_stopped=interrupts.stop_requested,
     )
 
 

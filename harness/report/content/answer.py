@@ -243,7 +243,7 @@ def _overview(sweep: Sweep) -> Iterator[Claim]:
                 line += [": " if value == _first(records, key, values) and key == "status" else ", "]
                 line += [_count(count, f"{key}={value}"), f" {value}"]
     if sweep.waiting:
-        yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
+        yet = "interrupted: the same command continues them" if sweep.is_abandoned else "without a record yet"
         line += [f"; {len(sweep.waiting)} {yet}"]
     if sweep.unreadable:
         line += [f"; {len(sweep.unreadable)} unreadable"]
