@@ -242,12 +242,16 @@ def _table(found: Mapping[str, Parts]) -> Table:
     for name in found:
         table.add_column(name, justify="right")
     for part in dict.fromkeys(part for parts in found.values() for part in parts):
-        cells = [parts.get(part, {"wall_s": 0.0, "cpu_s": 0.0}) for parts in found.values()]
-        table.add_row(part, *(f"{cell['wall_s']:.2f} ({cell['cpu_s']:.2f})" for cell in cells))
+        table.add_row(part, *(_cell(parts, part) for parts in found.values()))
     table.add_section()
     table.add_row("wall", *(f"{_wall_s(parts):.2f}" for parts in found.values()))
     table.add_row("wall / steps", *(f"{ratio:.2f}" for ratio in ratios.values()))
     return table
+
+
+def _cell(parts: Parts, name: str) -> str:
+    part = parts.get(name, {"wall_s": 0.0, "cpu_s": 0.0})
+    return f"{part['wall_s']:.2f} ({part['cpu_s']:.2f})"
 
 
 def _wall_s(parts: Parts) -> float:

@@ -78,16 +78,21 @@ class Driven(ABC):
             yield from _follow(sweep, flights)
             if sweep.interrupts.stop_requested:
                 return
-            left = [flight.task for flight in flights if landed(sweep.store, flight) is None]
+            waiting = [flight.task for flight in flights if landed(sweep.store, flight) is None]
             with sweep.store.planning():  # others wait for the same trials
-                flights = self.collect(sweep.store, sweep.name, left).flights
+                flights = self.collect(sweep.store, sweep.name, waiting).flights
                 taken = {flight.task.trial_id for flight in flights}
-                left = [task for task in left if task.trial_id not in taken]
-                found = {task.trial_id: _finished(sweep, task) for task in left}
-                left = [task for task in left if found[task.trial_id] is None]
-                claim(sweep.store, (task.trial_id for task in left), submission.id)
-            yield from (record for record in found.values() if record is not None)
-            yield from self.run_tasks(sweep, submission, left)
+                records, abandoned = _split(sweep, [task for task in waiting if task.trial_id not in taken])
+                claim(sweep.store, (task.trial_id for task in abandoned), submission.id)
+            yield from records
+            yield from self.run_tasks(sweep, submission, abandoned)
+
+
+def _split(sweep: Sweep, tasks: Sequence[Task]) -> tuple[list[Record], list[Task]]:
+    """Return the records of those trials that are finished by now, and the other trials."""
+    records = [(task, _finished(sweep, task)) for task in tasks]
+    finished = [record for _, record in records if record is not None]
+    return finished, [task for task, record in records if record is None]
 
 
 def _finished(sweep: Sweep, task: Task) -> Record | None:

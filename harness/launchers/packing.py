@@ -243,17 +243,19 @@ class Packer:
         elif code in {TERMINATED_STATUS, -signal.SIGTERM}:
             self._resume_s = time.monotonic() + _TOLD_S
         elif code != 0:
-            where = f"on {', '.join(running.slice_.hosts)}; see lane-{running.spec.name}.log"
-            for task in left:
-                message = f"the lane {_in_words(code)} while the trial ran, {where}"
-                self._record_lost(task, running.spec.name, _kind(code), message)
+            self._record_failure(running, left, "while the trial ran")
             if row >= _FRUITLESS and not any(each.shape == running.shape for each in self._running):
-                for task in self._untaken(running.shape):
-                    message = f"the lane {_in_words(code)} before the trial began, {where}"
-                    self._record_lost(task, running.spec.name, _kind(code), message)
+                self._record_failure(running, self._untaken(running.shape), "before the trial began")
         self._fruitless[running.shape] = row
         if running.shape not in self._waiting and code != TIME_LIMIT_STATUS:
             self._waiting.append(running.shape)
+
+    def _record_failure(self, running: _Running, tasks: Sequence[Task], when: str) -> None:
+        """Write that a lane failed into the records of these trials."""
+        code, name = running.process.returncode, running.spec.name
+        where = f"on {', '.join(running.slice_.hosts)}; see lane-{name}.log"
+        for task in tasks:
+            self._record_lost(task, name, _kind(code), f"the lane {_in_words(code)} {when}, {where}")
 
     def _end_of_time(self) -> None:
         """Write the records of trials that can no longer begin."""
