@@ -3,19 +3,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest
-BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection point_overhead instrumentation isolation \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# three, because tests of Slurm and of deadlines wait for most of their time
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection point_overhead instrumentation \
 	planning reports
 SLURM_BENCHES := packing survival scale faults
 
-.PHONY: demo test check lint bench bench-slurm gpu clean
+.PHONY: demo test quick matrix check lint bench bench-slurm gpu clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
 
+# Everything that this machine can run, but of each matrix only the rows that put every two values together.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) $(PARALLEL)
 
+# What to run after each change: no slow test, and one of each expensive kind.
+quick: $(STAMP)
+	$(PYTEST) $(PARALLEL) -m 'not matrix and not slow and not expensive'
+
+# The same as `test`, with every row of every matrix.
+matrix: $(STAMP)
+	$(PYTEST) $(PARALLEL) -m ''
+
+# What a change must pass.
 check: lint test
 
 lint: $(STAMP)

@@ -19,6 +19,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import Column, table_of
 
 _SIZES = (
     "model.n_layers=2",
@@ -104,19 +105,19 @@ def _facts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    def point(key: str) -> str:
+        return " ".join(str(after[key][group]) for group in ("model", "mesh", "ac", "chunk", "shard"))
+
+    def change(name: str) -> Column:
+        def text(key: str) -> str:
+            now, earlier = after[key][name], before.get(key, {}).get(name)
+            return str(now) if now == earlier else f"{earlier} -> {now}"
+
+        return text
+
     shown = ("memory.saved_bytes", "memory.peak_bytes", "work.recomputed_flops", "verdict")
-    table = Table(title="Before and after: equal where one number stands")
-    for title in ("trial_id", "point", *shown):
-        table.add_column(title)
-    for key, facts in after.items():
-        earlier = before.get(key, {})
-        point = " ".join(str(facts[group]) for group in ("model", "mesh", "ac", "chunk", "shard"))
-        cells = [
-            str(facts[name]) if facts[name] == earlier.get(name) else f"{earlier.get(name)} -> {facts[name]}"
-            for name in shown
-        ]
-        table.add_row(key, point, *cells)
-    return table
+    columns: dict[str, Column] = {"trial_id": str, "point": point, **{name: change(name) for name in shown}}
+    return table_of(after, columns, title="Before and after: equal where one number stands")
 
 
 if __name__ == "__main__":

@@ -18,19 +18,20 @@ from rich.table import Table
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.collectives import Collectives, promised
+from bench.table import table_of
 from harness.ranks.agent import Agent, RankJob
 from harness.ranks.entry import RankContext
-from strategies.shard.candidates.candidate import Candidate
+from strategies.shard import linear
 from strategies.shard.candidates.layout import Shape
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.candidates.verification import verify
-from strategies.shard.operators import linear
 
 MESH = (2, 2)
 OUT_FEATURES = 32
 SHAPES: tuple[Shape, ...] = ((8, 16), (4, 4, 16), (4, 4, 4, 16))
 LIMIT_S = 60.0
 """For all candidates of the largest shape."""
-SEED_NAMES = frozenset(
+KNOWN_NAMES = frozenset(
     {f"S{a}S{b} = S{a}R x RS{b}_{i}" for a, b in ((0, 1), (1, 0)) for i in range(3)}
     | {f"S{a}R = S{a}S{b} x S{b}R_{i}" for a, b in ((0, 1), (1, 0)) for i in range(3)}
     | {f"RS{a} = RS{b} x S{b}S{a}" for a, b in ((0, 1), (1, 0))}
@@ -46,13 +47,13 @@ class Enumerated:
     """One shape.
 
     Fields:
-        input_shape: of the linear.
+        input_shape: shape of the linear's input.
         classic, complete: number of candidates.
         expected: number of complete ones, (b + 3)^2.
-        is_the_seeds: whether the classic names are the seed's; `None` for shapes that it has not.
+        is_the_seeds: whether the classic names are ColossalAI's; `None` for shapes that it does not test.
         verified: complete candidates that equal the dense linear on every rank.
         kept: those whose collectives are the promised ones on every rank.
-        seconds: to verify all of them, of the slowest rank.
+        seconds: time to verify all of them, on the slowest rank.
     """
 
     input_shape: Shape
@@ -68,7 +69,7 @@ class Enumerated:
     def problem(self) -> str | None:
         """Say what keeps the row from counting; `None` where nothing does."""
         if self.is_the_seeds is False:
-            return "other names than the seed's"
+            return "other names than ColossalAI's"
         if not self.complete == self.expected == self.verified == self.kept:
             return f"{self.expected} expected"
         if self.seconds > LIMIT_S:
@@ -102,21 +103,18 @@ def run(shapes: Sequence[Shape], _context: RankContext) -> dict[str, Any]:
 
 def table(rows: Sequence[Enumerated]) -> Table:
     """Return the table of all shapes."""
-    made = Table(title="Candidates of a linear with bias on 2 x 2 ranks")
-    for heading in ("input", "classic", "complete", "equal to dense", "collectives as promised", "s"):
-        made.add_column(heading, justify="left" if heading == "input" else "right")
-    for row in rows:
-        shape = " x ".join(map(str, row.input_shape))
-        names = " (the seed's names)" if row.is_the_seeds else ""
-        made.add_row(
-            shape,
-            f"{row.classic}{names}",
-            f"{row.complete} of {row.expected}",
-            f"{row.verified}",
-            f"{row.kept}",
-            f"{row.seconds:.1f}",
-        )
-    return made
+    return table_of(
+        rows,
+        {
+            "input": lambda row: "(" + ", ".join(map(str, row.input_shape)) + ")",
+            "classic": lambda row: f"{row.classic}{' (as in ColossalAI)' if row.is_the_seeds else ''}",
+            "complete": lambda row: f"{row.complete} of {row.expected}",
+            "equal to dense": "verified",
+            "collectives as promised": "kept",
+            "s": "seconds:.1f",
+        },
+        title="Candidates of a linear with bias on 2 x 2 ranks",
+    )
 
 
 def _enumerated(shape: Shape, ranks: Sequence[dict[str, Any]]) -> Enumerated:
@@ -127,14 +125,14 @@ def _enumerated(shape: Shape, ranks: Sequence[dict[str, Any]]) -> Enumerated:
         classic=len(classic),
         complete=len(set(complete)),
         expected=(len(shape) + 2) ** 2,
-        is_the_seeds=classic == SEED_NAMES if shape == SHAPES[-1] else None,
+        is_the_seeds=classic == KNOWN_NAMES if shape == SHAPES[-1] else None,
         verified=sum(all(name in rank["verified"] for rank in ranks) for name in complete),
         kept=sum(all(name in rank["kept"] for rank in ranks) for name in complete),
         seconds=max(rank["seconds"] for rank in ranks),
     )
 
 
-def _complete(shape: Shape) -> tuple[Candidate, ...]:
+def _complete(shape: Shape) -> tuple[ShardingCandidate, ...]:
     return linear.candidates(shape, OUT_FEATURES, MESH, "complete", dtype=torch.float64)
 
 

@@ -11,10 +11,9 @@ Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the sequences and the
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,12 +22,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.chunking import peak_above_gradients_bytes, peak_bytes, relative_difference, slowdown
+from bench.chunk_attempt import PlannedPass, peak_above_gradients_bytes
 from bench.output import parser, publish
+from bench.table import table_of
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 
 _LONGEST = 1 << 17
 
@@ -177,7 +177,7 @@ TRAINING = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class PointResult:
     """What came out; bytes and seconds as in `bench.chunking`.
 
     Fields:
@@ -188,10 +188,10 @@ class Row:
     name: str
     fraction: float
     unchunked_bytes: int
-    predicted_bytes: int | None
-    measured_bytes: int | None
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
     minimum_bytes: int
-    slowdown: float | None
+    slowdown: float | None = None
     allowed_slowdown: float | None
     planning_s: float
     above_gradients: float | None = None
@@ -206,6 +206,13 @@ class Longest:
     unchunked: int
     chunked: int
 
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        return (
+            f"in {self.budget_bytes:,} bytes: {self.unchunked:,} tokens as it is, {self.chunked:,} in chunks"
+        )
+
 
 def main() -> int:
     """Measure, print the table, write the JSON; return 1 where a budget is not kept."""
@@ -216,117 +223,68 @@ def main() -> int:
     points = TRAINING if chosen.training else FORWARD
     rows = [_row(point, training=chosen.training) for point in points]
     longest = None if chosen.training else _longest(1_024)
-    table = Table(
-        "model", "budget", "as it is", "predicted", "measured", "above gradients", "smallest", "time",
-        "may take", "difference", "planned in",
-    )  # fmt: skip
-    for cells in _cells(rows):
-        table.add_row(*cells)
-    if longest is not None:
-        table.caption = (
-            f"in {longest.budget_bytes:,} bytes: {longest.unchunked:,} tokens as it is, "
-            f"{longest.chunked:,} in chunks"
-        )
     protocol = {"training": chosen.training, "longest": longest and asdict(longest)}
-    publish(table, chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
+    publish(_table(rows, longest), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
     return int(
         any(row.measured_bytes and row.measured_bytes > row.fraction * row.unchunked_bytes for row in rows)
     )
 
 
-def _row(point: Point, *, training: bool) -> Row:
+def _row(point: Point, *, training: bool) -> PointResult:
     torch.manual_seed(0)
     model, sample = point.make().train(training), point.sample()
-    batch = Batch(inputs=sample, targets=())
     step = PlannedStep(loss=_sum, loss_inputs=((),)) if training else None
-    unchunked = peak_bytes(model, batch, step)
+    case = PlannedPass.of(model, Batch(inputs=sample, targets=()), step)
     start = time.perf_counter()
-    planning = Planning.of(model, sample, training=training, step=step)
-    known: dict[str, Any] = {
-        "name": point.name,
-        "fraction": point.fraction,
-        "unchunked_bytes": unchunked,
-        "allowed_slowdown": point.allowed_slowdown,
-    }
-    try:
-        plan = planning.plan(int(unchunked * point.fraction))
-    except InfeasibleBudget as refusal:
-        return Row(
-            **known,
-            predicted_bytes=None,
-            measured_bytes=None,
-            minimum_bytes=refusal.minimum_feasible_bytes,
-            slowdown=None,
-            planning_s=time.perf_counter() - start,
-        )
-    seconds = time.perf_counter() - start
-    planned = plan.apply(copy.deepcopy(model))
-    return Row(
-        **known,
-        predicted_bytes=plan.predicted_peak_bytes,
-        measured_bytes=peak_bytes(planned, batch, step),
-        minimum_bytes=plan.minimum_feasible_bytes,
-        slowdown=slowdown(
-            lambda: _run(planned, sample, training=training), lambda: _run(model, sample, training=training)
-        ),
-        planning_s=seconds,
-        above_gradients=None
-        if step is None
-        else peak_above_gradients_bytes(planned, batch, step)
-        / peak_above_gradients_bytes(model, batch, step),
-        relative_difference=relative_difference(
-            _run(planned, sample, training=training), _run(model, sample, training=training)
-        ),
-    )
+    fields, chunked = case.attempt(case.planning(), point.fraction, started_s=start, is_timed=True)
+    if chunked is not None and step is not None:
+        above, plain = (peak_above_gradients_bytes(each, case.batch, step) for each in (chunked.model, model))
+        fields |= {"above_gradients": above / plain}
+    return PointResult(name=point.name, allowed_slowdown=point.allowed_slowdown, **fields)
 
 
 def _sum(outputs: Tensor, _: Any) -> Tensor:
     return outputs.sum()
 
 
-def _run(model: nn.Module, sample: tuple[Tensor, ...], *, training: bool) -> list[Tensor]:
-    """Return what the model gives, or the gradients of its parameters."""
-    if not training:
-        with torch.no_grad():
-            return [model(*sample)]
-    model(*sample).sum().backward()
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()
-    return found
-
-
 def _longest(tokens: int) -> Longest:
     """Return the longest power of two that the plans of `Stack` reach within what `tokens` need unchunked."""
     with torch.device("meta"):
         model = Stack(2, 256, 4).eval()
-    budget = Planning.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
+    budget = Planner.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
     longest = tokens
     while longest < _LONGEST:
         sample = (torch.empty(1, 2 * longest, 256, device="meta"),)
         try:
-            Planning.of(model, sample).plan(budget)
+            Planner.of(model, sample).plan(budget)
         except InfeasibleBudget:
             break
         longest *= 2
     return Longest(budget_bytes=budget, unchunked=tokens, chunked=longest)
 
 
-def _cells(rows: list[Row]) -> Iterator[list[str]]:
-    for row in rows:
-        measured = row.measured_bytes
-        yield [
-            row.name,
-            f"{row.fraction:.0%}",
-            f"{row.unchunked_bytes:,}",
-            "refused" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
-            "" if measured is None else f"{measured:,} ({measured / row.unchunked_bytes:.1%})",
-            "" if row.above_gradients is None else f"{row.above_gradients:.1%}",
-            f"{row.minimum_bytes / row.unchunked_bytes:.1%}",
-            "" if row.slowdown is None else f"{row.slowdown:.2f} x",
-            "" if row.allowed_slowdown is None else f"{row.allowed_slowdown:.2f} x",
-            "" if row.relative_difference is None else f"{row.relative_difference:.1e}",
-            f"{row.planning_s:.1f} s",
-        ]
+def _table(rows: list[PointResult], longest: Longest | None) -> Table:
+    caption = None if longest is None else longest.sentence
+    return table_of(
+        rows,
+        {
+            "model": "name",
+            "budget": "fraction:.0%",
+            "as it is": "unchunked_bytes:,",
+            "predicted": lambda row: "refused" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
+            "measured": "measured_bytes:,",
+            "measured / as it is": lambda row: (
+                "-" if row.measured_bytes is None else f"{row.measured_bytes / row.unchunked_bytes:.1%}"
+            ),
+            "above gradients": "above_gradients:.1%",
+            "smallest / as it is": lambda row: f"{row.minimum_bytes / row.unchunked_bytes:.1%}",
+            "time / as it is": "slowdown:.2f",
+            "may take": "allowed_slowdown:.2f",
+            "difference": "relative_difference:.1e",
+            "planned in, s": "planning_s:.1f",
+        },
+        caption=caption,
+    )
 
 
 if __name__ == "__main__":

@@ -10,29 +10,24 @@ of the budgets, are medians of rounds in which the plain model and the planned o
 from __future__ import annotations
 
 import copy
-import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from bench.chunk_attempt import ROUNDS, PlannedPass, relative_difference, results_of
 from bench.output import parser, publish
+from bench.table import table_of
 from bench.trials import experiments
-from harness.measure.memory.ledger import Kind, Ledger
-from harness.measure.memory.live_storages import LiveStorages, is_activation, mark_backward, mark_forward
-from harness.measure.memory.locator import Locator
 from harness.models.base import Batch, LanguageModelSpec
 from strategies.base import PlannedStep
-from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.plan import Planning
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
 MODELS = {
@@ -56,11 +51,10 @@ MODELS = {
 }  # fmt: skip
 FRACTIONS = tuple(percent / 100 for percent in range(95, 0, -5))
 TIMED = (0.5, 0.25, 0.2, 0.1)
-_ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class BudgetResult:
     """One budget for one model.
 
     Fields:
@@ -100,20 +94,6 @@ class Row:
         return self.measured_bytes <= self.predicted_bytes <= self.budget_bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Case:
-    """A model, what it runs on, and what it gives as it is, and in float64."""
-
-    name: str
-    model: nn.Module
-    batch: Batch
-    run: Callable[[nn.Module], list[Tensor]]
-    expected: list[Tensor]
-    exact: list[Tensor]
-    step: PlannedStep | None
-    timed: Sequence[float]
-
-
 def main() -> int:
     """Measure, print the table, write the JSON; return 1 where a budget or a prediction does not hold."""
     arguments = parser(__doc__, "chunking")
@@ -128,7 +108,7 @@ def main() -> int:
     protocol = {
         "models": {name: MODELS[name] for name in chosen.models},
         "fractions": FRACTIONS,
-        "rounds": _ROUNDS,
+        "rounds": ROUNDS,
         "training": chosen.training,
     }
     publish(_table(rows), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
@@ -138,7 +118,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]:
+def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[BudgetResult]:
     (experiment,) = experiments([MODELS[name]])
     torch.manual_seed(0)
     spec = experiment.model
@@ -148,67 +128,24 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Row]
     def loss(outputs: Any, targets: Any) -> Tensor:
         return spec.loss(outputs, Batch(inputs=batch.inputs, targets=targets))
 
-    def run(each: nn.Module, inputs: Any = batch.inputs) -> list[Tensor]:
-        if not training:
-            with torch.no_grad():
-                return [leaf for leaf in tree_leaves(each(*inputs)) if isinstance(leaf, Tensor)]
-        loss(each(*inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
-        found = [parameter.grad for parameter in each.parameters() if parameter.grad is not None]
-        each.zero_grad()
-        return found
-
-    step = PlannedStep(loss=loss, loss_inputs=(batch.targets,))
-    expected = run(model)
-    case = _Case(
-        name=name,
-        model=model,
-        batch=batch,
-        run=run,
-        expected=expected,
-        exact=run(copy.deepcopy(model).double(), tree_map_only(Tensor, _doubled, batch.inputs)),
-        step=step if training else None,
-        timed=timed,
-    )
-    unchunked = peak_bytes(model, batch, case.step)
+    step = PlannedStep(loss=loss, loss_inputs=(batch.targets,)) if training else None
+    case = PlannedPass.of(model, batch, step)
+    doubled = Batch(inputs=tree_map_only(Tensor, _doubled, batch.inputs), targets=batch.targets)
+    exact = results_of(copy.deepcopy(model).double(), doubled, step)
     start = time.perf_counter()
-    planning = Planning.of(model, batch.inputs, training=training, step=case.step)
+    planning = case.planning()
     for fraction in FRACTIONS:
-        yield _row(case, planning, unchunked, fraction, start)
+        fields, chunked = case.attempt(planning, fraction, started_s=start, is_timed=fraction in timed)
+        fields |= {"model": name, "budget_bytes": int(case.unchunked_bytes * fraction)}
+        if chunked is not None:
+            fields |= {
+                "estimated_slowdown": chunked.plan.predicted_slowdown,
+                "chunks": sum(region.chunks for region in chunked.plan.regions),
+                "error": relative_difference(chunked.results, exact),
+                "plain_error": relative_difference(case.expected, exact),
+            }
+        yield BudgetResult(**fields)
         start = time.perf_counter()
-
-
-def _row(case: _Case, planning: Planning, unchunked: int, fraction: float, start: float) -> Row:
-    model, batch, step = case.model, case.batch, case.step
-    budget = int(unchunked * fraction)
-    known: dict[str, Any] = {
-        "model": case.name,
-        "fraction": fraction,
-        "unchunked_bytes": unchunked,
-        "budget_bytes": budget,
-    }
-    try:
-        plan = planning.plan(budget)
-    except InfeasibleBudget as refusal:
-        seconds = time.perf_counter() - start
-        return Row(**known, minimum_bytes=refusal.minimum_feasible_bytes, planning_s=seconds)
-    seconds = time.perf_counter() - start
-    planned = plan.apply(copy.deepcopy(model))
-    results = case.run(planned)
-    return Row(
-        **known,
-        predicted_bytes=plan.predicted_peak_bytes,
-        measured_bytes=peak_bytes(planned, batch, step),
-        minimum_bytes=plan.minimum_feasible_bytes,
-        slowdown=slowdown(lambda: case.run(planned), lambda: case.run(model))
-        if fraction in case.timed
-        else None,
-        estimated_slowdown=plan.predicted_slowdown,
-        chunks=sum(region.chunks for region in plan.regions),
-        planning_s=seconds,
-        relative_difference=relative_difference(results, case.expected),
-        error=relative_difference(results, case.exact),
-        plain_error=relative_difference(case.expected, case.exact),
-    )
 
 
 def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
@@ -219,86 +156,27 @@ def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
     return drawn
 
 
-def peak_bytes(model: nn.Module, batch: Batch, step: PlannedStep | None) -> int:
-    """Return the measured peak of activations of a forward, or of a training step where there is a `step`."""
-    return _lives(model, batch, step).peak(is_activation).nbytes
-
-
-def peak_above_gradients_bytes(model: nn.Module, batch: Batch, step: PlannedStep) -> int:
-    """Return the peak of activations and parameter gradients together, less all of these gradients.
-
-    What is held while few gradients are there yet is free by this count, which others use.
-    """
-    ledger = _lives(model, batch, step)
-    gradients = [life for life in ledger.lives if life.kind is Kind.GRADIENT]
-    both = ledger.peak(lambda life: is_activation(life) or life.kind is Kind.GRADIENT)
-    return both.nbytes - sum(life.nbytes for life in gradients)
-
-
-def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
-    locator = Locator(model, {})
-    live = LiveStorages(locator, device="cpu", is_host=lambda: False)
-    gc.collect()
-    given = [leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor)]
-    with torch.set_grad_enabled(step is not None), locator, live:
-        live.stand([*model.parameters(), *model.buffers(), *given])
-        outputs = model(*batch.inputs)
-        if step is not None and step.loss is not None:
-            loss = step.loss(outputs, *step.loss_inputs)
-            mark_forward(live, model, (outputs, loss))
-            del outputs
-            locator.phase = "backward"
-            loss.backward()  # type: ignore[no-untyped-call]
-            mark_backward(live, model)
-    model.zero_grad()
-    return live.ledger
-
-
 def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def relative_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of two tensors, as `Row` has it."""
-    floor = 1e-3 * max(each.abs().max().item() for each in expected)
-    return max(
-        (one.double() - other.double()).abs().max().item() / max(other.abs().max().item(), floor)
-        for one, other in zip(results, expected, strict=True)
+def _table(rows: list[BudgetResult]) -> Table:
+    return table_of(
+        rows,
+        {
+            "model": "model",
+            "budget": "fraction:.0%",
+            "of": "unchunked_bytes:,",
+            "predicted": lambda row: "refused" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
+            "measured": "measured_bytes:,",
+            "smallest": "minimum_bytes:,",
+            "time / as it is": "slowdown:.2f",
+            "difference": "relative_difference:.1e",
+            "from float64": "error:.1e",
+            "as it is, from float64": "plain_error:.1e",
+            "planned in, s": "planning_s:.1f",
+        },
     )
-
-
-def slowdown(planned: Callable[[], Any], plain: Callable[[], Any]) -> float:
-    """Return the median time of `planned` / that of `plain`, in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_ROUNDS):
-        for run, taken in zip((planned, plain), times, strict=True):
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-    return median(times[0]) / median(times[1])
-
-
-def _table(rows: list[Row]) -> Table:
-    names = (
-        "model", "budget", "of", "predicted", "measured", "smallest", "time", "difference",
-        "from float64 (as it is)", "planned in",
-    )  # fmt: skip
-    table = Table(*names)
-    for row in rows:
-        refused = row.predicted_bytes is None
-        table.add_row(
-            row.model,
-            f"{row.fraction:.0%}",
-            f"{row.unchunked_bytes:,}",
-            "refused" if refused else f"{row.predicted_bytes:,}",
-            "" if refused else f"{row.measured_bytes:,}",
-            f"{row.minimum_bytes:,}",
-            "" if row.slowdown is None else f"{row.slowdown:.2f} x",
-            "" if row.relative_difference is None else f"{row.relative_difference:.1e}",
-            "" if row.error is None else f"{row.error:.1e} ({row.plain_error:.1e})",
-            f"{row.planning_s:.1f} s",
-        )
-    return table
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from rich.table import Table
 
 from bench.defects import SavesMutableMatmuls
 from bench.output import parser, publish
+from bench.table import Column, table_of
 from bench.trials import PRELOAD, experiments, records
 from harness.experiment.experiment import Experiment
 from harness.ranks.agent import Agent, sigterm_exits
-from harness.records.parity import PARTS, describe_difference
+from harness.records.parity_result import PARTS, describe_difference
 from harness.records.record import Record
 from strategies import Strategy
 
@@ -95,7 +96,7 @@ CASES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CaseResult:
     """What the record of a case says.
 
     Fields:
@@ -143,11 +144,11 @@ def _experiments(device: str) -> list[Experiment]:
     ]
 
 
-def _row(case: Case, record: Record) -> Row:
+def _row(case: Case, record: Record) -> CaseResult:
     parts: dict[str, Any] = {} if record.parity is None else {p: getattr(record.parity, p) for p in PARTS}
     different = [part for part, found in parts.items() if not found.equal]
     first = None if not different else describe_difference(different[0], parts[different[0]].first_difference)
-    return Row(
+    return CaseResult(
         case=case.name.strip(),
         equal={part: found.equal for part, found in parts.items()},
         verdict=record.verdict,
@@ -157,15 +158,21 @@ def _row(case: Case, record: Record) -> Row:
     )
 
 
-def _table(rows: list[Row]) -> Table:
-    shown = ("outputs", "loss", "gradients", "buffers")
-    table = Table(title="Silent defects after one step, each with a control")
-    for heading in ("trial", *shown, "verdict", "expected", ""):
-        table.add_column(heading)
-    for case, row in zip(CASES, rows, strict=True):
-        equal = ("-" if part not in row.equal else "equal" if row.equal[part] else "DIFFER" for part in shown)
-        table.add_row(case.name, *equal, row.verdict, row.expected, "right" if row.is_right else "WRONG")
-    return table
+def _table(rows: list[CaseResult]) -> Table:
+    def equality(part: str) -> Column:
+        return lambda row: "-" if part not in row.equal else "equal" if row.equal[part] else "DIFFER"
+
+    return table_of(
+        rows,
+        {
+            "trial": "case",
+            **{part: equality(part) for part in ("outputs", "loss", "gradients", "buffers")},
+            "verdict": "verdict",
+            "expected": "expected",
+            "": lambda row: "right" if row.is_right else "WRONG",
+        },
+        title="Silent defects after one step, each with a control",
+    )
 
 
 if __name__ == "__main__":

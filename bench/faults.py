@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import product
@@ -31,6 +31,7 @@ from bench.fault_acts import ACTS, await_idle, private_slurm, run, underway
 from bench.fault_cases import CASES, GROUPS, LAST_RANK, LAUNCHERS, ON_SLURM, SHAPES, Case, is_refused
 from bench.fault_models import BEGUN, FAULT
 from bench.output import parser, publish
+from bench.table import Column, table_of
 from harness.ranks.agent import sigterm_exits
 from harness.records.store import RECORD
 
@@ -275,16 +276,19 @@ def _table(cells: Sequence[Cell]) -> Table:
     runs: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         runs[cell.case, cell.launcher, cell.shape].append(cell)
-    table = Table(title="Faults: runs that are right, seconds from the fault to the record")
-    table.add_column("fault")
-    table.add_column("status, kind")
-    for launcher, shape in places:
-        table.add_column(f"{launcher}\n{shape}", justify="right")
-    for case in CASES:
-        if case.name in names:
-            words = ", ".join(each for each in (case.expected.status, case.expected.kind) if each is not None)
-            table.add_row(case.name, words, *(_words(case, runs[case.name, *place]) for place in places))
-    return table
+    columns: dict[str, Column] = {
+        "fault": "name",
+        "status, kind": lambda case: ", ".join(
+            each for each in (case.expected.status, case.expected.kind) if each is not None
+        ),
+    }
+    columns |= {"\n".join(place): _outcomes(runs, place) for place in places}
+    title = "Faults: runs that are right, seconds from the fault to the record"
+    return table_of([case for case in CASES if case.name in names], columns, title=title)
+
+
+def _outcomes(runs: Mapping[tuple[str, str, str], Sequence[Cell]], place: tuple[str, str]) -> Column:
+    return lambda case: _words(case, runs.get((case.name, *place), ()))
 
 
 def _words(case: Case, runs: Sequence[Cell]) -> str:

@@ -41,7 +41,7 @@ stage() {
 }
 
 stage tests "$PYTHON" -m pytest -m gpu tests -p no:cacheprovider --junitxml "$OUT/tests.xml"
-stage exactness "$PYTHON" -m bench.exactness_cuda --out "$OUT/exactness.json"
+stage exactness "$PYTHON" -m bench.exactness --device cuda --out "$OUT/exactness.json"
 stage parity "$PYTHON" -m bench.parity_matrix --device cuda --meshes single --out "$OUT/parity_matrix.json"
 stage detection "$PYTHON" -m bench.detection --device cuda --out "$OUT/detection.json"
 stage instrumentation "$PYTHON" -m bench.instrumentation --device cuda --model gpt_small --sequence-length 512 \
@@ -49,7 +49,7 @@ stage instrumentation "$PYTHON" -m bench.instrumentation --device cuda --model g
 # does offloading overlap with computation: its step time beside that of the others
 stage sweep "$PYTHON" -m harness -m name=sweep "outputs_dir=$WORK" model=gpt_small mesh=single mesh.device=cuda \
     'ac=glob(*)' dtype=bf16_mixed batch_size=16 sequence_length=1024 data=synthetic tracker=none protocol=standard
-stage records "$PYTHON" -m bench.records "$WORK/sweep" --out "$OUT/sweep.json"
+stage records "$PYTHON" -m docs.tools.records "$WORK/sweep" --out "$OUT/sweep.json"
 
 [ -z "$failed" ] || {
     echo "make gpu: failed:$failed" >&2

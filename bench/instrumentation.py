@@ -27,10 +27,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bench.output import parser, publish
+from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
-from harness.measure.speed.timing import Clock, Step, clock_for, interleave
+from harness.measure.speed.timing import StepClock, StepFunction, clock_for, interleave
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
@@ -43,7 +44,7 @@ WARMUP = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Comparison:
     """One kind of step against the bare loop.
 
     Fields:
@@ -63,7 +64,7 @@ class Row:
 class ProcessClock:
     """CPU time of this process, all its threads together."""
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         """Run `step` and return the CPU seconds it took."""
         start = time.process_time()
         step()
@@ -82,7 +83,7 @@ def main() -> int:
     return 0
 
 
-def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> Step:
+def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> StepFunction:
     """Return one step of a training loop that knows nothing of the harness but the model's module.
 
     Args:
@@ -110,7 +111,7 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
     return step
 
 
-def harness_step(experiment: Experiment, batch: Batch) -> Step:
+def harness_step(experiment: Experiment, batch: Batch) -> StepFunction:
     """Return the step that a trial times."""
     trainee = assemble(experiment, batch.inputs[0].device, None, batch)
 
@@ -134,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
+def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Comparison]:
     common = [
         f"model={arguments.model}",
         f"batch_size={arguments.batch_size}",
@@ -172,10 +173,16 @@ def _instrument(trainee: Any, batch: Batch) -> None:
 
 
 def _compare(
-    name: str, step: Step, bare: Step, *, clock: Clock, pairs: int, target: float | None = None
-) -> Row:
+    name: str,
+    step: StepFunction,
+    bare: StepFunction,
+    *,
+    clock: StepClock,
+    pairs: int,
+    target: float | None = None,
+) -> Comparison:
     samples = interleave(step, bare, warmup=WARMUP, pairs=pairs, clock=clock)
-    return Row(
+    return Comparison(
         name=name,
         step_time_s=quantiles(samples.variant_s),
         bare_time_s=quantiles(samples.twin_s),
@@ -184,22 +191,19 @@ def _compare(
     )
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="Timed steps against a bare training loop, A B B A")
-    table.add_column("step")
-    for heading in ("median, ms", "bare, ms", "ratio", "95 % interval", "target"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        ratio = row.ratio
-        table.add_row(
-            row.name,
-            f"{row.step_time_s.median * 1e3:.2f}",
-            f"{row.bare_time_s.median * 1e3:.2f}",
-            f"{ratio.median:.4f}",
-            f"{ratio.low:.4f} to {ratio.high:.4f}",
-            "-" if row.target is None else f"1 ± {row.target:g}",
-        )
-    return table
+def _table(rows: list[Comparison]) -> Table:
+    return table_of(
+        rows,
+        {
+            "step": "name",
+            "median, ms": lambda row: f"{row.step_time_s.median * 1e3:.2f}",
+            "bare, ms": lambda row: f"{row.bare_time_s.median * 1e3:.2f}",
+            "ratio": lambda row: f"{row.ratio.median:.4f}",
+            "95 % interval": lambda row: f"{row.ratio.low:.4f} to {row.ratio.high:.4f}",
+            "target": lambda row: "-" if row.target is None else f"1 ± {row.target:g}",
+        },
+        title="Timed steps against a bare training loop, A B B A",
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
@@ -29,7 +30,7 @@ from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import steps
 from harness.measure.step import instrument
 from harness.models.base import Batch
-from harness.records.parity import PARTS, describe_difference
+from harness.records.parity_result import PARTS, describe_difference
 from harness.trial.assemble import Assembled, assemble
 from strategies.regions.host import allocating_on_host
 
@@ -51,7 +52,7 @@ LEVELS = ((64,), (8, 8), (4, 4, 4), (2, 2, 2, 2, 2, 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class NestedStep:
     """One step.
 
     Fields:
@@ -111,7 +112,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def is_as_claimed(row: Row, rows: list[Row]) -> bool:
+def is_as_claimed(row: NestedStep, rows: list[NestedStep]) -> bool:
     """Whether `row` is neutral and, where it follows from its levels, exact."""
     if row.difference is not None:
         return False
@@ -127,13 +128,13 @@ def is_as_claimed(row: Row, rows: list[Row]) -> bool:
     )
 
 
-def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) -> Row:
+def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) -> NestedStep:
     batches = [_batch(experiment, step) for step in range(experiment.protocol.parity_steps)]
     trainee = _assembled(experiment, batches[0])
     for batch in batches:
         _train(trainee, batch)
     report = instrument(trainee, batches[0], is_host=allocating_on_host)
-    return Row(
+    return NestedStep(
         levels=levels,
         early_stop=early_stop,
         saved_bytes=report.memory.saved_bytes,
@@ -171,26 +172,27 @@ def _train(trainee: Assembled, batch: Batch) -> None:
     trainee.update()
 
 
-def _table(rows: list[Row]) -> Table:
-    title = f"{BLOCKS} equal blocks, {BLOCK_INPUT_BYTES:,} bytes of input each; x: in inputs of a block"
-    table = Table(title=title, title_justify="left")
-    for heading in ("levels", "parity", "early stop", "saved bytes", "without RNG", "activation peak"):
-        table.add_column(heading, justify="left" if heading in {"levels", "parity"} else "right")
-    for heading in ("recomputed FLOPs", "in forwards", "calls"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            str(list(row.levels)) if row.levels else "none",
-            row.difference or "bitwise",
-            "on" if row.early_stop else "off",
-            f"{row.saved_bytes:,}",
-            f"{(row.saved_bytes - row.rng_bytes) / BLOCK_INPUT_BYTES:.1f} x",
-            f"{row.activation_peak_bytes:,} = {row.activation_peak_bytes / BLOCK_INPUT_BYTES:.1f} x",
-            f"{row.recomputed_flops:,}",
-            f"{row.recomputed_flops / BLOCKS_FLOPS:.2f}",
-            str(row.most_calls),
-        )
-    return table
+def _table(rows: list[NestedStep]) -> Table:
+    def inputs(count: int) -> str:
+        return f"{count / BLOCK_INPUT_BYTES:.1f} x"
+
+    return table_of(
+        rows,
+        {
+            "levels": lambda row: str(list(row.levels)) if row.levels else "none",
+            "parity": lambda row: row.difference or "bitwise",
+            "early stop": lambda row: "on" if row.early_stop else "off",
+            "saved bytes": "saved_bytes:,",
+            "without RNG": lambda row: inputs(row.saved_bytes - row.rng_bytes),
+            "activation peak": lambda row: (
+                f"{row.activation_peak_bytes:,} = {inputs(row.activation_peak_bytes)}"
+            ),
+            "recomputed FLOPs": "recomputed_flops:,",
+            "in forwards": lambda row: f"{row.recomputed_flops / BLOCKS_FLOPS:.2f}",
+            "calls": "most_calls",
+        },
+        title=f"{BLOCKS} equal blocks, {BLOCK_INPUT_BYTES:,} bytes of input each; x: in inputs of a block",
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.sweeps import Sweep, private_slurm
+from bench.table import sample_table
 
 TARGET_RATIO = 5
 """How many times cheaper a packed point should be."""
@@ -81,17 +82,11 @@ def _array_s(sweep: Sweep) -> list[float]:
 
 
 def _table(packed_s: Sequence[float], array_s: Sequence[float], ratio: float) -> Table:
-    table = Table(
+    return sample_table(
+        {"slurm_packed": packed_s, "slurm": array_s},
         title=f"Time of a trivial point, seconds; an element of an array costs {ratio:.1f} packed points",
         caption=f"target: at least {TARGET_RATIO}",
     )
-    table.add_column("launcher")
-    for heading in ("median", "lowest", "highest", "points"):
-        table.add_column(heading, justify="right")
-    for name, samples_s in (("slurm_packed", packed_s), ("slurm", array_s)):
-        numbers = (median(samples_s), min(samples_s), max(samples_s))
-        table.add_row(name, *(f"{number:.2f}" for number in numbers), str(len(samples_s)))
-    return table
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from typing import Any
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import Column, table_of
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent, sigterm_exits
-from harness.records.parity import PARTS, describe_difference
+from harness.records.parity_result import PARTS, describe_difference
 from harness.records.record import Record
 from strategies import ac_variants
 
@@ -139,14 +140,15 @@ def _findings(agent: Agent, cases: Sequence[Case], device: str, trial_dir: Path)
 
 
 def _grid(findings: Sequence[Finding], meshes: Sequence[str]) -> Table:
-    table = Table(title="Cases bitwise neutral / all")
-    table.add_column("variant")
-    for mesh in meshes:
-        table.add_column(mesh, justify="right")
-    for ac in ac_variants:
-        cells = [[f for f in findings if (f.case.ac, f.case.mesh) == (ac, mesh)] for mesh in meshes]
-        table.add_row(ac, *(f"{sum(f.problem is None for f in cell)} / {len(cell)}" for cell in cells))
-    return table
+    def cell(mesh: str) -> Column:
+        def text(ac: str) -> str:
+            cases = [each for each in findings if (each.case.ac, each.case.mesh) == (ac, mesh)]
+            return f"{sum(each.problem is None for each in cases)} / {len(cases)}"
+
+        return text
+
+    columns: dict[str, Column] = {"variant": str, **{mesh: cell(mesh) for mesh in meshes}}
+    return table_of(ac_variants, columns, title="Cases bitwise neutral / all")
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import Column, table_of
 from bench.trials import experiments, records
 from harness import cli
 from harness.launchers.base import Launcher
@@ -201,24 +202,18 @@ def _table(commands: Mapping[str, Mapping[str, Any]]) -> Table:
         f"Planning, seconds; composed by Hydra alone a point takes {hydra_s * 1e3:.0f} ms of CPU, "
         f"{hydra_s / ours_s:.0f} times what it takes here"
     )
-    table = Table(title=title, caption=f"target: {TARGET_S} s for 1,000 points; {first['plan']}")
-    table.add_column("part")
-    for name in commands:
-        table.add_column(f"{name}: wall", justify="right")
-        table.add_column("CPU", justify="right")
-    for part in first["parts"]:
-        table.add_row(part, *(f"{number:.2f}" for number in _numbers(commands, [part])))
-    table.add_row("total", *(f"{number:.2f}" for number in _numbers(commands, list(first["parts"]))))
-    return table
+    parts = {part: [part] for part in first["parts"]} | {"total": list(first["parts"])}
+    columns: dict[str, Column] = {"part": str}
+    for name, command in commands.items():
+        columns[f"{name}: wall"] = _seconds(command, parts, "wall_s")
+        columns[f"{name}: CPU"] = _seconds(command, parts, "cpu_s")
+    caption = f"target: {TARGET_S} s for 1,000 points; {first['plan']}"
+    return table_of(parts, columns, title=title, caption=caption)
 
 
-def _numbers(commands: Mapping[str, Mapping[str, Any]], parts: Sequence[str]) -> list[float]:
-    """Return the wall and CPU seconds of `parts` together, of each command."""
-    return [
-        sum(command["parts"][part][unit] for part in parts)
-        for command in commands.values()
-        for unit in ("wall_s", "cpu_s")
-    ]
+def _seconds(command: Mapping[str, Any], parts: Mapping[str, Sequence[str]], unit: str) -> Column:
+    """Return the column of what the parts of a command took, several together where a row has several."""
+    return lambda row: f"{sum(command['parts'][part][unit] for part in parts[row]):.2f}"
 
 
 if __name__ == "__main__":

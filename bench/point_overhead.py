@@ -29,6 +29,7 @@ from rich.table import Table
 
 import harness.trial.run
 from bench.output import parser, publish
+from bench.table import sample_table
 from harness.ranks.agent import Agent, RankJob
 from harness.ranks.entry import RankContext
 
@@ -144,22 +145,15 @@ def _torchrun_overhead_s(folder: Path) -> float:
 
 
 def _table(overheads: Overheads) -> Table:
+    samples_s = {
+        "agent, first point": (overheads.agent_first_s,),
+        "agent, later points": overheads.agent_s,
+        "torchrun": overheads.torchrun_s,
+    }
     title = (
         f"Overhead of a point of {RANKS} ranks, seconds; torchrun costs {overheads.ratio:.0f} times the agent"
     )
-    table = Table(title=title, caption=f"targets: {TARGET_S:g} s, {TARGET_RATIO} times")
-    table.add_column("launcher")
-    for heading in ("median", "lowest", "highest", "points"):
-        table.add_column(heading, justify="right")
-    rows = (
-        ("agent, first point", (overheads.agent_first_s,)),
-        ("agent, later points", overheads.agent_s),
-        ("torchrun", overheads.torchrun_s),
-    )
-    for name, samples_s in rows:
-        numbers = (median(samples_s), min(samples_s), max(samples_s))
-        table.add_row(name, *(f"{number:.3f}" for number in numbers), str(len(samples_s)))
-    return table
+    return sample_table(samples_s, title=title, caption=f"targets: {TARGET_S:g} s, {TARGET_RATIO} times")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
-from rich.table import Table
-
 from bench.output import parser, publish
-from harness.measure.memory.live_storages import MOST_MOMENTS
+from bench.table import table_of
+from harness.measure.memory.totals import MOST_MOMENTS
 from harness.records.measured import Moment
 from harness.records.record import Record, validate
 from harness.records.store import Store, trial_id
@@ -31,6 +30,24 @@ TARGET_S, TARGET_BYTES = 10.0, 10 * 1000 * 1000
 """Of the command from its start to its end, and of the page."""
 
 _KEPT = Path(__file__).parents[1] / "docs" / "results"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportCost:
+    """What one report took.
+
+    Fields:
+        records: in the sweep.
+        command_s, command_cpu_s: wall-clock and CPU time of the command.
+        page_bytes: size of the page.
+        numbers: that the page shows with their exact value.
+    """
+
+    records: int
+    command_s: float
+    command_cpu_s: float
+    page_bytes: int
+    numbers: int
 
 
 def main() -> int:
@@ -52,25 +69,25 @@ def main() -> int:
         )
         took_s, cpu_s = time.monotonic() - started, _children_cpu_s() - cpu_before_s
         page = (store.root / "report.html").read_text(encoding="utf-8")
-    row = {
-        "records": arguments.records,
-        "command_s": took_s,
-        "command_cpu_s": cpu_s,
-        "page_bytes": len(page.encode()),
-        "numbers": page.count("<data "),
-    }
-    table = Table(
-        "records", "command (target)", "its CPU time", "page (target)", "numbers with their exact value"
+    row = ReportCost(
+        records=arguments.records,
+        command_s=took_s,
+        command_cpu_s=cpu_s,
+        page_bytes=len(page.encode()),
+        numbers=page.count("<data "),
     )
-    table.add_row(
-        f"{row['records']:,}",
-        f"{took_s:.1f} s ({TARGET_S:.0f})",
-        f"{cpu_s:.1f} s",
-        f"{row['page_bytes'] / 1e6:.2f} MB ({TARGET_BYTES / 1e6:.0f})",
-        f"{row['numbers']:,}",
+    table = table_of(
+        [row],
+        {
+            "records": "records:,",
+            "command (target)": lambda row: f"{row.command_s:.1f} s ({TARGET_S:.0f})",
+            "its CPU time": lambda row: f"{row.command_cpu_s:.1f} s",
+            "page (target)": lambda row: f"{row.page_bytes / 1e6:.2f} MB ({TARGET_BYTES / 1e6:.0f})",
+            "numbers with their exact value": "numbers:,",
+        },
     )
-    publish(table, arguments.out, protocol={"targets": [TARGET_S, TARGET_BYTES]}, results=[row])
-    return int(row["page_bytes"] > TARGET_BYTES)
+    publish(table, arguments.out, protocol={"targets": [TARGET_S, TARGET_BYTES]}, results=[asdict(row)])
+    return int(row.page_bytes > TARGET_BYTES)
 
 
 def _children_cpu_s() -> float:

@@ -20,22 +20,23 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.sweeps import Sweep, plan_line, private_slurm
+from bench.table import table_of
 
 LAUNCHERS = ("slurm_packed", "slurm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SweepResult:
     """What a sweep came to.
 
     Fields:
-        launcher: that ran it.
-        plan: the line of the command.
+        launcher: launcher that ran it.
+        plan: line of the command that says what is to run.
         statuses: number of records of each status.
         nodes: number of nodes that ran trials.
         starts: number of starts of trials.
-        sweep_s: time of the command.
-        again: the line of the repeated command.
+        sweep_s: wall-clock time of the command.
+        again: that line of the repeated command.
     """
 
     launcher: str
@@ -55,7 +56,7 @@ class Outcome:
 def main() -> int:
     """Run, print, write; return 1 when a record is missing."""
     options = _options()
-    found: list[Outcome] = []
+    found: list[SweepResult] = []
     with (
         private_slurm(nodes=options.nodes, gpus=options.gpus),
         tempfile.TemporaryDirectory() as folder,
@@ -78,7 +79,7 @@ def _options() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _run(launcher: str, folder: Path, options: argparse.Namespace) -> Outcome:
+def _run(launcher: str, folder: Path, options: argparse.Namespace) -> SweepResult:
     limits = {
         "slurm_packed": (f"hydra.launcher.nodes={options.nodes}", "hydra.launcher.cpus_per_rank=8"),
         "slurm": (f"hydra.launcher.array_parallelism={options.nodes}",),
@@ -89,7 +90,7 @@ def _run(launcher: str, folder: Path, options: argparse.Namespace) -> Outcome:
     said = sweep.run()
     sweep_s = time.monotonic() - started_s
     records = sweep.records().values()
-    return Outcome(
+    return SweepResult(
         launcher=launcher,
         plan=plan_line(said),
         statuses=dict(Counter(record["status"] for record in records)),
@@ -100,24 +101,20 @@ def _run(launcher: str, folder: Path, options: argparse.Namespace) -> Outcome:
     )
 
 
-def _table(found: list[Outcome], options: argparse.Namespace) -> Table:
-    table = Table(title=f"{options.points} points on {options.nodes} nodes of {options.gpus} GPUs")
-    for heading in ("launcher", "plan", "records", "the command again"):
-        table.add_column(heading)
-    for heading in ("nodes used", "starts", "seconds"):
-        table.add_column(heading, justify="right")
-    for outcome in found:
-        records = ", ".join(f"{count} {status}" for status, count in outcome.statuses.items())
-        table.add_row(
-            outcome.launcher,
-            outcome.plan,
-            records,
-            outcome.again,
-            str(outcome.nodes),
-            str(outcome.starts),
-            f"{outcome.sweep_s:.0f}",
-        )
-    return table
+def _table(found: list[SweepResult], options: argparse.Namespace) -> Table:
+    return table_of(
+        found,
+        {
+            "launcher": "launcher",
+            "plan": "plan",
+            "records": lambda row: ", ".join(f"{count} {status}" for status, count in row.statuses.items()),
+            "the command again": "again",
+            "nodes used": "nodes",
+            "starts": "starts",
+            "seconds": "sweep_s:.0f",
+        },
+        title=f"{options.points} points on {options.nodes} nodes of {options.gpus} GPUs",
+    )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from bench.candidates import enumerated, table
 from bench.output import parser, publish
+from bench.table import Column, table_of
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
@@ -55,14 +56,14 @@ _FSDP_KINDS = frozenset({"all_gather", "reduce_scatter"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class ShardedTrial:
     """One row.
 
     Fields:
         model, mesh, sharding, ac: what was run.
-        verdict: of the trial.
-        seconds: of a rank and step, modelled; `None` without a plan.
-        memory_bytes: of a rank, modelled; `None` without a plan.
+        verdict: verdict of the trial.
+        seconds: modelled time of a rank and step; `None` without a plan.
+        memory_bytes: modelled memory of a rank; `None` without a plan.
         promised_bytes: payload of the plan's collectives; `None` without a plan.
         measured_bytes: payload of all collectives of the measured step, FSDP's included.
         problem: what keeps the row from counting; `None` where nothing does.
@@ -121,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _findings(agent: Agent, model: str, mesh: str, trial_dir: Path) -> list[Finding]:
+def _findings(agent: Agent, model: str, mesh: str, trial_dir: Path) -> list[ShardedTrial]:
     rows = [(sharding, ac) for ac, shardings in ACS.items() for sharding in shardings]
     overrides = [
         [
@@ -141,10 +142,12 @@ def _findings(agent: Agent, model: str, mesh: str, trial_dir: Path) -> list[Find
     ]
 
 
-def _finding(model: str, mesh: str, row: tuple[str, str], record: Record, megatron: Record | None) -> Finding:
+def _finding(
+    model: str, mesh: str, row: tuple[str, str], record: Record, megatron: Record | None
+) -> ShardedTrial:
     plan = (record.plan or {}).get("sharding")
     sharding, ac = row
-    return Finding(
+    return ShardedTrial(
         model=model,
         mesh=mesh,
         sharding=sharding,
@@ -212,27 +215,30 @@ def _promised(record: Record) -> Counter[tuple[str, str]]:
     return found
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    made = Table(title="Sharding over two tensor-parallel ranks, a rank and step")
-    for heading in ("model", "mesh", "sharding", "AC", "verdict"):
-        made.add_column(heading)
-    for heading in ("modelled µs", "modelled memory MiB", "promised MiB", "measured MiB"):
-        made.add_column(heading, justify="right")
-    for row in findings:
-        made.add_row(
-            row.model,
-            row.mesh,
-            row.sharding,
-            row.ac,
-            row.verdict,
-            _number(row.seconds, 1e6),
-            *(_number(size, 1 / _MIB) for size in (row.memory_bytes, row.promised_bytes, row.measured_bytes)),
-        )
-    return made
+def _table(findings: Sequence[ShardedTrial]) -> Table:
+    return table_of(
+        findings,
+        {
+            "model": "model",
+            "mesh": "mesh",
+            "sharding": "sharding",
+            "AC": "ac",
+            "verdict": "verdict",
+            "modelled µs": _scaled("seconds", 1e6),
+            "modelled memory MiB": _scaled("memory_bytes", 1 / _MIB),
+            "promised MiB": _scaled("promised_bytes", 1 / _MIB),
+            "measured MiB": _scaled("measured_bytes", 1 / _MIB),
+        },
+        title="Sharding over two tensor-parallel ranks, a rank and step",
+    )
 
 
-def _number(value: float | None, scale: float) -> str:
-    return "-" if value is None else f"{value * scale:.2f}"
+def _scaled(name: str, scale: float) -> Column:
+    def text(row: ShardedTrial) -> str:
+        value: float | None = getattr(row, name)
+        return "-" if value is None else f"{value * scale:.2f}"
+
+    return text
 
 
 if __name__ == "__main__":

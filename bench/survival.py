@@ -26,6 +26,7 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.sweeps import Sweep, plan_line, private_slurm
+from bench.table import table_of
 from harness.records.store import Store
 
 LAUNCHERS = ("local", "slurm")
@@ -202,17 +203,18 @@ def _table(kills: Sequence[Kill], survivors: Sequence[Survivor]) -> Table:
     right = sum(survivor.is_right for survivor in survivors)
     lost = sum(survivor.lost for survivor in survivors)
     twice = sum(survivor.twice for survivor in survivors)
-    table = Table(
+    return table_of(
+        kills,
+        {
+            "launcher": "launcher",
+            "sweep": "sweep",
+            "last word": "stage",
+            "killed after s": "moment_s:.2f",
+            "finished by then": "finished",
+        },
         title=f"{len(kills)} drivers killed: {lost} finished points lost, {twice} run twice",
         caption=f"{right} of {len(survivors)} sweeps ended with every record",
     )
-    for heading in ("launcher", "sweep", "last word"):
-        table.add_column(heading)
-    for heading in ("killed after s", "finished by then"):
-        table.add_column(heading, justify="right")
-    for kill in kills:
-        table.add_row(kill.launcher, kill.sweep, kill.stage, f"{kill.moment_s:.2f}", str(kill.finished))
-    return table
 
 
 if __name__ == "__main__":

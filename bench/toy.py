@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bench.output import parser, publish
+from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.experiment import Experiment
 from harness.measure.step import instrument
@@ -34,7 +35,7 @@ UNIT_BYTES = 512 * 512 * 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ToyStep:
     """One variant of the toy.
 
     Fields:
@@ -128,14 +129,14 @@ def _overrides(changes: tuple[str, ...], early_stop: bool | None) -> list[str]:
 
 def _measure(
     experiment: Experiment, label: str, _: Any, early_stop: bool | None, flops: int, mib: int
-) -> Row:
+) -> ToyStep:
     batch = experiment.model.fixed_batch()
     assert batch is not None, "the factory brings its input"
     trainee = assemble(experiment, torch.device("cpu"), None, batch)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     saved = report.memory.largest_saved  # fewer than it may list
     rng_state_bytes = sum(storage.bytes for storage in saved if storage.op == "torch.get_rng_state")
-    return Row(
+    return ToyStep(
         variant=label,
         early_stop=early_stop,
         backward=report.work.backward_flops / UNIT_FLOPS,
@@ -146,20 +147,21 @@ def _measure(
     )
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="torchtitan's toy: backward FLOPs in units of 2 * 512**3, saved memory in MiB")
-    for heading in ("variant", "early stop"):
-        table.add_column(heading)
-    for heading in ("backward", "expected", "saved", "expected", "RNG state, bytes"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for row in rows:
-        stop = {None: "-", True: "on", False: "off"}[row.early_stop]
-        numbers = (row.backward, row.expected_backward, row.saved_mib, row.expected_saved_mib)
-        rng_state = f"{row.rng_state_bytes:,}"
-        outcome = "exact" if row.is_exact else "DIFFERS"
-        table.add_row(row.variant, stop, *(f"{number:g}" for number in numbers), rng_state, outcome)
-    return table
+def _table(rows: list[ToyStep]) -> Table:
+    return table_of(
+        rows,
+        {
+            "variant": "variant",
+            "early stop": lambda row: {None: "-", True: "on", False: "off"}[row.early_stop],
+            "backward": "backward:g",
+            "backward, expected": "expected_backward:g",
+            "saved": "saved_mib:g",
+            "saved, expected": "expected_saved_mib:g",
+            "RNG state, bytes": "rng_state_bytes:,",
+            "": lambda row: "exact" if row.is_exact else "DIFFERS",
+        },
+        title="torchtitan's toy: backward FLOPs in units of 2 * 512**3, saved memory in MiB",
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import grimp
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.table import Column, table_of
 
 _PACKAGES = ("harness", "strategies")
 _SOURCES = (*_PACKAGES, "hydra_plugins")
@@ -79,28 +80,18 @@ def main() -> int:
 
 
 def _table(before: Shape | None, after: Shape) -> Table:
-    table = Table(title="Shape of the source tree")
-    table.add_column("figure")
-    columns = [shape for shape in (before, after) if shape is not None]
-    for title in ("before", "after")[-len(columns) :]:
-        table.add_column(title, justify="right")
-    for field in fields(Shape):
-        table.add_row(field.name, *(f"{getattr(shape, field.name):g}" for shape in columns))
-    return table
+    def of(shape: Shape) -> Column:
+        return lambda name: f"{getattr(shape, name):g}"
+
+    shapes = {"before": before, "after": after}
+    columns: dict[str, Column] = {"figure": str}
+    columns |= {name: of(shape) for name, shape in shapes.items() if shape is not None}
+    return table_of([field.name for field in fields(Shape)], columns, title="Shape of the source tree")
 
 
 def _shape_of_checkout(root: Path) -> Shape:
     imports = _imports(root)
-    rooms = {module: _room(module) for module in imports}
-    arrows = {
-        (rooms[importer], rooms[imported])
-        for importer, others in imports.items()
-        for imported in others
-        if rooms[importer] != rooms[imported]
-    }
-    between: dict[str, set[str]] = {room: set() for room in rooms.values()}
-    for importer, imported in arrows:
-        between[importer].add(imported)
+    between = _between_rooms(imports)
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(root)]
     lines = [path.read_text(encoding="utf-8").splitlines() for path in _files(root)]
     branches = [_branches(node) for tree in trees for node in ast.walk(tree) if _is_function(node)]
@@ -108,8 +99,8 @@ def _shape_of_checkout(root: Path) -> Shape:
     documented = sum(map(_docstring_lines, trees)) + sum(map(_comment_lines, lines))
     readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
     return Shape(
-        rooms=len(set(rooms.values())),
-        arrows=len(arrows),
+        rooms=len(between),
+        arrows=sum(map(len, between.values())),
         circles=_circles(imports),
         room_circles=_circles(between),
         longest_chain=_longest_chain(imports),
@@ -124,6 +115,14 @@ def _shape_of_checkout(root: Path) -> Shape:
 
 def _files(root: Path) -> list[Path]:
     return sorted(path for package in _SOURCES for path in (root / package).rglob("*.py"))
+
+
+def _between_rooms(imports: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """Return for each room the other rooms that it imports."""
+    between: dict[str, set[str]] = {_room(module): set() for module in imports}
+    for importer, others in imports.items():
+        between[_room(importer)] |= {_room(imported) for imported in others} - {_room(importer)}
+    return between
 
 
 def _imports(root: Path) -> dict[str, set[str]]:

@@ -29,7 +29,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.output import parser, publish
-from harness.measure.patched import replaced
+from strategies.estimate.patched import replaced
 
 TARGET = 1.5
 """Wall seconds of a trial over those of its steps."""

@@ -12,6 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 import harness
+from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe, environment_id
 from harness.ranks.agent import Agent, RankJob
@@ -21,8 +22,8 @@ from harness.records.record import Ending, Identity, Record, build
 from harness.records.store import trial_id
 from harness.schema import experiment_fields, materialise
 from harness.trial.parallel import device_mesh
-from harness.trial.preflight import device_type
-from harness.trial.run import TrialPlan, run
+from harness.trial.run import run
+from harness.trial.trial_plan import TrialPlan
 
 PRELOAD = ("bench.trials",)
 """What the agent's fork server imports, so that no rank does."""

@@ -28,7 +28,7 @@ from harness.launchers.task import Point
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.fields import encode
 from harness.records.record import Record
-from harness.records.store import trial_id
+from harness.records.store import Store, trial_id
 from harness.report.content.terminal_table import print_table
 from harness.schema import (
     CHOICE_KEYS,
@@ -45,8 +45,10 @@ from harness.schema import (
     without_idle_options,
 )
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
+from harness.sweep.plan import finished_before
 from harness.sweep.planning_log import planning_shown
-from harness.trial.preflight import Preflight, show
+from harness.trial import without_memory
+from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
 _HERE = Path(__file__).parent
@@ -185,9 +187,15 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
 
 
 def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
-    """Return the checks of a command, during which the agent gets ready where trials will need it."""
-    will_need = chosen.show is None and launcher.uses_agent
-    return Preflight(agent.prepare) if will_need else Preflight()
+    """Return the checks of a command, during which the agent gets ready where trials will need it.
+
+    The model of a point that has a finished record is not built to check it.
+    """
+    if chosen.show is not None:
+        return Preflight()
+    run = chosen.run
+    is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
+    return Preflight(is_done, agent.prepare) if launcher.uses_agent else Preflight(is_done)
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -213,7 +221,7 @@ def _show(points: Sequence[Point], what: str) -> None:
             raise each.refusal
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
-        sys.stdout.write(f"{show(each.experiment, what)}\n")
+        sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent) -> Result:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import strategies.ac
-import strategies.chunk
-import strategies.shard
+from importlib import import_module
+
 from strategies.base import Observation, Strategy, Tolerance
 from strategies.discovery import variants
 from strategies.errors import StrategyError
 
-ac_variants = variants(strategies.ac)
-chunk_variants = variants(strategies.chunk)
-shard_variants = variants(strategies.shard)
+ac_variants = variants(import_module("strategies.ac"))
+chunk_variants = variants(import_module("strategies.chunk"))
+shard_variants = variants(import_module("strategies.shard"))
 
 __all__ = [
     "Observation",

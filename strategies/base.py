@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Protocol, get_args, get_type_hints
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints
 
 from strategies.errors import StrategyError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 _SIMPLE = frozenset({bool, int, str, NoneType})
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness.ranks.forkserver import ForkServer
 from tests import rank_pool
+from tests.cpu_time import CpuTime
 from tests.rank_pool import RankPool
 
 LONG = (
@@ -23,8 +26,39 @@ LONG = (
 """Files that take a minute or more: first, so that no worker is alone with one of them at the end."""
 
 
+EXPENSIVE = {
+    "tests/parity/": "test_matrix.py::test_is_bitwise_neutral[full-gpt-single",
+    "tests/slurm/": "test_client.py::test_a_job_waits_runs_and_ends",
+    "tests/gpu/": "",
+    "tests/hydra_plugins/": "",
+    "tests/harness/test_cli.py": "::test_what_a_strategy_decides_is_shown",
+    "tests/harness/trial/test_run.py": "",
+    "tests/harness/sweep/test_launch.py": "::test_a_refused_point_is_a_record",
+    "tests/harness/ranks/test_agent.py": "",
+    "tests/harness/ranks/test_agent_nodes.py": "",
+    "tests/harness/ranks/test_persistent_server.py": "",
+    "tests/harness/report/wandb/": "::test_one_offline_run_a_trial_equals_its_record",
+    "tests/harness/report/formats/test_page.py": "[wide and light]",
+    "tests/strategies/ac/test_sharded.py": "[fsdp2-inside-full]",
+    "tests/strategies/chunk/": "::test_identical_blocks_have_identical_regions",
+    "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
+}
+"""What `make quick` leaves out, by the start of its name, but for tests whose names hold the value."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    costs = os.environ.get("TEST_COSTS")
+    config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    for item in items:
+        if any(
+            item.nodeid.startswith(kind) and not (kept and kept in item.nodeid)
+            for kind, kept in EXPENSIVE.items()
+        ):
+            item.add_marker("expensive")
 
 
 def _place(item: pytest.Item) -> int:

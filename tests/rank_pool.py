@@ -39,7 +39,8 @@ PRELOAD = (
 )
 """What calls import; it is imported once for all ranks, and no collection of garbage looks at it."""
 _GRACE_S = 1.0
-_START_S = 60.0
+_COLLECTIVE_S = 300.0
+"""A rank may plan, while the others wait for it, on a machine that is busy with something else."""
 
 
 class RankFailedError(RuntimeError):
@@ -72,7 +73,7 @@ class RankPool:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
-        self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0, **keywords: Any
+        self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 240.0, **keywords: Any
     ) -> list[Any]:
         """Call `function(rank, *arguments, **keywords)` on every rank; return the results by rank.
 
@@ -141,7 +142,7 @@ def serve(start: _Standing) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(str(start.folder / "store"), start.world_size)  # type: ignore[attr-defined]
-    timeout = timedelta(seconds=_START_S)
+    timeout = timedelta(seconds=_COLLECTIVE_S)
     dist.init_process_group(
         "gloo", store=store, rank=start.rank, world_size=start.world_size, timeout=timeout
     )

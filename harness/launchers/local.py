@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from harness.errors import ConfigError, require_at_least
+from harness.experiment.devices import cuda_count, device_type
 from harness.experiment.mesh import Mesh
 from harness.launchers.base import Flight, Sweep, follow_packer
 from harness.launchers.driven import Driven
-from harness.launchers.lane import COMMAND, LaneSpec
+from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, by_shape
 from harness.launchers.run_task import run_task
@@ -25,7 +24,6 @@ from harness.ranks.rank_report import RankReport
 from harness.records.claims import Submission, claimant, release
 from harness.records.record import Record
 from harness.records.store import Store
-from harness.trial.preflight import device_type
 
 RANKS_PER_CORE = 8
 _HERE = "localhost"
@@ -196,9 +194,9 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
 
 
 def _check_devices(mesh: Mesh) -> None:
-    if not torch.cuda.is_available():
+    devices = cuda_count()
+    if devices == 0:
         raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")
-    devices = torch.cuda.device_count()
     if mesh.ranks_per_node > devices:
         raise ConfigError(
             "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
@@ -210,4 +208,4 @@ def _cores() -> list[int]:
 
 
 def _devices() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    return list(range(cuda_count()))

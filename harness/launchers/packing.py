@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from harness.launchers.lane import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
+from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task

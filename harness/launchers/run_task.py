@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
+from harness.experiment.links import chain
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
@@ -18,12 +20,10 @@ from harness.ranks.rank_report import PHASES, read_reports
 from harness.records.claims import read_attempt
 from harness.records.record import Ending, Identity, Record, build, refused
 from harness.records.store import Store, write_atomically
-from harness.trial.preflight import device_type
-from harness.trial.proof import chain
-from harness.trial.run import BASELINES, TrialPlan
+from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 from strategies import Tolerance
 
-PRELOAD = ("harness.trial.run",)
+PRELOAD = (ENTRY.partition(":")[0],)
 """Modules that a trial's ranks need beside the agent's own."""
 
 Supervise = Callable[[RankJob], Outcome]
@@ -135,7 +135,7 @@ def rank_job(plan: TrialPlan, trial_dir: Path, resources: Resources) -> RankJob:
     mesh = plan.experiment.mesh
     return RankJob(
         trial_dir=trial_dir,
-        entry="harness.trial.run:run",
+        entry=ENTRY,
         payload=plan,
         ranks=mesh.ranks_per_node,
         world_size=mesh.world_size,

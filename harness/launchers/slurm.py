@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
+from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
 from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
-from harness.launchers.lane import STOP, LaneSpec, run_element
+from harness.launchers.lane_spec import STOP, LaneSpec
 from harness.launchers.resource_shape import Resources, Shape, by_shape
 from harness.launchers.run_task import now, refuse_task
 from harness.launchers.slurm_ends import Look
-from harness.launchers.slurm_submit import Call, Request, submit
 from harness.launchers.task import Task
 from harness.records.claims import (
     Submission,
@@ -188,9 +188,9 @@ class OnSlurm(ABC):
             ConfigError: it does not fit, or sbatch refuses it.
         """
 
-    def request(self, submission: Submission, **resources: Any) -> Request:
+    def request(self, submission: Submission, **resources: Any) -> slurm_submit.Request:
         """Return what is asked of sbatch: what all jobs ask for, and `resources`."""
-        return Request(
+        return slurm_submit.Request(
             name=submission.job_name,
             time_min=self.time_min,
             partition=self.partition,
@@ -316,7 +316,9 @@ class Slurm(OnSlurm):
                 sys_path=absolute_sys_path(),
             )
             spec.write()
-        calls = [Call(function=run_element, args=(str(folder), task.trial_id)) for task in tasks]
+        calls = [
+            slurm_submit.Call(function=lane.run_element, args=(str(folder), task.trial_id)) for task in tasks
+        ]
         request = self.request(
             submission,
             nodes=shape.nodes,
@@ -324,7 +326,7 @@ class Slurm(OnSlurm):
             gpus_per_node=self._gpus(shape),
             array_parallelism=self.array_parallelism,
         )
-        return submit(calls, request, folder / "jobs")
+        return slurm_submit.submit(calls, request, folder / "jobs")
 
     def _gpus(self, shape: Shape) -> int:
         if self.gpus_per_node is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from harness.launchers import slurm_client as slurm
 from harness.launchers.base import End, Flight, Sweep
-from harness.launchers.lane import STOP, TIME_LIMIT_STATUS
+from harness.launchers.lane_spec import STOP, TIME_LIMIT_STATUS
 from harness.records.claims import folder_of, read_attempt
 
 _SETTLE_S = 3.0

@@ -18,13 +18,13 @@ from typing import ClassVar
 from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
+from harness.launchers import slurm_submit
 from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
-from harness.launchers.lane import COMMAND, LaneSpec
+from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, Shape, by_shape, shape_of
 from harness.launchers.slurm import OnSlurm, absolute_sys_path
-from harness.launchers.slurm_submit import Call, submit
 from harness.launchers.task import Task
 from harness.records.claims import Submission, folder_of
 from harness.records.record import Record
@@ -133,7 +133,8 @@ class SlurmPacked(OnSlurm):
             gpus_per_node=load.allocation.gpus,
             use_srun=False,  # the packer runs on the first node, and starts the steps itself
         )
-        (job,) = submit([Call(function=run_packer, args=(str(folder),))], request, folder / "jobs")
+        calls = [slurm_submit.Call(function=run_packer, args=(str(folder),))]
+        (job,) = slurm_submit.submit(calls, request, folder / "jobs")
         return [job] * len(tasks)
 
     def load(

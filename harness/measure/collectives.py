@@ -9,43 +9,37 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.measure.tensors import tensors_in
+from strategies.estimate.tensors import tensors_in
+
+_OPERATORS = {
+    "all_reduce": """
+        c10d::allreduce_ c10d::allreduce_coalesced_ _c10d_functional::all_reduce
+        _c10d_functional::all_reduce_ _c10d_functional::all_reduce_coalesced
+        _c10d_functional::all_reduce_coalesced_
+    """,
+    "all_gather": """
+        c10d::allgather_ c10d::allgather_coalesced_ c10d::_allgather_base_
+        c10d::allgather_into_tensor_coalesced_ _c10d_functional::all_gather_into_tensor
+        _c10d_functional::all_gather_into_tensor_out _c10d_functional::all_gather_into_tensor_coalesced
+    """,
+    "reduce_scatter": """
+        c10d::reduce_scatter_ c10d::_reduce_scatter_base_ c10d::reduce_scatter_tensor_coalesced_
+        _c10d_functional::reduce_scatter_tensor _c10d_functional::reduce_scatter_tensor_out
+        _c10d_functional::reduce_scatter_tensor_coalesced
+    """,
+    "broadcast": "c10d::broadcast_ _c10d_functional::broadcast _c10d_functional::broadcast_",
+    "all_to_all": "c10d::alltoall_ c10d::alltoall_base_ _c10d_functional::all_to_all_single",
+    "reduce": "c10d::reduce_",
+    "gather": "c10d::gather_",
+    "scatter": "c10d::scatter_",
+    "send": "c10d::send",
+    "recv": "c10d::recv_ c10d::recv_any_source_",
+    "barrier": "c10d::barrier",
+}
+"""Operators that start a collective, by its name."""
 
 NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "c10d::allreduce_": "all_reduce",
-        "c10d::allreduce_coalesced_": "all_reduce",
-        "c10d::allgather_": "all_gather",
-        "c10d::allgather_coalesced_": "all_gather",
-        "c10d::_allgather_base_": "all_gather",
-        "c10d::allgather_into_tensor_coalesced_": "all_gather",
-        "c10d::reduce_scatter_": "reduce_scatter",
-        "c10d::_reduce_scatter_base_": "reduce_scatter",
-        "c10d::reduce_scatter_tensor_coalesced_": "reduce_scatter",
-        "c10d::broadcast_": "broadcast",
-        "c10d::alltoall_": "all_to_all",
-        "c10d::alltoall_base_": "all_to_all",
-        "c10d::reduce_": "reduce",
-        "c10d::gather_": "gather",
-        "c10d::scatter_": "scatter",
-        "c10d::send": "send",
-        "c10d::recv_": "recv",
-        "c10d::recv_any_source_": "recv",
-        "c10d::barrier": "barrier",
-        "_c10d_functional::all_reduce": "all_reduce",
-        "_c10d_functional::all_reduce_": "all_reduce",
-        "_c10d_functional::all_reduce_coalesced": "all_reduce",
-        "_c10d_functional::all_reduce_coalesced_": "all_reduce",
-        "_c10d_functional::all_gather_into_tensor": "all_gather",
-        "_c10d_functional::all_gather_into_tensor_out": "all_gather",
-        "_c10d_functional::all_gather_into_tensor_coalesced": "all_gather",
-        "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
-        "_c10d_functional::reduce_scatter_tensor_out": "reduce_scatter",
-        "_c10d_functional::reduce_scatter_tensor_coalesced": "reduce_scatter",
-        "_c10d_functional::all_to_all_single": "all_to_all",
-        "_c10d_functional::broadcast": "broadcast",
-        "_c10d_functional::broadcast_": "broadcast",
-    }
+    {operator: name for name, operators in _OPERATORS.items() for operator in operators.split()}
 )
 
 # methods of a process group, in one release of torch or another, that write into tensors they are given

@@ -1,6 +1,7 @@
 """What a measurement depends on beside its experiment: versions, device, driver, sources.
 
-Nothing here initialises CUDA, so that the driver process can decide what to skip before any rank exists.
+Nothing here imports torch or initialises CUDA, so that the driver can decide what to skip before any rank
+exists. A process that has not imported torch has no process group and no CUDA context.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import importlib.util
 import json
 import os
 import platform
+import runpy
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import distributed
+from typing import TYPE_CHECKING, Any
 
 from harness.measure import nvml
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = (
     "torch",
@@ -36,6 +39,24 @@ _PACKAGES = (
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}
 _IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")
+_KEYS = (
+    "python",
+    "torch",
+    "cuda",
+    "backend",
+    "device",
+    "cpus",
+    "driver",
+    "host",
+    "world_size",
+    "commit",
+    "packages",
+    "source_digest",
+    "files",
+    "foreign_processes",
+)
+"""In the order in which records show them."""
+
 _ID_DIGITS = 12
 _GIT_DEADLINE_S = 10.0
 _READ_BYTES = 16 * 1024 * 1024  # of one of the user's files; a token file can be of any size
@@ -52,24 +73,33 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
     device (its name), cpus, driver, host, commit, packages, source_digest, foreign_processes (None where
     nobody can tell). What does not exist here is None.
     """
-    device = torch.device(device)
-    is_cuda = device.type == "cuda"
-    is_distributed = distributed.is_available() and distributed.is_initialized()
+    kind, index = _parts(device)
+    backend, world_size = _process_group()
+    described = {
+        **identity(device, files),
+        "backend": backend,
+        "host": platform.node(),
+        "world_size": world_size,
+        "commit": _commit(Path(__file__)),
+        "foreign_processes": _foreign_processes(index) if kind == "cuda" else None,
+    }
+    return {key: described[key] for key in _KEYS}
+
+
+def identity(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Return the part of `describe` that `environment_id` reads; nothing here asks git or other processes."""
+    kind, index = _parts(device)
+    torch_version = _torch_version()
     return {
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "backend": distributed.get_backend() if is_distributed else None,
-        "device": nvml.device_name(device.index or 0) if is_cuda else _cpu_name(),
+        "torch": torch_version["__version__"],
+        "cuda": torch_version["cuda"],
+        "device": nvml.device_name(index) if kind == "cuda" else _cpu_name(),
         "cpus": os.cpu_count(),
-        "driver": nvml.driver_version() if is_cuda else None,
-        "host": platform.node(),
-        "world_size": distributed.get_world_size() if is_distributed else 1,
-        "commit": _commit(Path(__file__)),
+        "driver": nvml.driver_version() if kind == "cuda" else None,
         "packages": _package_versions(),
         "source_digest": _source_digest(),
         "files": {str(path): _fingerprint(path) for path in files},
-        "foreign_processes": _foreign_processes(device.index or 0) if is_cuda else None,
     }
 
 
@@ -82,6 +112,28 @@ def environment_id(environment: Mapping[str, Any]) -> str:
     identity = {key: environment[key] for key in _IDENTITY}
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:_ID_DIGITS]
+
+
+def _parts(device: torch.device | str) -> tuple[str, int]:
+    """Return type and index of a device; `cuda` is `cuda:0`."""
+    kind, _, index = str(device).partition(":")
+    return kind, int(index or 0)
+
+
+def _process_group() -> tuple[str | None, int]:
+    """Return backend and size of the process group, `None` and 1 without one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None, 1
+    return distributed.get_backend(), distributed.get_world_size()
+
+
+def _torch_version() -> dict[str, Any]:
+    """Return the names that `torch/version.py` defines: `__version__`, `cuda` and others."""
+    specification = importlib.util.find_spec("torch")
+    assert specification is not None
+    assert specification.origin is not None
+    return runpy.run_path(str(Path(specification.origin).with_name("version.py")))
 
 
 def _cpu_name() -> str:
@@ -163,6 +215,7 @@ def _foreign_processes(index: int) -> list[dict[str, Any]] | None:
     if processes is None:
         return None
     own = os.getpid()
-    if torch.cuda.is_initialized() and all(process.pid != own for process in processes):
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized() and all(process.pid != own for process in processes):
         return None
     return [asdict(process) for process in processes if process.pid != own]

@@ -1,4 +1,4 @@
-"""Undoing the one thing that watching changes: torch avoids in-place operators under a dispatch mode.
+"""In-place operators of a watched step: under a dispatch mode torch avoids them, and here they come back.
 
 An active mode passes for a tensor subclass (`isTensorSubclassLike`). Some backward formulas then fill a
 fresh tensor of zeros out of place, the engine adds two gradients of one tensor out of place, and math
@@ -30,9 +30,10 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
 )
 
-from harness.measure.memory.locator import running_node, sequence_number
-from harness.measure.patched import replaced
-from harness.measure.tensors import alias_of, must_unwrap, plain_tensors, storage_key, tensors_in
+from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import replaced
+from strategies.estimate.position import running_node, sequence_number
+from strategies.estimate.tensors import alias_of, must_unwrap, plain_tensors, tensors_in
 
 _aten = torch.ops.aten
 
@@ -59,7 +60,7 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 
 
 class AsUnwatched(TorchDispatchMode):
-    """Runs every operator as it would run without a mode; entered last, it lets the others see that."""
+    """Runs every operator as without a dispatch mode; enter it last, so that other modes see the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class AsUnwatched(TorchDispatchMode):
         if func is _aten.add.Tensor and self._is_accumulation(node, args):
             return _accumulated(*args, sole_owner=self._sole_owner)
         result = _IN_PLACE.get((node.name(), func), func)(*args, **kwargs)
-        self._made_by_node |= {storage_key(tensor) for tensor in plain_tensors(tensors_in(result))}
+        self._made_by_node |= {key_of(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
     def _attending(self, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -131,7 +132,7 @@ class AsUnwatched(TorchDispatchMode):
         if not isinstance(second, Tensor):
             return False
         edges = [edge for edge in node.next_functions if edge[0] is not None]
-        return storage_key(first) not in self._made_by_node or len(set(edges)) < len(edges)
+        return key_of(first) not in self._made_by_node or len(set(edges)) < len(edges)
 
 
 def _accumulated(first: Tensor, second: Tensor, *, sole_owner: tuple[int, int]) -> Tensor:

@@ -1,6 +1,10 @@
-"""What NVIDIA's management library says about a GPU, without creating a CUDA context.
+"""GPU names, driver, processes and energy from NVIDIA's management library, without a CUDA context.
 
-Every question has the answer None where there is no library, no driver or no such counter.
+`torch.cuda` is no substitute. `get_device_name` initialises CUDA. `list_gpu_processes` returns a printed text
+without names, and fails where the driver hides the memory of a process. `power_draw` is a momentary power,
+not an energy. The driver's version and MIG instances are missing.
+
+Every function returns None where there is no library, no driver or no such counter.
 """
 
 from __future__ import annotations

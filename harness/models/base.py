@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.errors import ConfigError, require_at_least, require_fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,17 +32,19 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch with every tensor on `device`."""
-        moved = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), (self.inputs, self.targets))
-        return dataclasses.replace(self, inputs=moved[0], targets=moved[1])
+        return self._mapped(lambda tensor: tensor.to(device))
 
     def rows(self, first: int, count: int) -> Batch:
         """Return samples `[first, first + count)`: rows of every tensor, in memory of their own."""
-        cut = pytree.tree_map_only(
-            Tensor,
-            lambda tensor: tensor[first : first + count].clone(memory_format=torch.contiguous_format),
-            (self.inputs, self.targets),
+        return self._mapped(
+            lambda tensor: tensor[first : first + count].clone(memory_format=torch.contiguous_format)
         )
-        return dataclasses.replace(self, inputs=cut[0], targets=cut[1])
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `change` of every tensor."""
+        tree = self.inputs, self.targets
+        inputs, targets = torch.utils._pytree.tree_map_only(torch.Tensor, change, tree)  # noqa: SLF001 (no public name)
+        return dataclasses.replace(self, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +136,7 @@ class LanguageModelSpec(ModelSpec):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
         assert batch.targets is not None, "a language model's batch has targets"
-        return functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+        return torch.nn.functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
 
     def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
         """Return the forward FLOPs of a token, counted as `flops_per_sample` says, or `None` if unknown."""

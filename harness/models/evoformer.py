@@ -10,23 +10,21 @@ Block widths as in Cheng et al. 2022, arXiv:2203.00854 (FastFold).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
 
 from harness.errors import require_at_least
-from harness.models.base import Batch, ModelSpec, require_shape
-from harness.models.parts.initialisation import initialise
-from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention, Transition
-from harness.models.parts.shared_dropout import SharedDropout
-from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
+from harness.models.base import Batch, ModelSpec
+from harness.models.parts import protein_trunk
+from harness.models.shapes.sizes import require_sizes
 
-_BRANCHES = 6  # that a block adds to the pair representation; three to the MSA
-_FARTHEST = 32  # residues apart, from where on relative positions are one
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
 _MASKED_FRACTION = 0.15
 _UNMASKED = -100  # cross entropy leaves these targets out
 _DISTOGRAM_WEIGHT, _MSA_WEIGHT = 0.3, 2.0
@@ -42,17 +40,17 @@ class EvoformerSpec(ModelSpec):
         n_layers: blocks, >= 1.
         msa_width: width M.
         msa_heads: heads of the attention along rows and columns.
-        msa_head_width: width of one of them.
+        msa_head_width: width of one such head.
         pair_width: width Z.
         pair_heads: heads of the triangle attention.
-        pair_head_width: width of one of them.
+        pair_head_width: width of one such head.
         outer_width: width C of the vectors whose outer product is averaged over sequences.
         triangle_width: hidden width T of the triangle multiplication.
         transition_factor: hidden width of the transitions over M and over Z.
-        global_columns: whether columns attend with one query each, as in the extra MSA stack.
+        global_columns: True where columns attend with one query each, as in the extra MSA stack.
         n_sequences: rows S of the MSA, >= 1.
-        n_residues: its columns R, >= 1.
-        n_tokens: kinds of residues, the last of which is the mask, >= 2.
+        n_residues: columns R of the MSA, >= 1.
+        n_tokens: kinds of residues, >= 2; the last is the mask.
         n_bins: bins of the distogram, >= 2.
     """
 
@@ -73,27 +71,32 @@ class EvoformerSpec(ModelSpec):
     n_bins: int
 
     def __post_init__(self) -> None:
-        require_shape(
-            self,
-            n_layers=self.n_layers,
-            msa_width=self.msa_width,
-            msa_heads=self.msa_heads,
-            msa_head_width=self.msa_head_width,
-            pair_width=self.pair_width,
-            pair_heads=self.pair_heads,
-            pair_head_width=self.pair_head_width,
-            outer_width=self.outer_width,
-            triangle_width=self.triangle_width,
-            transition_factor=self.transition_factor,
-            n_sequences=self.n_sequences,
-            n_residues=self.n_residues,
-        )
         require_at_least("model.n_tokens", self.n_tokens, 2)
         require_at_least("model.n_bins", self.n_bins, 2)
+        require_sizes(self)
 
     def build(self) -> nn.Module:
         """Return an `Evoformer`."""
-        return Evoformer(self)
+        msa = {"width": self.msa_width, "n_heads": self.msa_heads, "head_width": self.msa_head_width}
+        pair = {"width": self.pair_width, "n_heads": self.pair_heads, "head_width": self.pair_head_width}
+        block = partial(
+            protein_trunk.EvoformerBlock,
+            msa=msa,
+            pair=pair,
+            outer_width=self.outer_width,
+            triangle_width=self.triangle_width,
+            transition_factor=self.transition_factor,
+            is_global=self.global_columns,
+            dropout=self.dropout,
+        )
+        return protein_trunk.Evoformer(
+            n_layers=self.n_layers,
+            block=block,
+            n_tokens=self.n_tokens,
+            n_bins=self.n_bins,
+            msa_width=self.msa_width,
+            pair_width=self.pair_width,
+        )
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return MSAs with masked residues, int64 of shape (B, S, R), and a pair of targets.
@@ -130,7 +133,9 @@ class EvoformerSpec(ModelSpec):
             outputs: logits of residues of shape (B, S, R, tokens) and of distances of shape (B, R, R, bins).
         """
         losses = (
-            functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=_UNMASKED)
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, -2).float(), targets.flatten(), ignore_index=_UNMASKED
+            )
             for logits, targets in zip(outputs, batch.targets, strict=True)
         )
         msa_loss, distogram_loss = losses
@@ -143,7 +148,7 @@ class EvoformerSpec(ModelSpec):
         return self.n_layers * (self._msa_flops(cells) + self._pair_flops(cells, pairs)) + heads
 
     def _msa_flops(self, cells: int) -> int:
-        """Return those of rows, columns and transition of a block."""
+        """Return the FLOPs of a block's row attention, column attention and MSA transition."""
         width, inner = self.msa_width, self.msa_heads * self.msa_head_width
         projections = 10 * cells * width * inner
         bias = 2 * self.n_residues**2 * self.pair_width * self.msa_heads
@@ -155,7 +160,7 @@ class EvoformerSpec(ModelSpec):
         return rows + columns + 4 * cells * self.transition_factor * width**2
 
     def _pair_flops(self, cells: int, pairs: int) -> int:
-        """Return those of outer product, triangles and transition of a block."""
+        """Return the FLOPs of a block's outer product, triangles and pair transition."""
         width, inner = self.pair_width, self.pair_heads * self.pair_head_width
         outer = 4 * cells * self.msa_width * self.outer_width
         outer += 2 * pairs * self.outer_width**2 * (self.n_sequences + width)
@@ -164,79 +169,3 @@ class EvoformerSpec(ModelSpec):
         attention = pairs * (10 * width * inner + 2 * width * self.pair_heads)
         attention += 4 * pairs * self.n_residues * inner
         return outer + 2 * products + 2 * attention + 4 * pairs * self.transition_factor * width**2
-
-
-class Evoformer(nn.Module):
-    """Logits of masked residues, and of the distances between residues."""
-
-    def __init__(self, spec: EvoformerSpec) -> None:
-        super().__init__()
-        self.msa_embedding = nn.Embedding(spec.n_tokens, spec.msa_width)
-        self.query_embedding = nn.Embedding(spec.n_tokens, spec.msa_width)
-        self.left_embedding = nn.Embedding(spec.n_tokens, spec.pair_width)
-        self.right_embedding = nn.Embedding(spec.n_tokens, spec.pair_width)
-        self.position = nn.Embedding(2 * _FARTHEST + 1, spec.pair_width)
-        self.layers = nn.ModuleList(EvoformerBlock(spec) for _ in range(spec.n_layers))
-        self.msa_head = nn.Linear(spec.msa_width, spec.n_tokens)
-        self.distogram_head = nn.Linear(spec.pair_width, spec.n_bins)
-        initialise(self, n_layers=spec.n_layers * _BRANCHES // 2, by_fan_in=True)
-
-    def forward(self, tokens_BSR: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits of shapes (B, S, R, tokens) and (B, R, R, bins), the latter symmetric in residues."""
-        msa_BSRM, pair_BIJZ = self.embed(tokens_BSR)
-        for layer in self.layers:
-            msa_BSRM, pair_BIJZ = layer(msa_BSRM, pair_BIJZ)
-        return self.msa_head(msa_BSRM), self.distogram_head(pair_BIJZ + pair_BIJZ.transpose(1, 2))
-
-    def embed(self, tokens_BSR: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first MSA and pair representation; the first sequence is the query."""
-        query_BR = tokens_BSR[:, 0]
-        msa_BSRM = self.msa_embedding(tokens_BSR) + self.query_embedding(query_BR).unsqueeze(1)
-        residue_R = torch.arange(tokens_BSR.size(2), device=tokens_BSR.device)
-        offset_IJ = (residue_R.unsqueeze(1) - residue_R).clamp(-_FARTHEST, _FARTHEST) + _FARTHEST
-        left_BI1Z = self.left_embedding(query_BR).unsqueeze(2)
-        right_B1JZ = self.right_embedding(query_BR).unsqueeze(1)
-        return msa_BSRM, left_BI1Z + right_B1JZ + self.position(offset_IJ)
-
-
-class EvoformerBlock(nn.Module):
-    """Rows, columns and transition of the MSA; then the pair from it and along triangles (algorithm 6).
-
-    With global columns the block of the extra MSA stack (algorithm 18).
-    """
-
-    def __init__(self, spec: EvoformerSpec) -> None:
-        super().__init__()
-        msa: dict[str, Any] = {
-            "width": spec.msa_width, "n_heads": spec.msa_heads, "head_width": spec.msa_head_width,
-        }  # fmt: skip
-        pair: dict[str, Any] = {
-            "width": spec.pair_width, "n_heads": spec.pair_heads, "head_width": spec.pair_head_width,
-        }  # fmt: skip
-        edges = {"width": spec.pair_width, "hidden_width": spec.triangle_width}
-        factor = spec.transition_factor
-        self.row_attention = RowAttention(pair_width=spec.pair_width, **msa)
-        self.column_attention = ColumnAttention(is_global=spec.global_columns, **msa)
-        self.msa_transition = Transition(width=spec.msa_width, hidden_width=factor * spec.msa_width)
-        self.outer_product_mean = OuterProductMean(
-            width=spec.msa_width, outer_width=spec.outer_width, pair_width=spec.pair_width
-        )
-        self.outgoing_product = TriangleMultiplication(is_incoming=False, **edges)
-        self.incoming_product = TriangleMultiplication(is_incoming=True, **edges)
-        self.starting_attention = TriangleAttention(is_ending=False, **pair)
-        self.ending_attention = TriangleAttention(is_ending=True, **pair)
-        self.pair_transition = Transition(width=spec.pair_width, hidden_width=factor * spec.pair_width)
-        self.row_dropout = SharedDropout(spec.dropout, dim=1)
-        self.column_dropout = SharedDropout(spec.dropout, dim=2)
-
-    def forward(self, msa_BSRM: Tensor, pair_BIJZ: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tensors of shapes (B, S, R, M) and (B, I, J, Z)."""
-        msa_BSRM = msa_BSRM + self.row_dropout(self.row_attention(msa_BSRM, pair_BIJZ))
-        msa_BSRM = msa_BSRM + self.column_attention(msa_BSRM)
-        msa_BSRM = msa_BSRM + self.msa_transition(msa_BSRM)
-        pair_BIJZ = pair_BIJZ + self.outer_product_mean(msa_BSRM)
-        pair_BIJZ = pair_BIJZ + self.row_dropout(self.outgoing_product(pair_BIJZ))
-        pair_BIJZ = pair_BIJZ + self.row_dropout(self.incoming_product(pair_BIJZ))
-        pair_BIJZ = pair_BIJZ + self.row_dropout(self.starting_attention(pair_BIJZ))
-        pair_BIJZ = pair_BIJZ + self.column_dropout(self.ending_attention(pair_BIJZ))
-        return msa_BSRM, pair_BIJZ + self.pair_transition(pair_BIJZ)

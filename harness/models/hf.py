@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError
 from harness.models.base import Batch, LanguageModelSpec, require_shape
-from harness.models.parts.containers import require_container
+from harness.models.parts import containers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,15 +20,15 @@ class HFSpec(LanguageModelSpec):
     """A `transformers` model; nothing is downloaded.
 
     Fields:
-        vocab_size: as everywhere, and equal to that in `overrides` where it is set there.
-        dropout: written to every dropout field of the configuration; refused when positive and there is none.
+        vocab_size: number of tokens V; equal to `overrides["vocab_size"]` where that is set.
+        dropout: value of every dropout field of the configuration; refused when positive and there is none.
         config_class: name of a configuration class, `GPT2Config`.
-        n_layers: blocks, >= 1; null for what the class has by default.
-        width: residual width, >= 1; null likewise.
-        n_heads: attention heads, >= 1; null likewise. Key-value heads that `overrides` leaves open are
-            the most that divide them, up to the class's own number.
-        overrides: any fields of that class, under its own names (`n_layer`) or the general ones
-            (`num_hidden_layers`); they win over the fields above, and own names over general ones.
+        n_layers: blocks, >= 1; null for the default of the class.
+        width: residual width, >= 1; null for the default of the class.
+        n_heads: attention heads, >= 1; null for the default of the class. Without an override, key-value
+            heads are the largest divisor of it that is at most the default of the class.
+        overrides: fields of the class, under its own names (`n_layer`) or general ones
+            (`num_hidden_layers`). They win over the fields above, and own names over general ones.
     """
 
     config_class: str
@@ -51,7 +52,7 @@ class HFSpec(LanguageModelSpec):
                 refused, or `layers_fqn` names no container of blocks.
         """
         model: nn.Module = _transformers().make_model(self._config())
-        require_container(model, self.layers_fqn)
+        containers.require_container(model, self.layers_fqn)
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -59,7 +60,7 @@ class HFSpec(LanguageModelSpec):
         return LanguageModelSpec.loss(self, outputs.logits, batch)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the configuration class's own plan.
+        """Return the plan of the configuration class.
 
         Raises:
             ConfigError: it asks for more than splitting linears by column or row.
@@ -93,6 +94,7 @@ class HFSpec(LanguageModelSpec):
 def _transformers() -> ModuleType:
     """Return the module that imports `transformers`, an optional and slow import."""
     try:
+        importlib.import_module("transformers")  # fails here even where imports of `parts` are deferred
         return importlib.import_module("harness.models.parts.huggingface")
     except ModuleNotFoundError as error:
         problem = f"model=hf needs the package {error.name!r}; pip install 'acbench[hf]'"

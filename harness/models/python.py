@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature, unwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from harness.errors import ConfigError, Terminated
 from harness.models.base import Batch, LanguageModelSpec, require_shape
-from harness.models.parts.containers import require_container
-from harness.models.parts.sources import user_files
+from harness.models.parts import containers, sources
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
 
@@ -31,12 +32,12 @@ class PythonSpec(LanguageModelSpec):
     tuple of positional inputs of every step and `loss_fn(outputs)` a scalar on the device of `outputs`.
 
     Fields:
-        layers_fqn: container of the blocks; empty when there is none.
-        vocab_size: tokens V that the module takes; unused with example inputs.
-        dropout: given to a factory that takes `dropout`; otherwise refused when positive.
+        layers_fqn: FQN of the container of the blocks; empty when there is none.
+        vocab_size: number of tokens V that the module takes; unused with example inputs.
+        dropout: argument of a factory that takes `dropout`; refused when positive and the factory takes none.
         factory: `package.module:function`, importable, or below the current folder.
-        tp_column: FQN patterns of linears split by column under tensor parallelism.
-        tp_row: the same, by row.
+        tp_column: FQN patterns of linears that tensor parallelism splits by column.
+        tp_row: FQN patterns of linears that tensor parallelism splits by row.
     """
 
     factory: str
@@ -57,11 +58,11 @@ class PythonSpec(LanguageModelSpec):
                 `layers_fqn` names no container of blocks.
         """
         model = _make(self.factory, self.dropout).model
-        require_container(model, self.layers_fqn)
+        containers.require_container(model, self.layers_fqn)
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the factory's own loss, or the mean cross entropy where it brings none."""
+        """Return the loss of the factory's `loss_fn`, or the mean cross entropy if there is none."""
         if batch.targets is not None:
             return LanguageModelSpec.loss(self, outputs, batch)
         example = _example(self.factory, self.dropout)
@@ -73,7 +74,7 @@ class PythonSpec(LanguageModelSpec):
         return _files(self.factory, self.dropout)
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return what `tp_column` and `tp_row` say."""
+        """Return the linears of `tp_column` and `tp_row`."""
         return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
 
     def fixed_batch(self) -> Batch | None:
@@ -110,13 +111,13 @@ def _example(factory: str, dropout: float) -> _Example | None:
 
 @functools.cache
 def _files(factory: str, dropout: float) -> tuple[Path, ...]:
-    """Return the user's files behind `factory`, known only when it has run: it may import as it goes."""
+    """Return the user's files behind `factory`. It runs first, because it may import modules as it runs."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = _make(factory, dropout).model
     function = unwrap(_without_arguments(_import(factory)))
     defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
-    return user_files([factory.partition(":")[0], defined_in, *classes])
+    return sources.user_files([factory.partition(":")[0], defined_in, *classes])
 
 
 def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,9 +128,9 @@ def _make(factory: str, dropout: float) -> _Made:
     function = _import(factory)
     made = _call(factory, function, _arguments(function, dropout))
     match made:
-        case nn.Module():
+        case torch.nn.Module():
             return _Made(model=made, example=None)
-        case (nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
+        case (torch.nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
             return _Made(model=model, example=_Example(inputs=inputs, loss_fn=loss_fn))
     raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {factory!r}")
 
@@ -155,7 +156,7 @@ def _import(factory: str) -> Callable[..., Any]:
 
 
 def _call(factory: str, function: Callable[..., Any], arguments: dict[str, float]) -> Any:
-    """Return what the user's code makes; on the meta device where it can, or else for real."""
+    """Return what the user's code makes: on the meta device if it can, otherwise on CPU."""
     try:
         return function(**arguments)
     except (MemoryError, torch.OutOfMemoryError, Terminated):

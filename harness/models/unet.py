@@ -1,10 +1,10 @@
 """A diffusion model's UNet: residual blocks down and up a ladder of resolutions, with skips between.
 
-Shapes: B batch, C channels, Y rows, X columns, T = Y·X pixels, E width of the time embedding.
+Shapes: B batch, Y rows, X columns.
 
-`layers` holds every residual block, down, middle and up, in the order of calls; resampling, attention and
-the concatenation of a skip are parts of a block. So all that grows with the image, but stem and head, is
-in one container of alike units, and what crosses a region is what crosses a block: features, time and skips.
+`layers` holds every residual block in the order of calls: down, middle, up. Resampling, attention and the
+concatenation of a skip are parts of a block. So one container holds everything that grows with the image,
+except stem and head, and a region around a block reads features, time and skips.
 
 Source: Ho et al. 2020, arXiv:2006.11239, section 3.2 to 4 and appendix B (UNet, loss); Dhariwal and Nichol
 2021, arXiv:2105.05233, section 3 (resampling inside of residual blocks, adaptive group norm).
@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from harness.errors import ConfigError
-from harness.models.base import Batch, ModelSpec, require_divides, require_shape
-from harness.models.parts.initialisation import initialise
-from harness.models.parts.unet_block import BlockPlan, ResidualBlock
+from harness.models.base import Batch, ModelSpec, require_divides
+from harness.models.parts import denoiser, unet_block
+from harness.models.shapes.sizes import require_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _CHANNELS = 3
 _N_TIMES = 1000
 _FIRST_VARIANCE, _LAST_VARIANCE = 1e-4, 0.02  # of the noise that a time step adds, linear in between
-_LONGEST_PERIOD = 10_000.0
 _TIME_FACTOR = 4  # width E of the time embedding over that of the first level
 
 
@@ -41,7 +41,7 @@ class UNetSpec(ModelSpec):
         width: channels of the first level, a multiple of `n_groups` and of `head_width`.
         multipliers: channels of each level over `width`; each level halves rows and columns.
         n_blocks: residual blocks of a level on the way down, >= 1; one more on the way up.
-        attention_sizes: rows of the levels whose blocks attend, and the middle always does.
+        attention_sizes: rows of the levels whose blocks attend; the middle always does.
         head_width: channels of an attention head, >= 1.
         n_groups: groups of channels in a norm, >= 1.
         image_size: rows and columns of an image, a multiple of 2 to the number of levels less one.
@@ -56,14 +56,7 @@ class UNetSpec(ModelSpec):
     image_size: int
 
     def __post_init__(self) -> None:
-        require_shape(
-            self,
-            width=self.width,
-            n_blocks=self.n_blocks,
-            head_width=self.head_width,
-            n_groups=self.n_groups,
-            image_size=self.image_size,
-        )
+        require_sizes(self)
         require_divides("head_width", self.head_width, "width", self.width)
         require_divides("n_groups", self.n_groups, "width", self.width)
         if self.width % 2:
@@ -82,7 +75,14 @@ class UNetSpec(ModelSpec):
 
     def build(self) -> nn.Module:
         """Return a `UNet`."""
-        return UNet(self)
+        return denoiser.UNet(
+            tuple(self.plan()),
+            width=self.width,
+            time_width=_TIME_FACTOR * self.width,
+            n_groups=self.n_groups,
+            head_width=self.head_width,
+            dropout=self.dropout,
+        )
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return noisy images, float32 of shape (B, 3, Y, X), times, int64 of shape (B,), and the noise.
@@ -101,7 +101,7 @@ class UNetSpec(ModelSpec):
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the mean squared error of `outputs`, the noise, of shape (B, 3, Y, X), in float32."""
-        return functional.mse_loss(outputs.float(), batch.targets)
+        return torch.nn.functional.mse_loss(outputs.float(), batch.targets)
 
     def flops_per_sample(self, sequence_length: int) -> int:  # noqa: ARG002 (an image has its own size)
         """Return the sum over all blocks; 18·C·C' a pixel in a convolution of 3 x 3."""
@@ -110,7 +110,7 @@ class UNetSpec(ModelSpec):
         ends = 2 * 18 * _CHANNELS * self.width * self.image_size**2
         return time + ends + sum(plan.flops(time_width) for plan in self.plan())
 
-    def plan(self) -> Iterator[BlockPlan]:
+    def plan(self) -> Iterator[unet_block.BlockPlan]:
         """Yield what every block does, in the order of calls: down, middle, up."""
         levels, channels, skips = range(len(self.multipliers)), self.width, [self.width]
         for level in levels:
@@ -135,9 +135,9 @@ class UNetSpec(ModelSpec):
 
     def _block(
         self, level: int, channels: int, *, skip_channels: int = 0, gives_skip: bool = False
-    ) -> BlockPlan:
+    ) -> unet_block.BlockPlan:
         size = self.image_size >> level
-        return BlockPlan(
+        return unet_block.BlockPlan(
             channels=channels,
             out_channels=self._channels(level),
             size=size,
@@ -146,58 +146,13 @@ class UNetSpec(ModelSpec):
             gives_skip=gives_skip,
         )
 
-    def _resampler(self, to_level: int, channels: int, resampling: Literal["down", "up"]) -> BlockPlan:
-        return BlockPlan(
+    def _resampler(
+        self, to_level: int, channels: int, resampling: Literal["down", "up"]
+    ) -> unet_block.BlockPlan:
+        return unet_block.BlockPlan(
             channels=channels,
             out_channels=channels,
             size=self.image_size >> to_level,
             resampling=resampling,
             gives_skip=resampling == "down",
         )
-
-
-class UNet(nn.Module):
-    """The noise in images at given times."""
-
-    def __init__(self, spec: UNetSpec) -> None:
-        super().__init__()
-        self.plans = tuple(spec.plan())
-        self.width = spec.width
-        time_width = _TIME_FACTOR * spec.width
-        self.time = nn.Sequential(
-            nn.Linear(spec.width, time_width), nn.SiLU(), nn.Linear(time_width, time_width)
-        )
-        self.stem = nn.Conv2d(_CHANNELS, spec.width, 3, padding=1)
-        self.layers = nn.ModuleList(
-            ResidualBlock(
-                plan,
-                time_width=time_width,
-                n_groups=spec.n_groups,
-                head_width=spec.head_width,
-                dropout=spec.dropout,
-            )
-            for plan in self.plans
-        )
-        self.norm = nn.GroupNorm(spec.n_groups, self.plans[-1].out_channels)
-        self.head = nn.Conv2d(self.plans[-1].out_channels, _CHANNELS, 3, padding=1)
-        initialise(self, n_layers=len(self.layers), by_fan_in=True)
-
-    def forward(self, images_BCYX: Tensor, times_B: Tensor) -> Tensor:
-        """Return a tensor of the shape of the images."""
-        dtype = self.stem.weight.dtype
-        time_BE = self.time(_waves(times_B, self.width).to(dtype))
-        x_BCYX = self.stem(images_BCYX.to(dtype))
-        skips = [x_BCYX]
-        for layer, plan in zip(self.layers, self.plans, strict=True):
-            x_BCYX = layer(x_BCYX, time_BE, skips.pop()) if plan.skip_channels else layer(x_BCYX, time_BE)
-            if plan.gives_skip:
-                skips.append(x_BCYX)
-        noise_BCYX: Tensor = self.head(functional.silu(self.norm(x_BCYX)))
-        return noise_BCYX
-
-
-def _waves(times_B: Tensor, width: int) -> Tensor:
-    """Return cosines and sines of the times at falling frequencies, float32 of shape (B, width)."""
-    exponent = torch.arange(0, width, 2, dtype=torch.float32, device=times_B.device) / width
-    angles = times_B.unsqueeze(1) * _LONGEST_PERIOD**-exponent
-    return torch.cat((angles.cos(), angles.sin()), dim=1)

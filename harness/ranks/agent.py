@@ -14,23 +14,19 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
-
 from harness.errors import Terminated
 from harness.ranks.culprit import Outcome, decide_nodes
-from harness.ranks.entry import RankStart, Rendezvous
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import read_reports, report_path
+from harness.ranks.start import RankStart, Rendezvous
 
 PRELOAD = ("harness.ranks.entry",)
-_STORE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +40,8 @@ class RankJob:
         ranks: number of ranks on this node, >= 1.
         world_size: number of ranks of the whole trial; `None` is `ranks`.
         node_rank: index of this node, which holds ranks `node_rank * ranks` and following.
-        rendezvous: host and port of the store that node 0 hosts (`hosted`), known before the ranks start;
-            `None` on one node, where a file does.
+        rendezvous: host and port of the store that node 0 hosts (`nodes.hosted`), known before the ranks
+            start; `None` on one node, where a file does.
         deadline_s: longest time in seconds from the start of the ranks to their last result.
         device: `cpu` or `cuda`.
         backend: backend of the process group; `None` is gloo on cpu and nccl on cuda where there are several
@@ -210,29 +206,6 @@ class Agent:
 
 
 @contextlib.contextmanager
-def hosted(host: str) -> Iterator[tuple[str, int]]:
-    """Host the store where the ranks of several nodes meet, on a free port, while the block lasts.
-
-    torch asks the name server for the name of every client. One that does not answer stalls each process
-    that hosts or joins a store once, for 10 s by default; `RES_OPTIONS="timeout:1 attempts:1"` shortens it.
-
-    Args:
-        host: this machine, by the name or address that all nodes know.
-
-    Yields:
-        `host` and the port.
-
-    Raises:
-        torch.distributed.DistError: this machine cannot be reached as `host`.
-    """
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S))
-    try:
-        yield host, store.port
-    finally:
-        del store
-
-
-@contextlib.contextmanager
 def sigterm_exits() -> Iterator[None]:
     """Turn SIGTERM into `Terminated(143)` inside the block, so that it unwinds like Ctrl-C does."""
 
@@ -282,7 +255,7 @@ def _starts(job: RankJob, rendezvous: Rendezvous | None) -> list[RankStart]:
 def _rendezvous(job: RankJob) -> Iterator[Rendezvous | None]:
     """Provide the place where the ranks of `job` meet for as long as they live.
 
-    On one node that is a file, which needs no name server (see `hosted`).
+    On one node that is a file, which needs no name server (see `nodes.hosted`).
     """
     if job.group_backend is None:
         yield None

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -33,46 +32,13 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
 
 from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
 from harness.ranks.rank_report import PHASES, RankReport, log_path
+from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
 
-Rendezvous = Path | tuple[str, int]
-
-STACK_SIGNAL = signal.SIGUSR2  # NCCL may use SIGUSR1
 _HEARTBEAT_S = 0.2
 _LEAVE_S = 5.0
 _MEET_POLL_S = 0.002
 _MESSAGE_CHARS = 4000
 _TRACEBACK_CHARS = 8000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankStart:
-    """All that a rank is told at its start.
-
-    Fields:
-        trial_dir: existing folder for log and report.
-        entry: `package.module:function`, called as `entry(payload, context)`; returns JSON values.
-        payload: pickled; it is unpickled where a failure becomes a report.
-        rank, local_rank, world_size: the usual.
-        device: `cpu` or `cuda`; a rank takes the CUDA device of its local rank.
-        backend: of the process group; `None`: no group.
-        rendezvous: file of the store on one node, host and port of the store on several; `None`: no group.
-        timeout_s: of collectives; the trial's deadline, so that the agent is always first.
-        threads: of intra-operator parallelism.
-        cores: CPUs that the rank may run on; `None`: those of the agent.
-    """
-
-    trial_dir: Path
-    entry: str
-    payload: bytes
-    rank: int
-    local_rank: int
-    world_size: int
-    device: str
-    backend: str | None
-    rendezvous: Rendezvous | None
-    timeout_s: float
-    threads: int
-    cores: tuple[int, ...] | None = None
 
 
 class RankContext:

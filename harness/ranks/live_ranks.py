@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.ranks.culprit import is_waiting
-from harness.ranks.entry import STACK_SIGNAL, RankStart
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.node_report import Death, Halt
 from harness.ranks.rank_report import RankReport, log_path, read_reports
+from harness.ranks.start import STACK_SIGNAL, RankStart
 
 Watch = Callable[[Mapping[int, RankReport]], None]
 HaltCheck = Callable[[], Halt | None]

@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
 from torch.distributed import DistError
 
-from harness.ranks.agent import Agent, RankJob, hosted
+from harness.ranks.agent import Agent, RankJob
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.live_ranks import HaltCheck
 from harness.ranks.node_report import Halt, NodeReport
@@ -40,6 +41,7 @@ _LATE_S = 10.0
 _SETTLE_S = 5.0
 """Longest wait for the reports of ranks that ended well: other nodes' files arrive late."""
 
+_STORE_S = 30.0
 _DONE = "done"
 _PEER = Halt(kind="peer", message="another node has ended its ranks", error_kind="peer")
 
@@ -97,6 +99,29 @@ class Director:
         end_s = time.monotonic() + _LATE_S
         while not self._store.check(heard) and time.monotonic() < end_s:
             time.sleep(_POLL_S)
+
+
+@contextmanager
+def hosted(host: str) -> Iterator[tuple[str, int]]:
+    """Host the store where the ranks of several nodes meet, on a free port, while the block lasts.
+
+    torch asks the name server for the name of every client. One that does not answer stalls each process
+    that hosts or joins a store once, for 10 s by default; `RES_OPTIONS="timeout:1 attempts:1"` shortens it.
+
+    Args:
+        host: this machine, by the name or address that all nodes know.
+
+    Yields:
+        `host` and the port.
+
+    Raises:
+        torch.distributed.DistError: this machine cannot be reached as `host`.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S))
+    try:
+        yield host, store.port
+    finally:
+        del store
 
 
 def follow(agent: Agent, node_rank: int, store: TCPStore, halt: HaltCheck) -> None:

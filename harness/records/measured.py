@@ -1,4 +1,4 @@
-"""What one rank measured: the result that it hands over as JSON.
+"""The measurements of one rank, which it hands over as JSON.
 
 Bytes are integers. FLOPs count multiply and add as two. Times are seconds.
 """
@@ -8,20 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocator:
-    """The allocator's own numbers of an uninstrumented step.
+    """The memory of an uninstrumented step, as the allocator saw it.
 
     Fields:
-        source: which allocator, or which meter stands in for it.
-        peak_requested_bytes: highest total of bytes asked for.
-        peak_allocated_bytes: the same after rounding to blocks; `None` where there are no blocks.
-        peak_reserved_bytes: highest total taken from the device; `None` where it is not known.
-        workspace_bytes: requested beyond the peak of live storages: what kernels allocate privately.
-        backend_bytes: peak of what the communication backend holds on threads of its own.
+        source: name of the allocator, or of the meter that stands in for it.
+        peak_requested_bytes: highest total of requested bytes; it starts from the bytes of the storages that
+            stood before the step, so it compares with the peak of live storages.
+        peak_allocated_bytes: highest total of the process after rounding to blocks; `None` on CPU, whose
+            allocator has no blocks.
+        peak_reserved_bytes: highest total taken from the device; `None` on CPU.
+        workspace_bytes: `peak_requested_bytes` above the peak of live storages: private memory of kernels.
+        backend_bytes: highest total of what process groups allocated on CPU: temporaries of gloo.
     """
 
     source: str
@@ -34,13 +36,12 @@ class Allocator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedTensor:
-    """One storage alive between forward and backward.
+    """One storage that forward left for backward.
 
     Fields:
-        bytes: of the storage.
-        op: operator that made it.
-        module: FQN of the module in whose forward it was made.
-        shape, dtype: of the first tensor on it.
+        bytes: size of the storage.
+        op, module: the operator that made it, and the FQN of the module that ran the operator.
+        shape, dtype: those of the operator's result.
     """
 
     bytes: int
@@ -61,7 +62,22 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryNumbers:
-    """The bytes of one instrumented step, by the definitions of the record."""
+    """The bytes of distinct storages in one instrumented step on one rank.
+
+    Fields:
+        saved_bytes: storages made by forward (model and loss) that are alive when it has returned; without
+            parameters, buffers, inputs, outputs and the loss. RNG states that checkpointing stashes count.
+        peak_bytes: highest total on the device during the step, everything included.
+        activation_peak_bytes: highest total of the storages made by forward and backward; without the
+            gradients of parameters and FSDP's unsharded parameters.
+        peak_phase, peak_module: where `peak_bytes` was first reached.
+        parameter_bytes: storages of the parameters at the start of the step (this rank's shards).
+        gradient_bytes: storages of the gradients when backward has returned.
+        optimizer_bytes: storages of the optimizer's state at the end of the step.
+        host_peak_bytes: highest total of storages off the device; on CPU, of what a strategy declares host
+            memory.
+        allocator: numbers of the allocator for the same step; `None` where it has none.
+    """
 
     saved_bytes: int
     peak_bytes: int
@@ -77,7 +93,14 @@ class MemoryNumbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredMemory(MemoryNumbers):
-    """Fields: largest_saved: largest first; saved_by_module: bytes by module FQN; timeline: as it went."""
+    """The memory of one training step on one rank.
+
+    Fields:
+        largest_saved: the largest of the saved storages, largest first, at most 20.
+        saved_by_module: saved bytes by the FQN of the module that made them.
+        timeline: highest total on the device in each stay in a module, in order of time; of a long step, the
+            highest of neighbouring stays, at most 200 in all.
+    """
 
     largest_saved: tuple[SavedTensor, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
@@ -86,16 +109,16 @@ class MeasuredMemory(MemoryNumbers):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredWork:
-    """What one instrumented step computed and communicated.
+    """What one instrumented step computed and communicated on one rank.
 
     Fields:
-        forward_flops: forward and loss.
-        backward_flops: everything in the backward phase, recomputation included.
-        recomputed_flops: forward operators executed during backward.
-        recomputed_ops: the same as counts by operator name.
+        forward_flops: FLOPs of the model and the loss.
+        backward_flops: FLOPs of the backward pass, recomputation included.
+        recomputed_flops: FLOPs of forward operators that ran during the backward pass.
+        recomputed_ops: number of those operators by name.
         calls: forward calls by block FQN, recomputation included.
-        collectives: phase to collective to count.
-        collective_bytes: phase to collective to payload bytes.
+        collectives: by phase, number of collectives started on this rank, by name.
+        collective_bytes: by phase, their payload on this rank.
     """
 
     forward_flops: int

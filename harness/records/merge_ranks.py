@@ -6,19 +6,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
+from typing import Any
 
 from harness.records.measured import (
     Allocator,
+    MeasuredBaseline,
     MeasuredMemory,
     MeasuredTime,
     MeasuredWork,
     MemoryNumbers,
+    Observed,
     RankResult,
 )
-from harness.records.parity import PARTS, Difference, Parity, PartParity
+from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
-Counts = Mapping[str, int]
+_Counts = Mapping[str, int]
+_WORK_TOTALS = ("forward_flops", "backward_flops", "recomputed_flops")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +77,7 @@ class Work(MeasuredWork):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Samples:
+class StepSamples:
     """Step times in seconds, the slowest rank's at each index."""
 
     variant: tuple[float, ...]
@@ -101,7 +105,7 @@ class Time:
     peak_flops_per_s_source: str | None
     peak_flops_per_s: float | None = None
     energy_j: float | None = None
-    samples_s: Samples = field(default_factory=lambda: Samples(variant=()))
+    samples_s: StepSamples = field(default_factory=lambda: StepSamples(variant=()))
 
 
 def merge_memory(
@@ -127,30 +131,32 @@ def merge_memory(
         saved_by_module=fullest.saved_by_module,
         by_rank=tuple(_rank_memory(rank) for rank in ranks),
         predicted_peak_bytes=predicted_peak_bytes,
-        baseline=_baseline_memory(ranks, is_plain=is_plain),
+        baseline=_baseline_memory(_baselines(ranks, is_plain=is_plain)),
     )
 
 
 def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
     works = [rank.work for rank in ranks]
-    seen = [rank.observation for rank in ranks]
     return Work(
-        forward_flops=max(work.forward_flops for work in works),
-        backward_flops=max(work.backward_flops for work in works),
-        recomputed_flops=max(work.recomputed_flops for work in works),
+        **{name: max(getattr(work, name) for work in works) for name in _WORK_TOTALS},
         recomputed_ops=_highest(work.recomputed_ops for work in works),
         calls=_highest(work.calls for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
-        named=seen[0].named,
-        never_fired=tuple(
-            name for name in seen[0].never_fired if all(name in other.never_fired for other in seen)
-        ),
-        offloaded_bytes=max(other.offloaded_bytes for other in seen),
-        chunks=max(other.chunks for other in seen),
-        baseline=_baseline_work(ranks, is_plain=is_plain),
+        **_merge_observations([rank.observation for rank in ranks]),
+        baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
+
+
+def _merge_observations(seen: Sequence[Observed]) -> dict[str, Any]:
+    silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
+    return {
+        "named": seen[0].named,
+        "never_fired": tuple(name for name in seen[0].never_fired if name in silent),
+        "offloaded_bytes": max(each.offloaded_bytes for each in seen),
+        "chunks": max(each.chunks for each in seen),
+    }
 
 
 def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
@@ -175,7 +181,7 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
     times = [rank.time for rank in ranks if rank.time is not None]
     if not times or len(times) < len(ranks) or not times[0].variant_s:
         return None
-    samples = Samples(
+    samples = StepSamples(
         variant=_slowest([time.variant_s for time in times]), twin=_slowest([time.twin_s for time in times])
     )
     step_time_s = quantiles(samples.variant)
@@ -215,31 +221,33 @@ def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | Non
     return Allocator(source=known[0].source, **highest)  # type: ignore[arg-type]  # requested bytes are never None
 
 
-def _baseline_memory(ranks: Sequence[RankResult], *, is_plain: bool) -> BaselineMemory | None:
-    memories = [rank.baseline.memory for rank in ranks if rank.baseline is not None]
-    if is_plain and not memories:
-        memories = [rank.memory for rank in ranks]
-    if len(memories) < len(ranks):
+def _baselines(ranks: Sequence[RankResult], *, is_plain: bool) -> Sequence[MeasuredBaseline]:
+    """Return what the twin of each rank measured; nothing where a rank has none."""
+    found = [rank.baseline for rank in ranks if rank.baseline is not None]
+    if is_plain and not found:
+        return [MeasuredBaseline(memory=rank.memory, work=rank.work) for rank in ranks]
+    return found if len(found) == len(ranks) else []
+
+
+def _baseline_memory(twins: Sequence[MeasuredBaseline]) -> BaselineMemory | None:
+    if not twins:
         return None
     return BaselineMemory(
-        saved_bytes=max(memory.saved_bytes for memory in memories),
-        peak_bytes=max(memory.peak_bytes for memory in memories),
+        saved_bytes=max(twin.memory.saved_bytes for twin in twins),
+        peak_bytes=max(twin.memory.peak_bytes for twin in twins),
     )
 
 
-def _baseline_work(ranks: Sequence[RankResult], *, is_plain: bool) -> BaselineWork | None:
-    works = [rank.baseline.work for rank in ranks if rank.baseline is not None]
-    if is_plain and not works:
-        works = [rank.work for rank in ranks]
-    if len(works) < len(ranks):
+def _baseline_work(twins: Sequence[MeasuredBaseline]) -> BaselineWork | None:
+    if not twins:
         return None
     return BaselineWork(
-        forward_flops=max(work.forward_flops for work in works),
-        backward_flops=max(work.backward_flops for work in works),
+        forward_flops=max(twin.work.forward_flops for twin in twins),
+        backward_flops=max(twin.work.backward_flops for twin in twins),
     )
 
 
-def _highest(counts: Iterable[Counts]) -> dict[str, int]:
+def _highest(counts: Iterable[_Counts]) -> dict[str, int]:
     highest: dict[str, int] = {}
     for count in counts:
         for name, value in count.items():
@@ -247,7 +255,7 @@ def _highest(counts: Iterable[Counts]) -> dict[str, int]:
     return highest
 
 
-def _highest_by_phase(phases: Sequence[Mapping[str, Counts]]) -> dict[str, dict[str, int]]:
+def _highest_by_phase(phases: Sequence[Mapping[str, _Counts]]) -> dict[str, dict[str, int]]:
     names = dict.fromkeys(name for by_phase in phases for name in by_phase)
     return {name: _highest(by_phase.get(name, {}) for by_phase in phases) for name in names}
 
@@ -262,7 +270,7 @@ def _merge_parts(parts: Sequence[PartParity]) -> PartParity:
     )
 
 
-def _moment(difference: Difference) -> tuple[int, int]:
+def _moment(difference: FirstDifference) -> tuple[int, int]:
     return difference.step, difference.rank
 
 

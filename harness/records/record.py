@@ -12,7 +12,7 @@ from typing import Any
 from harness.records.fields import decode, encode
 from harness.records.measured import RankResult
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.records.verdict import VERDICTS, verdict
 
 SCHEMA_VERSION = 1
@@ -126,15 +126,14 @@ def build(
     Raises:
         ValueError: a rank result has not the agreed form; the message names rank and path.
     """
-    ranks = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
-    ranks = sorted(ranks, key=lambda rank: rank.rank) if ending.status == "ok" else []
-    is_plain = is_baseline(identity.experiment)
-    memory = (
-        merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes) if ranks else None
-    )
-    work = merge_work(ranks, is_plain=is_plain) if ranks else None
-    parity = merge_parity(ranks)
-    unneeded = ranks[0].observation.unneeded if ranks else None
+    decoded = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
+    if ending.status != "ok" or not decoded:
+        return _record(identity, ending, environment=dict(environment or {}), note=note)
+    ranks = sorted(decoded, key=lambda rank: rank.rank)
+    first, is_plain = ranks[0], is_baseline(identity.experiment)
+    memory = merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes)
+    work, parity = merge_work(ranks, is_plain=is_plain), merge_parity(ranks)
+    unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
     return _record(
@@ -144,9 +143,9 @@ def build(
         parity=parity,
         memory=memory,
         work=work,
-        time=None if work is None else merge_time(ranks, work),
-        plan=ranks[0].observation.plan if ranks else None,
-        environment=dict(environment or {}) | _known(ranks[0].environment if ranks else {}),
+        time=merge_time(ranks, work),
+        plan=first.observation.plan,
+        environment=dict(environment or {}) | _known(first.environment),
         note="; ".join(each for each in (note, unneeded) if each) or None,
     )
 
@@ -203,8 +202,16 @@ def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in environment.items() if value is not None}
 
 
-def _record(identity: Identity, ending: Ending, **measured: Any) -> Record:
-    error = None if ending.error is None else decode(Failure, ending.error, "error")
+def _record(
+    identity: Identity,
+    ending: Ending,
+    *,
+    environment: dict[str, Any],
+    note: str | None,
+    verdict: str = "unverified",
+    **measured: Any,
+) -> Record:
+    """Return a record; without `measured` it has no number."""
     return Record(
         schema_version=SCHEMA_VERSION,
         trial_id=identity.trial_id,
@@ -214,6 +221,9 @@ def _record(identity: Identity, ending: Ending, **measured: Any) -> Record:
         finished_at=ending.finished_at,
         experiment=identity.experiment,
         status=ending.status,
-        error=error,
-        **measured,
+        error=None if ending.error is None else decode(Failure, ending.error, "error"),
+        verdict=verdict,
+        environment=environment,
+        note=note or None,
+        **(dict.fromkeys(("parity", "memory", "work", "time", "plan")) | measured),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.records.merge_ranks import Memory, Work
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 
 VERDICTS = ("neutral", "differs", "inert", "unverified")
 

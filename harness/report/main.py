@@ -8,21 +8,22 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.records.claims import is_abandoned
+from harness.records.record import Record
 from harness.records.store import RECORD, Store, write_atomically
-from harness.report.content.compare import compare
+from harness.report.content.changes import changes
 from harness.report.content.contents import document
 from harness.report.content.terminal_table import print_table
+from harness.report.facts.document import Document, Figure, plain
+from harness.report.facts.sweep_records import SweepRecords, UnreadableError, load
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown, to_svg
-from harness.report.model.document import Document, Figure, plain
-from harness.report.model.sweep import Sweep, UnreadableError, load
 from harness.report.wandb.publisher import Tracker, publish
 
 FORMATS = ("html", "markdown", "csv", "wandb")
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _made_or_refused(options)
-    except BrokenPipeError:  # who reads the answer has read enough of it; the files are written
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does; the files are written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int("wandb" in options.format)
     except KeyboardInterrupt:
@@ -98,19 +99,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     wandb.add_argument("--entity", default=_DEFAULT.entity, help="the account's default")
     wandb.add_argument("--deadline-s", type=float, default=_DEFAULT.deadline_s, help="for all of it")
     options = parser.parse_args(arguments)
-    if len(options.sweeps) > _MOST_COMPARED:
-        parser.error(f"at most two sweeps can be compared, got {len(options.sweeps)}")
-    if len(options.sweeps) == _MOST_COMPARED and not {"html", "markdown"}.issuperset(options.format):
-        parser.error("--format: two sweeps are compared as html or markdown")
-    if "wandb" in options.format and not options.sweeps[0].is_dir():
-        parser.error("--format: wandb keeps its files in the folder of a sweep; give that")
-    if options.sync and "wandb" not in options.format:
-        parser.error("--sync: sends to W&B; add --format wandb")
-    if options.watch and (len(options.sweeps) > 1 or options.format != ("html",)):
-        parser.error("--watch: follows one sweep, as html")
-    if options.watch and options.sweeps[0].is_file():
-        parser.error("--watch: follows the folder of a sweep; a file does not change")
+    refusal = next((why for is_wrong, why in _checks(options) if is_wrong), None)
+    if refusal is not None:
+        parser.error(refusal)
     return options
+
+
+def _checks(options: argparse.Namespace) -> Iterator[tuple[bool, str]]:
+    """Yield what must not be asked for, with what to ask for instead."""
+    first, count, formats = options.sweeps[0], len(options.sweeps), set(options.format)
+    yield count > _MOST_COMPARED, f"at most two sweeps can be compared, got {count}"
+    is_other = count == _MOST_COMPARED and not formats <= {"html", "markdown"}
+    yield is_other, "--format: two sweeps are compared as html or markdown"
+    wants_wandb = "wandb" in formats
+    is_homeless = wants_wandb and not first.is_dir()
+    yield is_homeless, "--format: wandb keeps its files in the folder of a sweep; give that"
+    yield options.sync and not wants_wandb, "--sync: sends to W&B; add --format wandb"
+    yield options.watch and (count > 1 or formats != {"html"}), "--watch: follows one sweep, as html"
+    yield options.watch and first.is_file(), "--watch: follows the folder of a sweep; a file does not change"
 
 
 def _formats(text: str) -> tuple[str, ...]:
@@ -121,30 +127,41 @@ def _formats(text: str) -> tuple[str, ...]:
     return names
 
 
-def _report(options: argparse.Namespace, sweeps: Sequence[Sweep], refresh_s: int | None = None) -> int:
+def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh_s: int | None = None) -> int:
     for sweep, root in zip(sweeps, options.sweeps, strict=True):
-        for each in sweep.unreadable:
-            sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
-        if not sweep.entries:
-            waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
-            raise _NoRecordsError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
-    first = sweeps[0]
-    content = document(first) if len(sweeps) == 1 else compare(*sweeps)
-    name = "report" if len(sweeps) == 1 else f"compared-with-{sweeps[1].name}"
+        _require_records(sweep, root)
+    is_one, records = len(sweeps) == 1, sum(len(sweep.entries) for sweep in sweeps)
+    content = document(sweeps[0]) if is_one else changes(*sweeps)
+    name = "report" if is_one else f"compared-with-{sweeps[1].name}"
     folder = options.out or _folder_of(options.sweeps[0])
     folder.mkdir(parents=True, exist_ok=True)
-    records = sum(len(sweep.entries) for sweep in sweeps)
-    if "html" in options.format:
-        _write(folder / f"{name}.html", to_html(content, records=records, refresh_s=refresh_s))
-    if "markdown" in options.format:
-        _write_markdown(content, folder, name)
-    if "csv" in options.format:
-        _write(folder / f"{name}.csv", to_csv(first.records))
-    for claim in content.answer:
-        sys.stdout.write(f"{plain(claim.line)}\n")
-    if len(sweeps) == 1 and refresh_s is None and records <= _MOST_PRINTED:
-        print_table(first.records)
+    writers: dict[str, Callable[[], None]] = {
+        "html": lambda: _write(
+            folder / f"{name}.html", to_html(content, records=records, refresh_s=refresh_s)
+        ),
+        "markdown": lambda: _write_markdown(content, folder, name),
+        "csv": lambda: _write(folder / f"{name}.csv", to_csv(sweeps[0].records)),
+    }
+    for made in filter(options.format.__contains__, writers):
+        writers[made]()
+    _print(content, sweeps[0].records if is_one and refresh_s is None else ())
     return _send(options) if "wandb" in options.format else 0
+
+
+def _print(content: Document, records: Sequence[Record]) -> None:
+    """Print the answer, and the table of `records` unless there are none or too many."""
+    sys.stdout.writelines(f"{plain(claim.line)}\n" for claim in content.answer)
+    if 0 < len(records) <= _MOST_PRINTED:
+        print_table(records)
+
+
+def _require_records(sweep: SweepRecords, root: Path) -> None:
+    """Refuse a folder without records; name the files that should be records and are none."""
+    for each in sweep.unreadable:
+        sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
+    if not sweep.entries:
+        waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
+        raise _NoRecordsError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from harness.experiment.devices import device_type
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
 from harness.launchers.base import Flight, Launcher
 from harness.launchers.resource_shape import by_shape, shapes_in_words
 from harness.launchers.task import Point, Task
-from harness.measure.environment import describe, environment_id
+from harness.measure.environment import environment_id, identity
 from harness.records.record import Record
-from harness.records.store import Store
-from harness.report.model.labels import point_labels
-from harness.trial.preflight import device_type
+from harness.records.store import Store, trial_id
+from harness.report.facts.labels import point_labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +59,22 @@ class Plan:
         return f"{self.total} {points}: {', '.join(parts)}" + (f"; shapes {words}" if words else "")
 
 
+def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callable[[Experiment], bool]:
+    """Return a function that says whether an experiment has a finished record and need not run.
+
+    Args:
+        store: of the sweep.
+        launcher: that would run it.
+        rerun: whether finished trials run again; then nothing counts as finished.
+    """
+    address = _addresses(launcher)
+
+    def is_done(experiment: Experiment) -> bool:
+        return not rerun and _record(store, trial_id(experiment.to_dict()), address(experiment)) is not None
+
+    return is_done
+
+
 def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, name: str, rerun: bool) -> Plan:
     """Return what a sweep still has to do; the caller holds the sweep's lock.
 
@@ -67,12 +87,7 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
     """
     distinct = {point.trial_id: point for point in points}
     labels = point_labels([point.resolved for point in distinct.values()])
-    experiments = [point.experiment for point in distinct.values() if point.experiment is not None]
-    places = {(experiment.mesh, experiment.files): experiment for experiment in experiments}
-    addresses = {
-        place: environment_id(describe(device_type(each.mesh), each.files) | launcher.place(each.mesh))
-        for place, each in places.items()
-    }
+    address = _addresses(launcher)
     tasks, refused = [], []
     for point, label in zip(distinct.values(), labels, strict=True):
         if point.experiment is None:
@@ -84,7 +99,7 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
                 resolved=point.resolved,
                 yaml=point.yaml,
                 experiment=point.experiment,
-                environment_id=addresses[point.experiment.mesh, point.experiment.files],
+                environment_id=address(point.experiment),
                 place=launcher.place(point.experiment.mesh),
                 label=label,
             )
@@ -93,8 +108,25 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
     done = dict(collected.records)
     busy = {flight.task.trial_id for flight in collected.flights} | done.keys()
     for task in tasks:
-        found = None if rerun or task.trial_id in busy else store.finished(task.trial_id, task.environment_id)
-        if found is not None and found.status != "refused":  # what was missing then is there now
+        is_asked = rerun or task.trial_id in busy
+        found = None if is_asked else _record(store, task.trial_id, task.environment_id)
+        if found is not None:
             done[task.trial_id] = found
     to_run = [task for task in tasks if task.trial_id not in busy | done.keys()]
     return Plan(total=len(points), refused=refused, to_run=to_run, in_flight=collected.flights, done=done)
+
+
+def _addresses(launcher: Launcher) -> Callable[[Experiment], str]:
+    """Return a function from an experiment to its environment_id; environments are looked at once."""
+
+    @cache
+    def address(mesh: Mesh, files: tuple[Path, ...]) -> str:
+        return environment_id(identity(device_type(mesh), files) | launcher.place(mesh))
+
+    return lambda experiment: address(experiment.mesh, experiment.files)
+
+
+def _record(store: Store, trial: str, environment: str) -> Record | None:
+    """Return a trial's finished record, unless it was refused: what was missing then may be there now."""
+    found = store.finished(trial, environment)
+    return None if found is None or found.status == "refused" else found

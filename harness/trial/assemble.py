@@ -23,7 +23,7 @@ from strategies import Observation
 from strategies.base import CallSite, PlannedStep
 from strategies.regions.blocks import children_of, find_blocks
 from strategies.shard.base import Sharding
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
 

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.experiment.mesh import Mesh
-from harness.measure.patched import replaced
+from strategies.estimate.patched import replaced
 
 _STYLES: Mapping[str, Callable[[], ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
 

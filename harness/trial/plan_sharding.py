@@ -11,7 +11,7 @@ from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
 from strategies.regions.blocks import children_of
 from strategies.shard.base import Sharding
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.shadow import compute_in
 
 

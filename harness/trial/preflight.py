@@ -1,4 +1,4 @@
-"""What can be refused before any process starts, on a model that holds no memory."""
+"""What can be refused before any process starts: first what needs no model, then what a model shows."""
 
 from __future__ import annotations
 
@@ -10,40 +10,37 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
-from torch import nn
-
 from harness.errors import ConfigError
 from harness.experiment.data import DataSpec, Synthetic, Text
 from harness.experiment.experiment import Experiment, Recipe, name_of
-from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
-from harness.models.base import Batch, LanguageModelSpec, ModelSpec
-from harness.models.parts.containers import require_container
+from harness.models.base import LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
-from harness.trial.assemble import planned_step
-from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import PARAMETER_DTYPE
-from strategies import Strategy, StrategyError, shard_variants
-from strategies.regions.blocks import children_of
+from harness.trial import without_memory
+from strategies import StrategyError, shard_variants
 
 
 class Preflight:
     """The checks of one command; what its experiments share is checked once.
 
     Args:
+        is_done: whether an experiment has been measured; then its model need not be built to check it.
         prepare: called before a model is built for the first time; a trial is then likely to run.
     """
 
-    def __init__(self, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        is_done: Callable[[Experiment], bool] = lambda _experiment: False,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._is_done = is_done
         self._prepare = prepare
         self._refusals: dict[tuple[str, str], ConfigError | StrategyError | None] = {}
 
     def check(self, experiment: Experiment) -> None:
         """Refuse what cannot run here.
 
-        The model is built on the meta device and the variant applied to it, so that a missing FQN or an
+        The model is built on the meta device and each strategy applied to it, so that a missing FQN or an
         operator that does not exist is found without a rank, a byte or a second of compute. A user's factory
         runs here, each time for no longer than the trial may take.
 
@@ -57,16 +54,27 @@ class Preflight:
         deadline_s = experiment.protocol.deadline_s
         self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
         self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
+        self._once(deadline_s, _read_files, model)
+        if self._is_done(experiment):
+            return
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
         self._prepare()
-        self._once(deadline_s, _check_variant, model, experiment.ac, is_call_site, mesh.is_sharded, batch)
+        self._once(
+            deadline_s,
+            without_memory.check_variant,
+            model,
+            experiment.ac,
+            is_call_site,
+            mesh.is_sharded,
+            batch,
+        )
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
-            self._once(deadline_s, _check_sharding, model, usual)
+            self._once(deadline_s, without_memory.check_sharding, model, usual)
         if name_of(experiment.chunk) != "none":
             usual = replace(experiment, shard=shard_variants["none"](), protocol=Protocol(), seed=0)
-            self._once(deadline_s, _check_chunk, model, usual)
+            self._once(deadline_s, without_memory.check_chunk, model, usual)
 
     def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
         key = check.__name__, repr((deadline_s, model, others))
@@ -92,6 +100,11 @@ def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
     model.check(sequence_length=sequence_length, tp=tp)
 
 
+def _read_files(model: ModelSpec) -> None:
+    """Run the user's factory for the names of their files; later questions in this process know them."""
+    model.files()
+
+
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
     if model.fixed_batch() is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)
@@ -99,90 +112,6 @@ def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_
         data.check(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
         _check_own_samples(model.name, data, sequence_length)
-
-
-def _check_variant(
-    model: ModelSpec, ac: Strategy, is_call_site: bool, is_sharded: bool, batch: tuple[int, int]
-) -> None:
-    model.files()  # runs the user's factory once more, and never again in this process
-    built, sample = _without_memory(model, batch)
-    require_container(built, model.layers_fqn)
-    if is_call_site:
-        ac.call_site(built)
-        return
-    built = ac.apply(built, sample.inputs)
-    if is_sharded and model.layers_fqn:
-        ac.check_units(built, children_of(built, model.layers_fqn))
-
-
-def _check_sharding(model: ModelSpec, experiment: Experiment) -> None:
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(device_type(experiment.mesh)))
-
-
-def _check_chunk(model: ModelSpec, experiment: Experiment) -> None:
-    chunk, built, sample = _planned(experiment, experiment.chunk)
-    built = chunk.apply(built, sample.inputs)
-    if experiment.mesh.is_sharded and model.layers_fqn:
-        chunk.check_units(built, children_of(built, model.layers_fqn))
-
-
-def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:
-    """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    built, sample = _without_memory(experiment.model, batch)
-    built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
-    device = torch.device(device_type(experiment.mesh))
-    return strategy.for_step(planned_step(experiment, built, sample, device)), built, sample
-
-
-def show(experiment: Experiment, what: str) -> str:
-    """Return what a strategy of `experiment` has to show.
-
-    Args:
-        experiment: of one trial; nothing of it runs.
-        what: a view of one of its strategies.
-
-    Raises:
-        ConfigError: none of them has such a view.
-        StrategyError: the strategy does not suit the model.
-    """
-    strategies = {"ac": experiment.ac, "chunk": experiment.chunk, "shard": experiment.shard}
-    found = next((strategy for strategy in strategies.values() if what in strategy.views), None)
-    if found is None:
-        chosen = ", ".join(f"{group}={name_of(strategy)}" for group, strategy in strategies.items())
-        views = sorted({view for strategy in strategies.values() for view in strategy.views})
-        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
-    counted, built, sample = _planned(experiment, found)
-    return counted.view(what, built, sample.inputs)
-
-
-def _views(views: list[str]) -> str:
-    return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
-
-
-def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
-    """Return the model, in training mode, and a rank's batch, without memory."""
-    with torch.device("meta"):
-        built = model.build().train()
-    return built, _batch(model, batch)
-
-
-def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
-    fixed = model.fixed_batch()
-    if fixed is not None:
-        return fixed
-    if isinstance(model, LanguageModelSpec):
-        tokens = torch.zeros(batch, dtype=torch.int64, device="meta")
-        return Batch(inputs=(tokens,), targets=tokens)
-    return model.sample_batch(batch[0], np.random.default_rng(0)).to(torch.device("meta"))
-
-
-def device_type(mesh: Mesh) -> str:
-    """Return `cuda` or `cpu`: what `mesh.device` means on this machine."""
-    if mesh.device != "auto":
-        return mesh.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class _LateError(BaseException):

@@ -18,37 +18,22 @@ from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
-from harness.measure.speed.timing import Samples, clock_for, consecutive, interleave
+from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch, LanguageModelSpec
 from harness.ranks.entry import RankContext
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE
 from harness.trial.proof import Prover
+from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
-from strategies.shard.model.plans import ShardPlan
-
-BASELINES = ("paired", "sequential", "none")
+from strategies.shard.model.shard_plan import ShardPlan
 
 _UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialPlan:
-    """What a rank is asked to do.
-
-    Fields:
-        experiment: the trial.
-        baseline: how the twin is compared: `paired` (side by side, timed A B B A), `sequential` (one
-            after the other, where two models do not fit) or `none` (where the twin does not fit at all).
-    """
-
-    experiment: Experiment
-    baseline: str = "paired"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +176,7 @@ def _time(bench: _Bench) -> dict[str, Any] | None:
     }
 
 
-def _samples(bench: _Bench) -> tuple[Samples, float | None]:
+def _samples(bench: _Bench) -> tuple[PairedTimes, float | None]:
     """Return the timed steps, and the energy of a variant's step."""
     experiment, protocol = bench.plan.experiment, bench.plan.experiment.protocol
     clock, progress = clock_for(bench.context.device), bench.context.progress
@@ -208,7 +193,7 @@ def _samples(bench: _Bench) -> tuple[Samples, float | None]:
         gc.collect()
     variant = bench.stepper(experiment)
     variant_s = consecutive(variant, warmup=warmup, count=pairs, clock=clock, progress=progress)
-    return Samples(variant_s=variant_s, twin_s=twin_s), _energy_j(bench, variant)
+    return PairedTimes(variant_s=variant_s, twin_s=twin_s), _energy_j(bench, variant)
 
 
 def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:

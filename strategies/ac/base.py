@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.regions.blocks import find_blocks, sharded_fsdp1_unit
-from strategies.regions.offloading import HostLedger, Offloading
-from strategies.regions.operators import SaveList
-from strategies.regions.recomputation import Recomputation
-from strategies.regions.region import (
-    Around,
-    Region,
-    RegionCallSite,
-    enclose,
-    refuse_enclosed,
-    refuse_own_forward,
-    regions,
-)
+from strategies.regions import blocks, offloading, recomputation, region
 
-RegionMaker: TypeAlias = Callable[[], Region]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.regions.operator_names import SaveList
+    from strategies.regions.region import Region, RegionCallSite
+
+RegionMaker: TypeAlias = "Callable[[], Region]"
 """Makes the region of one module of a model."""
 
 
@@ -55,14 +47,14 @@ class ActivationCheckpointing(Strategy):
             StrategyError: no such blocks, the model is checkpointed already, or a block has its own
                 `forward` on the instance.
         """
-        refuse_enclosed(model)
-        blocks = find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
-        chosen = {fqn: blocks[fqn] for fqn in self._chosen(list(blocks))}
-        refuse_own_forward(chosen)
+        region.refuse_enclosed(model)
+        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        chosen = {fqn: found[fqn] for fqn in self._chosen(list(found))}
+        region.refuse_own_forward(chosen)
         self._check_blocks(model, chosen)
         make = self._region_maker()
         for block in chosen.values():
-            enclose(block, make())
+            region.enclose(block, make())
         return model
 
     def call_site(self, model: nn.Module) -> RegionCallSite:
@@ -71,17 +63,17 @@ class ActivationCheckpointing(Strategy):
         Raises:
             StrategyError: the model is checkpointed already, or the variant chooses among blocks.
         """
-        refuse_enclosed(model)
-        return RegionCallSite(model, self._region_maker()())
+        region.refuse_enclosed(model)
+        return region.RegionCallSite(model, self._region_maker()())
 
     def observe(self, model: nn.Module) -> Observation:
         """Return what the regions of `model` showed: bytes of the latest step, operators of all steps."""
-        return _merged([region.observe() for region in regions(model).values()])
+        return _merged([each.observe() for each in region.regions(model).values()])
 
     def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
         return fqns
 
-    def _check_blocks(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+    def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
         """Refuse blocks that the variant cannot stand around."""
 
     def _region_maker(self) -> RegionMaker:
@@ -105,9 +97,9 @@ class Recomputing(ActivationCheckpointing):
     use_reentrant: bool = False
     offload: bool = False
 
-    def _check_blocks(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
-        for fqn, block in blocks.items() if self.use_reentrant else ():
-            unit = sharded_fsdp1_unit(model, fqn, block)
+    def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
+        for fqn, block in chosen.items() if self.use_reentrant else ():
+            unit = blocks.sharded_fsdp1_unit(model, fqn, block)
             if unit is not None:
                 # measured: setStorage raises where the unit's weights are freed before the inner backward
                 raise StrategyError(
@@ -117,18 +109,18 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _region_maker(self) -> RegionMaker:
-        save_list, ledger = self._save_list(), HostLedger()
+        save_list, ledger = self._save_list(), offloading.HostLedger()
 
         def make() -> Region:
-            recomputation = Recomputation(
+            inner = recomputation.Recomputation(
                 preserve_rng_state=self.preserve_rng_state,
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
             )
             if not self.offload:
-                return recomputation
-            return Around(outer=Offloading(ledger=ledger), inner=recomputation)
+                return inner
+            return region.Around(outer=offloading.Offloading(ledger=ledger), inner=inner)
 
         return make
 

@@ -7,22 +7,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path as FilePath
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
-from torch import nn
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.nested.forward import Nest, NestedForward
-from strategies.nested.listing import code_text
-from strategies.nested.program import Program
-from strategies.nested.regions import Path, even_paths, parse_path, path_name
-from strategies.nested.scopes import Labels, check_names
-from strategies.regions.blocks import names_of_children, plain_class, unwrapped
-from strategies.regions.offloading import OFFLOAD_KINDS, OffloadKind
-from strategies.regions.region import enclose, refuse_enclosed, refuse_own_forward, regions
-from strategies.tracing.shadow import Shadow
+from strategies.nested import listing, nested_forward, scopes
+from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
+from strategies.regions import blocks, region
+from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.tracing import shadow as shadows
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.nested.nested_forward import NestedForward
+    from strategies.nested.program import NestedProgram
+    from strategies.nested.scopes import Labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +131,7 @@ class Nested(Strategy):
         return "\n\n".join(
             [
                 forward.layout.text(),
-                *(f"# {each.name}\n{code_text(each.code)}" for each in programs),
+                *(f"# {each.name}\n{listing.code_text(each.code)}" for each in programs),
             ]
         )
 
@@ -141,22 +143,24 @@ class Nested(Strategy):
         offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
         return Observation(offloaded_bytes=offloaded_bytes, plan=plans[0] if plans else None)
 
-    def _applied(self, model: nn.Module, sample: tuple[Any, ...]) -> tuple[NestedForward, list[Program]]:
-        refuse_enclosed(model)
-        plain = unwrapped(model)
-        shadow = Shadow.of(plain)
+    def _applied(
+        self, model: nn.Module, sample: tuple[Any, ...]
+    ) -> tuple[NestedForward, list[NestedProgram]]:
+        region.refuse_enclosed(model)
+        plain = blocks.unwrapped(model)
+        shadow = shadows.Shadow.of(plain)
         labels = self._labels(plain)
-        check_names(shadow, labels)
-        nest = Nest(
+        scopes.check_names(shadow, labels)
+        nest = nested_forward.Nest(
             labels=labels,
             options={"use_reentrant": False} | self._unusual_options(),
             offload=_kinds(self.offload or {}),
             kept=frozenset(self.keep),
         )
-        refuse_own_forward({plain_class(plain).__name__: plain})
-        forward = NestedForward(nest, shadow=shadow)
+        region.refuse_own_forward({blocks.plain_class(plain).__name__: plain})
+        forward = nested_forward.NestedForward(nest, shadow=shadow)
         programs = forward.lay_out(plain, sample, {}) if sample else []
-        enclose(plain, forward, holds_call=False)
+        region.enclose(plain, forward, holds_call=False)
         return forward, programs
 
     def _unusual_options(self) -> dict[str, bool]:
@@ -167,17 +171,17 @@ class Nested(Strategy):
     def _labels(self, model: nn.Module) -> Labels:
         if self.labels is not None:
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
-            return Labels(paths=paths, where="ac.labels", is_partial=False)
-        names = names_of_children(model, self.layers_fqn)
+            return scopes.Labels(paths=paths, where="ac.labels", is_partial=False)
+        names = blocks.names_of_children(model, self.layers_fqn)
         if self.levels is None:
             split = _root_paths(len(names))
         else:
             split = even_paths(len(names), self.levels, "ac.levels")
-        return Labels(paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True)
+        return scopes.Labels(paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True)
 
 
 def _forwards(model: nn.Module) -> list[NestedForward]:
-    return [region for region in regions(model).values() if isinstance(region, NestedForward)]
+    return [each for each in region.regions(model).values() if isinstance(each, nested_forward.NestedForward)]
 
 
 def _root_paths(count: int) -> tuple[Path, ...]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import Strategy
-from strategies.regions.region import RegionCallSite
+from strategies.regions import region
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nothing(Strategy):
+class NoCheckpoints(Strategy):
     """Keep every activation; the baseline of every comparison.
 
     Saved: every tensor that autograd needs.
@@ -24,6 +25,6 @@ class Nothing(Strategy):
         """Return `model` untouched."""
         return model
 
-    def call_site(self, model: nn.Module) -> RegionCallSite:
+    def call_site(self, model: nn.Module) -> region.RegionCallSite:
         """Return `model` as a callable, with nothing around it."""
-        return RegionCallSite(model, None)
+        return region.RegionCallSite(model, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
-from strategies.regions.offloading import HostLedger, Offloading
+from strategies.regions import offloading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,5 +22,5 @@ class Offload(ActivationCheckpointing):
     """
 
     def _region_maker(self) -> RegionMaker:
-        ledger = HostLedger()
-        return lambda: Offloading(ledger=ledger)
+        ledger = offloading.HostLedger()
+        return lambda: offloading.Offloading(ledger=ledger)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.regions.region import RegionCallSite
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.regions.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

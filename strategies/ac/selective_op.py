@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
-from strategies.regions.operators import SaveList, resolve
+from strategies.regions import operator_names
+from strategies.regions.presets import check_names, is_known
+
+if TYPE_CHECKING:
+    from strategies.regions.operator_names import SaveList
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +48,12 @@ class SelectiveOp(Recomputing):
             raise StrategyError(
                 "ac.save_ops", f"must be the name of a preset or a list of names, got {self.save_ops!r}"
             )
-        if not isinstance(self.save_ops, str):
-            object.__setattr__(self, "save_ops", tuple(str(name) for name in self.save_ops or ()))
-        self._save_list()
+        given = self.save_ops
+        names = given if isinstance(given, str) else tuple(str(name) for name in given or ())
+        object.__setattr__(self, "save_ops", names)
+        check_names(names, self.matmul_recompute_every)
+        if not is_known(names):
+            self._save_list()  # refuses what this build of torch does not have
 
     def _save_list(self) -> SaveList | None:
-        return resolve(self.save_ops, self.matmul_recompute_every)
+        return operator_names.resolve(self.save_ops, self.matmul_recompute_every)

@@ -1,20 +1,23 @@
-"""What the chunk variants share: a plan for training under a budget, put on a model, shown and observed."""
+"""Base of the chunk variants: a plan under a budget, applied to a model, shown and observed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
 
 from strategies.base import Observation, PlannedStep, Strategy, Tolerance
-from strategies.chunk.planning.plan import ChunkPlan
-from strategies.chunk.running.forward import chunked_forwards
-from strategies.chunk.show import code_view, memory_view
+from strategies.chunk import show
+from strategies.chunk.running import chunked_forward
 from strategies.errors import StrategyError
-from strategies.regions.blocks import unwrapped
+from strategies.regions import blocks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.chunk.planning.chunk_plan import ChunkPlan
 
 _REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
 
@@ -44,7 +47,7 @@ class Chunking(Strategy):
         return _applied(self, model, sample, PlannedStep())
 
     def for_step(self, step: PlannedStep) -> Strategy:
-        """Return the strategy with plans for `step`: of its bytes, and with what stands around the model."""
+        """Return the strategy whose plans count the bytes of `step` and everything around the model."""
         return _ForStep(chunking=self, step=step)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
@@ -62,7 +65,7 @@ class Chunking(Strategy):
         Raises:
             StrategyError: naming the unit.
         """
-        scopes = [fqn for fqn in chunked_forwards(model) if fqn]
+        scopes = [fqn for fqn in chunked_forward.chunked_forwards(model) if fqn]
         for unit in units:
             if scopes and unit not in scopes:
                 raise StrategyError(
@@ -75,7 +78,7 @@ class Chunking(Strategy):
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the chunk bodies that ran in the latest forward, and the plan."""
-        forwards = chunked_forwards(model)
+        forwards = chunked_forward.chunked_forwards(model)
         if not forwards:  # the plan put none on the model
             return Observation(unneeded="activations fit the budget as they are: nothing runs in chunks")
         plan = next((forward.plan for forward in forwards.values() if forward.plan is not None), None)
@@ -108,10 +111,10 @@ def _applied(chunking: Chunking, model: nn.Module, sample: tuple[Any, ...], step
 
 def _view(chunking: Chunking, name: str, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     plan = chunking.plan(model, sample, step)
-    return (code_view if name == "chunks" else memory_view)(plan, model, sample, step)
+    return (show.code_view if name == "chunks" else show.memory_view)(plan, model, sample, step)
 
 
 def is_trained(model: nn.Module) -> bool:
     """Whether a step of `model` has a backward."""
     is_learning = any(parameter.requires_grad for parameter in model.parameters())
-    return unwrapped(model).training and torch.is_grad_enabled() and is_learning
+    return blocks.unwrapped(model).training and torch.is_grad_enabled() and is_learning

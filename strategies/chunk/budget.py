@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import PlannedStep
 from strategies.chunk.base import Chunking, is_trained
-from strategies.chunk.planning.plan import ChunkPlan
+from strategies.chunk.planning import chunk_plan
 from strategies.errors import StrategyError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _MIB = 1 << 20
 
@@ -43,9 +44,9 @@ class Budget(Chunking):
         _require_number("chunk.budget_mib", self.budget_mib, "above 0 and finite", sys.float_info.max)
         _require_number("chunk.fraction", self.fraction, "above 0 and at most 1", 1)
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> chunk_plan.ChunkPlan:
         """Return the plan of `model` for the budget."""
-        return ChunkPlan.make(
+        return chunk_plan.ChunkPlan.make(
             model,
             sample,
             None if self.budget_mib is None else max(int(min(self.budget_mib * _MIB, sys.maxsize)), 1),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import PlannedStep
 from strategies.chunk.base import Chunking, is_trained
-from strategies.chunk.planning.plan import ChunkPlan
+from strategies.chunk.planning import chunk_plan
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +22,9 @@ class Minimum(Chunking):
     Recomputed: the operators of the loops, once in backward, and those of such blocks.
     """
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> chunk_plan.ChunkPlan:
         """Return the plan of `model` with the smallest peak."""
-        return ChunkPlan.make(
+        return chunk_plan.ChunkPlan.make(
             model,
             sample,
             training=is_trained(model),

@@ -1,4 +1,4 @@
-"""Plans as text that a person reads: the code with its loops, and the bytes operator by operator."""
+"""Plans as text: the code with its loops, and the bytes operator by operator."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from torch import fx, nn
 
 from strategies.base import PlannedStep
-from strategies.chunk.loops.loop import Loop, Schedule
-from strategies.chunk.planning.plan import ChunkPlan
+from strategies.chunk.loops.loop import Loop
+from strategies.chunk.loops.schedule import Schedule
+from strategies.chunk.planning.chunk_plan import ChunkPlan
 from strategies.chunk.planning.rehearsal import Rehearsal
-from strategies.chunk.planning.search import unchunked
-from strategies.chunk.running.lower import lower
 from strategies.chunk.running.runtime import ChunkLoop
-from strategies.estimate.liveness import Profile, Storages
+from strategies.chunk.running.schedule_code import lower
+from strategies.estimate.liveness import Profile
 from strategies.nested.listing import code_text
 from strategies.regions.blocks import unwrapped
-from strategies.tracing.operators import ScopeGraph
+from strategies.tracing.operator_graph import ScopeGraph
 
-_MODULES = re.compile(r"\bstrategies_chunking_(runtime|axes)_")
+_MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes)_")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
 such as its inputs and what other scopes keep for backward, is not among them."""
 
@@ -44,7 +44,7 @@ def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step
     """Return the bytes alive in forward at each operator, before and after chunking."""
     parts = [_summary(plan), _ABOUT]
     for names, graph, schedule in _sorts(plan, model, sample, step):
-        plain = unchunked(graph.graph, Storages.of_graph(graph.graph), {})
+        plain = Schedule.of_graph(graph.graph)
         parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
     return "\n\n".join(parts)
 
@@ -63,7 +63,7 @@ def _summary(plan: ChunkPlan) -> str:
     if plan.recomputed:
         lines.append(f"computed again in backward: {', '.join(plan.recomputed)}")
     for region in plan.regions:
-        along = "a sum" if region.dimension is None else f"dimension {region.dimension} of {region.of}"
+        along = "a sum" if region.dimension is None else f"dimension {region.dimension} of {region.value}"
         scope = region.scope or "(model)"
         lines.append(
             f"{scope}: {len(region.operators)} operators, {region.chunks} chunks of {region.chunk_size} "

@@ -1,1 +1,1 @@
-"""Operator graphs: which storages live when, and what operators cost in bytes and seconds."""
+"""Estimates and the meter: which storages live when, and what operators cost in bytes and seconds."""

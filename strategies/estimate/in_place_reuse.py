@@ -1,6 +1,7 @@
-"""Which operators may write their result to the memory of an input that nobody needs afterwards.
+"""In-place reuse: an elementwise operator overwrites its first input if that value has no later use.
 
-Torch's eager mode keeps both: code cannot know that `x` in `silu(x)` is not used again. A graph does.
+This is only for graphs without gradients. Eager mode keeps both tensors, because it cannot know whether `x`
+in `silu(x)` is used again; a graph shows it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _aten = torch.ops.aten
 
 
 class Overwrite(NamedTuple):
-    """An operator that writes to the memory of an input.
+    """An operator that overwrites its first input.
 
     Fields:
-        target: the operator in place of its first input.
-        over: the values that lie on its memory, the one that made it among them; nobody else uses them.
+        target: in-place form of the operator.
+        over: nodes whose values share the overwritten memory; only the operator and these nodes use them.
     """
 
     target: Any
@@ -36,9 +37,9 @@ def overwrites(
     """Return the nodes that may overwrite an input, whatever the order in which nodes run.
 
     Args:
-        graph: recorded without gradients.
-        storages: what each value lies on.
-        made: those that each node makes.
+        graph: graph recorded without gradients.
+        storages: storages of each node's value.
+        made: storages that each node allocates, with their bytes.
     """
     on: dict[Hashable, set[fx.Node]] = {}
     for node, keys in storages.items():
@@ -95,7 +96,7 @@ def _is_last(
     key: Hashable,
     storages: Mapping[fx.Node, tuple[Hashable, ...]],
 ) -> bool:
-    """Whether only `node` uses the values in `over`, which lie on one storage, but for each other."""
+    """Whether only `node` and the nodes in `over`, which share one storage, use the values in `over`."""
     for each in over:
         if each.op != "call_function" or each.meta["written"]:
             return False

@@ -1,13 +1,12 @@
-"""Which storages are alive while a list of steps runs: the simulator behind every predicted peak.
+"""Liveness: which storages are alive while a list of steps runs, and the peak that follows.
 
-A storage is born with the step that makes it and dies after the last step that holds a tensor on it, which is
-what the code of a `torch.fx` graph does: it drops each variable after its last use.
+A step allocates storages. A storage is freed after the last step that holds a tensor on it. The code of a
+`torch.fx` graph does the same: it drops each variable after its last use.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from strategies.estimate.in_place_reuse import Overwrite, overwrites
+from strategies.estimate.operator_cost import tensors_of
 
 Key: TypeAlias = Hashable
-"""Names a storage."""
+"""Identifies a storage."""
 
 _REDUCED_IN_PLACE = frozenset(
     {
@@ -30,16 +29,17 @@ _REDUCED_IN_PLACE = frozenset(
         torch.ops.aten.binary_cross_entropy.default,
     }
 )
-_NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+"""Bytes of the tensor that torch makes of a Python number given for a tensor."""
 
 
-class Step(NamedTuple):
+class StorageStep(NamedTuple):
     """What one step does to storages.
 
     Fields:
-        makes: bytes of each storage that is born.
+        makes: bytes of each storage that the step allocates.
         holds: storages that must live until the step has ended.
-        private_bytes: what the step holds for itself beyond them, while all of them live.
+        private_bytes: bytes that the step allocates and frees again, on top of these storages.
     """
 
     makes: Mapping[Key, int]
@@ -47,8 +47,8 @@ class Step(NamedTuple):
     private_bytes: int = 0
 
 
-IDLE = Step(makes={}, holds=frozenset())
-"""That of a view: who uses it holds what it looks at for longer than it does."""
+IDLE = StorageStep(makes={}, holds=frozenset())
+"""The step of a view. The users of the view hold the storage for longer than the view does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +56,9 @@ class Profile:
     """The bytes alive during each step.
 
     Fields:
-        live_bytes: by step.
-        before_bytes: alive when the step begins, by step.
-        last: the step with which each storage dies; one more than the last for what is kept.
+        live_bytes: highest total of bytes during each step.
+        before_bytes: bytes alive when each step begins.
+        last: position of the step after which each storage is freed; the number of steps for kept storages.
     """
 
     live_bytes: Sequence[int]
@@ -72,15 +72,15 @@ class Profile:
 
     @property
     def peak_step(self) -> int:
-        """The first step that reaches it."""
+        """The first step that reaches the highest total."""
         return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
 
 
-def simulate(steps: Sequence[Step], kept: Iterable[Key]) -> Profile:
+def simulate(steps: Sequence[StorageStep], kept: Iterable[Key]) -> Profile:
     """Return what is alive while `steps` run in order.
 
     Args:
-        steps: in order.
+        steps: steps in the order of execution.
         kept: storages that outlive the last step.
     """
     last: dict[Key, int] = {}
@@ -111,18 +111,18 @@ class Storages:
     """The storages of a graph's values.
 
     Fields:
-        of: keys of what a node's value lies on.
-        made: bytes of what a node makes.
-        standing: what inputs, parameters and results of inner scopes lie on that no operator has made.
-        steps: what one node does.
-        overwrites: nodes that may write to the memory of an input instead.
-        has_gradients: whether forward was recorded with gradients on.
+        keys: storages of each node's value.
+        made: storages that each node allocates, with their bytes.
+        standing: storages of inputs, parameters and results of inner scopes that no operator has allocated.
+        steps: effect of each node on storages.
+        overwrites: nodes that may overwrite an input.
+        has_gradients: true where forward was recorded with gradients on.
     """
 
-    of: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
+    keys: dict[fx.Node, tuple[Key, ...]] = field(default_factory=dict)
     made: dict[fx.Node, dict[Key, int]] = field(default_factory=dict)
     standing: dict[fx.Node, frozenset[Key]] = field(default_factory=dict)
-    steps: dict[fx.Node, Step] = field(default_factory=dict)
+    steps: dict[fx.Node, StorageStep] = field(default_factory=dict)
     overwrites: dict[fx.Node, Overwrite] = field(default_factory=dict)
     has_gradients: bool = False
     _sizes: dict[Key, int] = field(default_factory=dict)
@@ -130,17 +130,16 @@ class Storages:
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Storages:
-        """Return the storages of `graph`, told by the fake results of its nodes; inputs have no bytes."""
+        """Return the storages of `graph`, read from the fake results of its nodes; inputs count no bytes."""
         result = next(iter(reversed(graph.nodes)))
         storages, born = cls(has_gradients=result.meta["has_gradients"]), set[Key]()
         for node in graph.nodes:
-            tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
             sizes = {
                 key_of(tensor): tensor.untyped_storage().nbytes()
                 + hidden_bytes(node.target, tensor, node.args)
-                for tensor in tensors
+                for tensor in tensors_of(node)
             }
-            storages.of[node] = tuple(sizes)
+            storages.keys[node] = tuple(sizes)
             if node.op in {"placeholder", "get_attr"}:
                 storages.standing[node] = frozenset(sizes)
             elif "standing" in node.meta:
@@ -149,19 +148,19 @@ class Storages:
             storages.made[node] = {key: size for key, size in sizes.items() if key not in born}
             born |= sizes.keys()
         if not storages.has_gradients:  # autograd may have saved what is overwritten
-            storages.overwrites.update(overwrites(graph, storages.of, storages.made))
+            storages.overwrites.update(overwrites(graph, storages.keys, storages.made))
         storages.steps.update((node, storages._step(node)) for node in graph.nodes)
         return storages
 
-    def _step(self, node: fx.Node) -> Step:
-        of_inputs = {key for source in node.all_input_nodes for key in self.of[source]}
+    def _step(self, node: fx.Node) -> StorageStep:
+        of_inputs = {key for source in node.all_input_nodes for key in self.keys[source]}
         private_bytes = promoted_bytes(node)
-        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.of[node])
+        is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.keys[node])
         if is_view and node.users and not private_bytes:
             return IDLE
-        return Step(
+        return StorageStep(
             makes=self.made[node],
-            holds=frozenset(of_inputs.union(self.of[node])),
+            holds=frozenset(of_inputs.union(self.keys[node])),
             private_bytes=private_bytes,
         )
 
@@ -170,7 +169,7 @@ class Storages:
         if node not in self._readers:
             found: set[fx.Node] = set(node.users)
             for user in node.users:
-                if set(self.of[node]) & set(self.of[user]):
+                if set(self.keys[node]) & set(self.keys[user]):
                     found |= self.readers(user)
             self._readers[node] = frozenset(found)
         return self._readers[node]
@@ -182,10 +181,9 @@ class Storages:
         return self._sizes.get(key, otherwise)
 
 
-def key_of(tensor: Tensor) -> Key:
-    """Return the key of the storage of a fake tensor, unique while the tensor lives."""
-    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
-    return key
+def key_of(tensor: Tensor) -> int:
+    """Return the key of the storage of a plain tensor, unique while the storage lives."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)
 
 
 def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
@@ -206,30 +204,27 @@ def gradient_of(key: Key) -> Key:
 
 
 def promoted_bytes(node: fx.Node) -> int:
-    """Return the bytes of the tensors that torch makes of Python numbers given for tensors."""
+    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to a node."""
     return numbers_bytes(node.target, node.args)
 
 
 def numbers_bytes(func: Any, args: Sequence[Any]) -> int:
     """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to `func`."""
-    positions = (position for position in _tensor_positions(func) if position < len(args))
-    return sum(_NUMBER_BYTES.get(type(args[position]), 0) for position in positions)
+    return sum(NUMBER_BYTES[type(value)] for _, value in promoted_numbers(func, args))
+
+
+def promoted_numbers(func: Any, args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return argument and value of the Python numbers given for tensors: torch makes a tensor of each."""
+    numbers = [index for index, value in enumerate(args) if type(value) in NUMBER_BYTES]
+    if not numbers:
+        return []
+    names = _tensor_arguments(func)
+    return [(names[index], args[index]) for index in numbers if index in names]
 
 
 @functools.cache
-def _tensor_positions(func: Any) -> tuple[int, ...]:
-    schema = getattr(func, "_schema", None)
+def _tensor_arguments(func: Any) -> dict[int, str]:
+    """Return position and name of the arguments that the schema of `func` calls tensors."""
+    schema = getattr(func, "_schema", None)  # higher-order operators have none
     arguments = [] if schema is None else schema.arguments
-    return tuple(i for i, each in enumerate(arguments) if str(each.type) in {"Tensor", "Optional[Tensor]"})
-
-
-def is_operation(node: fx.Node) -> bool:
-    """Whether a node computes: neither an input, nor the output, nor a part of a result."""
-    return node.op in {"call_function", "call_module"} and node.target is not operator.getitem
-
-
-def bytes_of(value: Any) -> int:
-    """Return the bytes that the elements of all tensors in `value` need."""
-    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
-    tensors = [leaf for leaf in tensors if isinstance(leaf, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return {i: a.name for i, a in enumerate(arguments) if str(a.type) in {"Tensor", "Optional[Tensor]"}}

@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from strategies.errors import StrategyError
-from strategies.nested.lower import Treatment, lower
+from strategies.nested.region_code import Treatment, lower
 from strategies.nested.scopes import Scope, following
-from strategies.regions.blocks import unwrapped
-from strategies.tracing.functions import Position, Recorder, Recording
+from strategies.regions.blocks import submodule
+from strategies.tracing.function_graph import FunctionRecorder, Recording
+from strategies.tracing.module_state import CONSTANTS
+from strategies.tracing.recorder import leaves_of, value_read
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import CONSTANTS, frozen, held_by, kind_of_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class NestedProgram:
     """The code of a forward, for one kind of input.
 
     Fields:
@@ -41,10 +42,7 @@ class Program:
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         """Return what forward returns."""
-        results = self.code(*tensors)
-        leaves = [
-            results[each.index] if isinstance(each, Position) else each for each in self.recording.outputs
-        ]
+        leaves = leaves_of(self.recording.outputs, self.code(*tensors))
         return tree_unflatten(leaves, self.recording.structure)
 
     def fits(self, module: nn.Module) -> bool:
@@ -66,10 +64,12 @@ def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[
         StrategyError: forward does what a graph cannot hold, or depends on data.
     """
     with following(lambda: scope.name):
-        return Recorder(shadow, scope.through, scope.name).record(args, kwargs)
+        return FunctionRecorder(shadow, scope.through, scope.name).record(args, kwargs)
 
 
-def make_program(recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment) -> Program:
+def make_program(
+    recording: Recording, scope: Scope, module: nn.Module, treatment: Treatment
+) -> NestedProgram:
     """Return the code of `recording` over the submodules of `module`.
 
     Raises:
@@ -83,18 +83,13 @@ def make_program(recording: Recording, scope: Scope, module: nn.Module, treatmen
         modules[fqn] = submodule(module, fqn)
         return modules[fqn]
 
-    return Program(
+    return NestedProgram(
         name=scope.name,
         recording=recording,
         code=lower(recording, scope, called, treatment),
         modules=modules,
         reads={place: value_read(module, *place) for place in recording.reads},
     )
-
-
-def value_read(module: nn.Module, fqn: str, name: str) -> object:
-    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
-    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)
 
 
 def _refuse_hooks(fqn: str, module: nn.Module) -> None:
@@ -109,14 +104,6 @@ def _refuse_hooks(fqn: str, module: nn.Module) -> None:
 def _has_hooks(module: nn.Module) -> bool:
     kinds = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
     return any(vars(module)[f"_{kind}"] for kind in kinds)
-
-
-def submodule(module: nn.Module, fqn: str) -> nn.Module:
-    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
-    found = module
-    for name in fqn.split(".") if fqn else ():
-        found = getattr(unwrapped(found), name)
-    return found
 
 
 def kind_of(module: nn.Module, scope: Scope, leaves: list[Any], structure: TreeSpec) -> Hashable:
@@ -157,16 +144,3 @@ def kind_of_input(leaf: Any) -> Hashable:
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
     raise StrategyError("ac", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
-
-
-def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
-    """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
-    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
-    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
-
-
-def device_of(leaves: list[Any]) -> torch.device:
-    """Return the device of the first tensor; the CPU where there is none, or where it has no memory."""
-    found = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
-    return torch.device("cpu") if found.type == "meta" else found

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from strategies.errors import StrategyError
-from strategies.nested.regions import Path, Region, every_region, filled, nest, render
-from strategies.tracing.known import followed_as_with_data
+from strategies.nested.nested_regions import NestedRegion, Path, every_region, filled, nest, render
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.state import restored_generators
+from strategies.tracing.shape_values import with_known_values
 
 _SHOWN = 8  # names in a message
 
@@ -73,7 +72,7 @@ class Layout:
     """
 
     calls: tuple[str, ...]
-    regions: tuple[Region, ...]
+    regions: tuple[NestedRegion, ...]
     scopes: tuple[Scope, ...]
 
     def text(self) -> str:
@@ -96,7 +95,7 @@ class Inputs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _SubmoduleCall:
     fqn: str
     number: int
     stack: _Stack
@@ -165,7 +164,7 @@ class _Listing:
             for parts in (fqn.split(".") for fqn in labelled)
             for end in range(1, len(parts))
         }
-        self.calls: list[_Call] = []
+        self.calls: list[_SubmoduleCall] = []
         self.counts: Counter[str] = Counter()
         self.inputs: dict[_Frame, Inputs] = {}
         self.modules = {shadow.fqns[id(module)]: module for module in shadow.model.modules()}
@@ -174,18 +173,12 @@ class _Listing:
         self._is_inside = False
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        assert self._shadow.mode is not None
-        self._shadow.listen(self)
-        try:
-            with (
-                restored_generators(),
-                self._shadow.mode,
-                followed_as_with_data(),
-                following(lambda: repr(self._running) if self._running else "the model"),
-            ):
-                self._shadow.model(*args, **kwargs)
-        finally:
-            self._shadow.listen(None)
+        with (
+            self._shadow.listening(self),
+            with_known_values(),
+            following(lambda: repr(self._running) if self._running else "the model"),
+        ):
+            self._shadow.model(*args, **kwargs)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._is_inside:
@@ -200,7 +193,7 @@ class _Listing:
             result = body(*args, **kwargs)
             self._stack.pop()
         else:
-            self.calls.append(_Call(*frame, tuple(self._stack)))
+            self.calls.append(_SubmoduleCall(*frame, tuple(self._stack)))
             self._is_inside = True
             result = body(*args, **kwargs)
             self._is_inside = False
@@ -238,7 +231,9 @@ def _some(names: Mapping[str, Any]) -> str:
     return ", ".join(shown[:_SHOWN]) + more
 
 
-def _paths(calls: Sequence[_Call], aliases: Mapping[str, Sequence[Path]], labels: Labels) -> tuple[Path, ...]:
+def _paths(
+    calls: Sequence[_SubmoduleCall], aliases: Mapping[str, Sequence[Path]], labels: Labels
+) -> tuple[Path, ...]:
     counts = Counter(fqn for fqn, _ in {frame for call in calls for frame in call.frames})
     for fqn, paths in aliases.items():
         if not counts[fqn]:
@@ -249,7 +244,7 @@ def _paths(calls: Sequence[_Call], aliases: Mapping[str, Sequence[Path]], labels
     return filled([_path(call, aliases, labels) for call in calls])
 
 
-def _path(call: _Call, aliases: Mapping[str, Sequence[Path]], labels: Labels) -> Path | None:
+def _path(call: _SubmoduleCall, aliases: Mapping[str, Sequence[Path]], labels: Labels) -> Path | None:
     """Return the path of a call: its own, or that of the module which makes it."""
     found: Path | None = None if labels.is_partial else ()
     holder = ""
@@ -267,7 +262,7 @@ def _path(call: _Call, aliases: Mapping[str, Sequence[Path]], labels: Labels) ->
     return found
 
 
-def _home(calls: Sequence[_Call], path: Path, labels: Mapping[str, Sequence[Path]]) -> _Stack:
+def _home(calls: Sequence[_SubmoduleCall], path: Path, labels: Mapping[str, Sequence[Path]]) -> _Stack:
     """Return the stack of the innermost module that makes all of `calls` and is not in the region itself."""
     first, last = calls[0].stack, calls[-1].stack
     depth = next(
@@ -290,7 +285,7 @@ def _refuse_repeated(homes: Any, listing: _Listing, labels: Labels) -> None:
 
 
 def _settled(
-    regions: Sequence[Region], calls: Sequence[_Call], labels: Mapping[str, Sequence[Path]]
+    regions: Sequence[NestedRegion], calls: Sequence[_SubmoduleCall], labels: Mapping[str, Sequence[Path]]
 ) -> tuple[dict[Path, _Stack], dict[str, frozenset[str]]]:
     """Return the home of each region, and the modules to look into by the FQN of the scope that does.
 
@@ -317,13 +312,9 @@ def _outside(home: _Stack, through: Mapping[str, frozenset[str]]) -> _Stack:
 
 
 def _through(
-    regions: Sequence[Region], calls: Sequence[_Call], homes: Mapping[Path, _Stack]
+    regions: Sequence[NestedRegion], calls: Sequence[_SubmoduleCall], homes: Mapping[Path, _Stack]
 ) -> dict[str, frozenset[str]]:
-    spans: dict[_Stack, tuple[int, int]] = {}
-    for at, call in enumerate(calls):
-        for depth in range(1, len(call.stack) + 1):
-            stack = call.stack[:depth]
-            spans[stack] = spans.get(stack, (at, at))[0], at
+    spans = _spans(calls)
     found: dict[str, set[str]] = {}
     for region in every_region(regions):
         home = homes[region.path]
@@ -335,8 +326,18 @@ def _through(
     return {scope: frozenset(fqns) for scope, fqns in found.items()}
 
 
+def _spans(calls: Sequence[_SubmoduleCall]) -> dict[_Stack, tuple[int, int]]:
+    """Return the first and the last call that run inside each stack of calls."""
+    spans: dict[_Stack, tuple[int, int]] = {}
+    for at, call in enumerate(calls):
+        for depth in range(1, len(call.stack) + 1):
+            stack = call.stack[:depth]
+            spans[stack] = spans.get(stack, (at, at))[0], at
+    return spans
+
+
 def _scope(
-    home: _Stack, listing: _Listing, regions: Sequence[Region], through: Mapping[str, frozenset[str]]
+    home: _Stack, listing: _Listing, regions: Sequence[NestedRegion], through: Mapping[str, frozenset[str]]
 ) -> Scope:
     """Return the scope at `home`; a call below a module that is not looked into is that module's call."""
     fqn = home[-1][0]

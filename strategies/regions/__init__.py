@@ -1,1 +1,1 @@
-"""What stands around a block: recomputation, offloading, the policy of saved tensors."""
+"""Regions around a block: recomputation, offloading, and the policy of saved tensors."""

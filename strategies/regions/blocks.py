@@ -28,7 +28,7 @@ class Enclosed(Disguised):
 
 
 class Chunked(Disguised):
-    """Mark of the dynamic classes that run a forward in chunks; see `strategies.chunk.running.forward`."""
+    """Mark of the dynamic classes that run a forward in chunks; see `chunk.running.chunked_forward`."""
 
 
 def find_blocks(
@@ -140,6 +140,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
             module = module.get_submodule("_orig_mod")
         else:
             return module
+
+
+def submodule(module: nn.Module, fqn: str) -> nn.Module:
+    """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
+    found = module
+    for name in fqn.split(".") if fqn else ():
+        found = getattr(unwrapped(found), name)
+    return found
 
 
 def _root_name(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,10 @@ from torch.utils._pytree import tree_leaves
 from strategies.base import Observation
 from strategies.errors import StrategyError
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.saved_tensors import Kept, Moved, Packed, Passed, local_of
 
-__all__ = ["OFFLOAD_KINDS", "HostLedger", "OffloadKind", "Offloading"]
-
-OffloadKind: TypeAlias = Literal["all", "inputs", "internals"]
-"""What of a region's saved tensors is moved: all, those of its inputs, or all but those."""
-
-OFFLOAD_KINDS: tuple[str, ...] = get_args(OffloadKind)
-"""Every `OffloadKind`."""
+__all__ = ["HostLedger", "Offloading"]
 
 _Hooks: TypeAlias = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from strategies.regions.operators import Operator, SaveList
+from strategies.regions.operator_names import Operator, SaveList
 
 
 def selective_contexts(

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from strategies.base import Observation
-from strategies.regions.operators import SaveList
+from strategies.regions.operator_names import SaveList
 from strategies.regions.policy import selective_contexts
 
 

@@ -1,6 +1,6 @@
-"""Regions: how a strategy puts itself around one module without renaming anything.
+"""Regions: callables around a module's forward, put there without renaming anything.
 
-The module's class is exchanged for a dynamic subclass, as FSDP2's `fully_shard` does. Parameters,
+The module's class is replaced by a dynamic subclass, as FSDP2's `fully_shard` does. Parameters,
 buffers, submodules, hooks and `state_dict` keys stay where they are, because the module does.
 """
 

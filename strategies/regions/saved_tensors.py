@@ -1,4 +1,4 @@
-"""What stands in the graph of autograd for a saved tensor: itself, a view of a host copy, or a handle."""
+"""What the autograd graph holds for a saved tensor: the tensor, a view of a host copy, or a handle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sharding: the variants, one module each, and the candidates of operators that they choose from.
 
-An operator is a module (`linear`, `conv2d`, `view`) with a `candidates` function; what they share stands in
-layers, from `layout` over `redistribution`, `operation`, `cost`, `candidates` and `derivation` to
-`enumeration`, beside which `products` and `following` name families of operators, and to `execution`.
+`operators` describes each operator by the labels of its dimensions. `candidates` derives from a description
+where operands may lie on a mesh, what that communicates and what it costs, and runs it. `model` chooses for
+every call of a whole model, and `linear` is the door for programs outside.
 """

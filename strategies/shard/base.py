@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Strategy, Tolerance
-from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.realisation import realise
+from strategies.shard.model import realisation
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from strategies.shard.model.graph import TensorAxis
+    from strategies.shard.model.shard_plan import ShardPlan
 
 _REASON = (
     "ranks add their parts of a sum first, and then these to each other, which rounds otherwise; "
@@ -60,7 +62,7 @@ class Sharding(Strategy):
         Raises:
             StrategyError: the mesh has another shape, or the model carries a plan or a region already.
         """
-        return realise(model, plan, mesh, where="shard")
+        return realisation.realise(model, plan, mesh, where="shard")
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to shard over)
         """Return `model` untouched: without a mesh there is one rank, which holds everything."""

@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
 from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.candidates.operation import Choice
-from strategies.shard.candidates.products import name_in_rows
-from strategies.shard.model.choice import megatron, restricted, with_random_numbers_of
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.solver import Limits, cheapest
-from strategies.shard.operators import linear
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.shard.model import choice as choices
+from strategies.shard.model import graph_building, shard_plan, solver
+from strategies.shard.operators import module_operations
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.shard.candidates.operation import Label
+    from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
+    from strategies.shard.model.module_options import LeafModule, NodeOption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +49,18 @@ class OneCandidate(Sharding):
     def __post_init__(self) -> None:
         check_simple_fields("shard", self)
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
         names = self._names(graph, axis)
         if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
             # what it is compared with, which must be right itself
-            graph = with_random_numbers_of(graph, megatron(graph, where="shard"))
-        choice = cheapest(restricted(graph, partial(_allows, names)), Limits())
+            graph = choices.with_random_numbers_of(graph, choices.megatron(graph, where="shard"))
+        choice = solver.cheapest(choices.restricted(graph, partial(_allows, names)), solver.Limits())
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
             raise StrategyError("shard.candidate", f"{problem}; use model.dropout=0, or other modules")
-        return ShardPlan.of(graph, choice, axis.ranks)
+        return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
     def _names(self, graph: ModelGraph, axis: TensorAxis) -> dict[str, str]:
         """Return the candidate on `tp` of each linear that matches, by its FQN.
@@ -78,7 +80,11 @@ class OneCandidate(Sharding):
         return {fqn: self._name(fqn, node, axis) for fqn, node in matching.items()}
 
     def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
-        on_tp = {option.way.name: option.way.choice for option in node.options if option.way is not None}
+        on_tp = {
+            option.candidate.name: option.candidate.choice
+            for option in node.options
+            if option.candidate is not None
+        }
         if self.candidate in on_tp:
             return self.candidate
         assert node.leaf is not None
@@ -96,21 +102,18 @@ class OneCandidate(Sharding):
         raise StrategyError("shard.candidate", f"{problem}; it has: {', '.join(on_tp)}")
 
 
-def _name_on_both(leaf: Leaf, choice: Choice) -> str:
+def _name_on_both(leaf: LeafModule, choice: Label) -> str:
     """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
-    assert isinstance(leaf.module, nn.Linear)
-    operation = linear.describe(
-        leaf.input.shape, leaf.module.out_features, types={"weight": "param"}, dtype=leaf.input.dtype
-    )
-    return name_in_rows(operation, ("b0", choice))
+    operation = module_operations.module_operation(leaf.module, leaf.input.shape)
+    return operation.naming(operation, ("b0", choice))
 
 
-def _allows(names: Mapping[str, str], leaf: Leaf, option: Option) -> bool:
-    assert option.way is not None
+def _allows(names: Mapping[str, str], leaf: LeafModule, option: NodeOption) -> bool:
+    assert option.candidate is not None
     if leaf.fqn in names:
-        return option.way.name == names[leaf.fqn]
-    return option.way.choice is None
+        return option.candidate.name == names[leaf.fqn]
+    return option.candidate.choice is None
 
 
-def _is_linear(leaf: Leaf) -> bool:
-    return isinstance(leaf.module, nn.Linear)
+def _is_linear(leaf: LeafModule) -> bool:
+    return isinstance(leaf.module, torch.nn.Linear)

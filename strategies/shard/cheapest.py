@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.cost import Hardware
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.model.choice import megatron, with_random_numbers_of
-from strategies.shard.model.graph import TensorAxis, model_graph
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.solver import Choice, Limits, cheapest, smallest_memory_bytes
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
+from strategies.shard.model import choice as choices
+from strategies.shard.model import graph_building, shard_plan, solver
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.shard.model.graph import Choice, TensorAxis
 
 _MIB = 1 << 20
 
@@ -53,16 +53,16 @@ class Cheapest(Sharding):
             raise StrategyError("shard.memory_limit_mib", f"must be above 0 and finite, got {limit}")
         self._hardware()
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = model_graph(model, sample, axis, self._hardware(), where="shard")
-        reference = megatron(graph, where="shard")
-        graph = with_random_numbers_of(graph, reference)
-        limits = Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
+        graph = graph_building.model_graph(model, sample, axis, self._hardware(), where="shard")
+        reference = choices.megatron(graph, where="shard")
+        graph = choices.with_random_numbers_of(graph, reference)
+        limits = solver.Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
         if self.memory_limit_mib is not None:
-            limits = Limits(memory_bytes=int(self.memory_limit_mib * _MIB))
+            limits = solver.Limits(memory_bytes=int(self.memory_limit_mib * _MIB))
         try:
-            choice = cheapest(graph, limits)
+            choice = solver.cheapest(graph, limits)
         except StrategyError as error:
             if self.memory_limit_mib is not None:
                 problem = f"no plan that the model's code allows fits {self.memory_limit_mib} MiB a rank"
@@ -73,13 +73,13 @@ class Cheapest(Sharding):
                 reference  # states that its code did not allow are taken out for good, one too many perhaps
             )
         if choice is None:
-            smallest = smallest_memory_bytes(graph)
+            smallest = solver.smallest_memory_bytes(graph)
             assert smallest is not None, "Megatron's choice fits together"
             raise StrategyError(
                 "shard.memory_limit_mib",
                 f"no plan fits {self.memory_limit_mib} MiB a rank; the smallest takes {smallest / _MIB:.3f}",
             )
-        return ShardPlan.of(graph, choice, axis.ranks)
+        return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
     def _hardware(self) -> Hardware:
         try:

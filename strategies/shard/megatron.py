@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.model.choice import megatron
-from strategies.shard.model.graph import TensorAxis, model_graph
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.shard.model import choice, graph_building, shard_plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.shard.model.graph import TensorAxis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,7 @@ class Megatron(Sharding):
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
 
-    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> ShardPlan:
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
-        return ShardPlan.of(graph, megatron(graph, where="shard"), axis.ranks)
+        found = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        return shard_plan.ShardPlan.of(found, choice.megatron(found, where="shard"), axis.ranks)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MethodType
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
-from strategies.tracing.state import BOOKKEEPING, LISTENER, held_by
+from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, restored_generators
 
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -105,8 +106,21 @@ class Shadow:
         with mode:
             return _cast(self.model, lambda tensor: _empty_like(tensor, device), mode=mode)
 
-    def listen(self, listener: Listener | None) -> None:
-        """Tell `listener` of every call of a module, from now on."""
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Run with tensors of this shadow and tell `listener` of every call of a module.
+
+        Random number generators are left as they were.
+        """
+        assert self.mode is not None
+        self._tell(listener)
+        try:
+            with restored_generators(), self.mode:
+                yield
+        finally:
+            self._tell(None)
+
+    def _tell(self, listener: Listener | None) -> None:
         for module in self.model.modules():
             vars(module)[LISTENER] = listener
 
@@ -115,6 +129,19 @@ class Shadow:
         assert self.mode is not None
         with self.mode:
             return _empty_like(value, device)
+
+
+def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
+    """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
+    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
+    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
+
+
+def device_of(leaves: list[Any]) -> torch.device:
+    """Return the device of the first tensor; the CPU where there is none, or where it has no memory."""
+    found = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
+    return torch.device("cpu") if found.type == "meta" else found
 
 
 def compute_in(dtype: torch.dtype, model: nn.Module, units: Iterable[nn.Module]) -> None:
@@ -188,18 +215,21 @@ class _Caster:
     def fill(self) -> None:
         """Give each twin the attributes of its module, parameters and buffers first: they have a name."""
         for source, twin, fqn, dtype in self._twins.values():
-            tensors = source if self._earlier is None else self._earlier.model.get_submodule(fqn)
-            for group in ("_parameters", "_buffers"):
-                held = getattr(tensors, group).items()
-                twin.__dict__[group] = {name: self._named(value, fqn, name) for name, value in held}
-            for name, parameter in twin.__dict__["_parameters"].items():
-                _set_dtype(parameter, dtype or getattr(held_by(source, name), "dtype", None))
+            self._fill_tensors(source, twin, fqn, dtype)
         for source, twin, fqn, _ in self._twins.values():
             for name, value in vars(source).items():
                 if name in _HOOKS:
                     twin.__dict__[name] = OrderedDict()
                 elif name not in _REBUILT and name not in twin.__dict__["_parameters"]:
                     twin.__dict__[name] = self._named(value, fqn, name)
+
+    def _fill_tensors(self, source: nn.Module, twin: nn.Module, fqn: str, dtype: torch.dtype | None) -> None:
+        tensors = source if self._earlier is None else self._earlier.model.get_submodule(fqn)
+        for group in ("_parameters", "_buffers"):
+            held = getattr(tensors, group).items()
+            twin.__dict__[group] = {name: self._named(value, fqn, name) for name, value in held}
+        for name, parameter in twin.__dict__["_parameters"].items():
+            _set_dtype(parameter, dtype or getattr(held_by(source, name), "dtype", None))
 
     def _named(self, value: Any, fqn: str, name: str) -> Any:
         cast = self._cast(value)

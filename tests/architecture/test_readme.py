@@ -1,9 +1,10 @@
-"""The README tells the truth: its generated parts are current and its example variant works as printed."""
+"""The pages tell the truth: their generated parts are current, their example variant works as printed."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -12,16 +13,19 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bench.readme import nested_table, variant_table
+from docs.tools.readme import PARTS, use_list, variant_table
 from strategies.ac.base import Recomputing
 from strategies.regions.region import regions
 from tests.parity.cases import MODELS
 
-_TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+_ROOT = Path(__file__).parents[2]
+_TEXT = (_ROOT / "README.md").read_text(encoding="utf-8")
+_VARIANT_PAGE = (_ROOT / "docs" / "adding_a_strategy.md").read_text(encoding="utf-8")
+_MOST_LINES, _MOST_COLUMNS = 130, 110
 
 
 def _block(language: str, start: str) -> str:
-    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", _TEXT, re.DOTALL)
+    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", _VARIANT_PAGE, re.DOTALL)
     return next(code for code in blocks if code.startswith(start))
 
 
@@ -29,17 +33,32 @@ def _block(language: str, start: str) -> str:
 def last_blocks(monkeypatch: pytest.MonkeyPatch) -> type[Recomputing]:
     module = ModuleType("last_blocks")
     monkeypatch.setitem(sys.modules, "last_blocks", module)  # dataclasses look their module up
-    exec(compile(_block("python", '"""`ac=last_blocks`'), "README.md", "exec"), vars(module))
+    exec(compile(_block("python", '"""`ac=last_blocks`'), "adding_a_strategy.md", "exec"), vars(module))
     variant: type[Recomputing] = vars(module)["LastBlocks"]
     return variant
 
 
-def test_variant_table_is_current() -> None:
-    assert variant_table() in _TEXT, "run python -m bench.readme"
+@pytest.mark.parametrize(
+    ("page", "content"),
+    [
+        pytest.param(page, content, id=f"{mark} of {page}")
+        for _, page, mark, content in PARTS
+        if mark != "demo"
+    ],
+)
+def test_generated_parts_are_current(page: str, content: Callable[[], str]) -> None:
+    assert content() in (_ROOT / page).read_text(encoding="utf-8"), "run python -m docs.tools.readme"
 
 
-def test_table_of_nested_regions_is_the_kept_result() -> None:
-    assert nested_table() in _TEXT, "run python -m bench.readme"
+def test_every_variant_says_when_to_use_it_and_what_it_costs() -> None:
+    rows = [line.split(" | ") for line in (*variant_table().splitlines()[2:], *use_list().split("\n* "))]
+    assert [row for row in rows if not all(cell.strip(" |") for cell in row) or row[0].endswith(": ")] == []
+
+
+def test_the_readme_is_short() -> None:
+    lines = _TEXT.splitlines()
+    assert len(lines) <= _MOST_LINES
+    assert [line for line in lines if len(line) > _MOST_COLUMNS] == []
 
 
 def test_table_of_the_demo_stands_in_the_first_screen() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.nested import BLOCK_INPUT_BYTES, BLOCKS_FLOPS, Row, is_as_claimed
+from bench.nested import BLOCK_INPUT_BYTES, BLOCKS_FLOPS, NestedStep, is_as_claimed
 
-FLAT = Row(
+FLAT = NestedStep(
     levels=(64,),
     early_stop=False,
     saved_bytes=100 + 64 * BLOCK_INPUT_BYTES + 64 * 5056,
@@ -45,5 +45,5 @@ ROOT = replace(
         ),
     ],
 )
-def test_what_is_claimed(row: Row, *, is_right: bool) -> None:
+def test_what_is_claimed(row: NestedStep, *, is_right: bool) -> None:
     assert is_as_claimed(row, [FLAT, row]) is is_right

@@ -25,7 +25,7 @@ def test_prints_and_writes_an_exact_table(
     assert content["environment"]["torch"]
 
 
-EXACT = toy.Row(
+EXACT = toy.ToyStep(
     variant="full",
     early_stop=False,
     backward=12.0,
@@ -44,5 +44,5 @@ EXACT = toy.Row(
         pytest.param(replace(EXACT, saved_mib=1 / 2**20), False, id="one byte too many"),
     ],
 )
-def test_one_byte_or_product_too_many_is_not_exact(row: toy.Row, *, is_exact: bool) -> None:
+def test_one_byte_or_product_too_many_is_not_exact(row: toy.ToyStep, *, is_exact: bool) -> None:
     assert row.is_exact is is_exact

@@ -1,16 +1,11 @@
-"""A trial that fails in shared ranks takes no other result with it; records of a sweep fit into one file."""
+"""A trial that fails in shared ranks takes no other result with it."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import pytest
-
-from bench import records as gathering
 from bench.parity_matrix import problem
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent
@@ -38,16 +33,3 @@ def test_one_failure_hides_no_other_result(tmp_path: Path) -> None:
     ]
     assert problem(found[0]) is None
     assert str(problem(found[1])).startswith("failed: ac.layers_fqn: ")
-
-
-@pytest.mark.parametrize(
-    "names", [pytest.param([], id="none is an error"), pytest.param(["b", "a"], id="in order")]
-)
-def test_gathers_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
-    for name in names:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(json.dumps({"trial_id": name}), "utf-8")
-    out = tmp_path / "all" / "records.json"
-    monkeypatch.setattr(sys, "argv", ["records", str(tmp_path), "--out", str(out)])
-    assert gathering.main() == int(not names)
-    assert [record["trial_id"] for record in json.loads(out.read_text("utf-8"))] == sorted(names)

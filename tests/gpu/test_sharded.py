@@ -8,7 +8,7 @@ import pytest
 
 from harness.experiment.mesh import Mesh
 from harness.ranks.agent import Agent, RankJob
-from harness.records.parity import PARTS
+from harness.records.parity_result import PARTS
 from strategies import ac_variants
 from tests.gpu.devices import CUDA
 from tests.gpu.rank_entries import Sharded

@@ -13,7 +13,7 @@ from bench.trials import records
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.ranks.agent import Agent
-from harness.records.parity import PARTS
+from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from strategies import ac_variants
 from tests.gpu.devices import CUDA, DEVICES

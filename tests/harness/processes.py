@@ -12,7 +12,7 @@ from harness.ranks.culprit import is_waiting
 from harness.ranks.node_report import Halt
 from harness.ranks.rank_report import log_path, read_reports
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 
 
 def require_dead(*pids: int) -> None:

@@ -35,9 +35,10 @@ SMALL = [
     "mesh.device=cpu",
     "protocol=smoke",
     "protocol.timed_pairs=0",
+    "protocol.parity_steps=1",
     "tracker=none",
 ]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Longest time for what takes a few seconds on a machine with nothing else to do."""
 
 
@@ -193,27 +194,20 @@ class Swept:
     first: Finished
     again: Finished
     mtimes_ns: dict[Path, int]
-    duration_s: float
-    duration_again_s: float
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("sweep")
     words = ["-m", *SMALL, "ac=none,full,full", "seed=0,-1", "name=nice"]
-    started = time.monotonic()
     first = _started(folder, *words)
-    duration_s = time.monotonic() - started
     mtimes_ns = {path: path.stat().st_mtime_ns for path in folder.glob("outputs/nice/*/record.json")}
-    started = time.monotonic()
     again = _started(folder, *words, "strict=true", program=(sys.executable, "-m", "harness"))
     return Swept(
         folder=folder,
         first=first,
         again=again,
         mtimes_ns=mtimes_ns,
-        duration_s=duration_s,
-        duration_again_s=time.monotonic() - started,
     )
 
 
@@ -392,7 +386,7 @@ def test_a_signal_ends_the_sweep_keeps_what_is_finished_and_leaves_no_process(
 
 
 def test_one_ctrl_c_lets_the_running_point_end_and_starts_no_other(tmp_path: Path) -> None:
-    with _hanging(tmp_path, "protocol.deadline_s=5") as (process, mark):
+    with _hanging(tmp_path, "protocol.deadline_s=30") as (process, mark):
         os.killpg(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -401,7 +395,7 @@ def test_one_ctrl_c_lets_the_running_point_end_and_starts_no_other(tmp_path: Pat
     assert "acbench: 1 without a record yet; the same command continues\n" in stderr
     records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("outputs/*/*/record.json")]
     assert sorted(record["status"] for record in records) == ["ok", "timeout"]
-    assert "no result within 5 s" in stdout
+    assert "no result within 30 s" in stdout
 
 
 @contextlib.contextmanager

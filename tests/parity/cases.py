@@ -11,11 +11,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
 from harness.experiment.data import Synthetic, source_of
 from harness.experiment.experiment import Experiment
+from harness.experiment.links import Link
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import Batch, ModelSpec
@@ -26,14 +28,14 @@ from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
-from harness.records.parity import Parity
+from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.proof import Link, Prover
+from harness.trial.proof import Prover
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 
 _CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {
@@ -74,6 +76,7 @@ MESHES = {
     "tp2": Mesh(tp=2),
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
     "hsdp2x2": Mesh(dp_replicate=2, dp_shard=2),
+    "ddp2_tp2": Mesh(dp_replicate=2, tp=2),
 }
 
 
@@ -161,10 +164,19 @@ def assembled(
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
-    """Return the plan of the case `key`, made once."""
+    """Return the plan of the case `key`, made once by one rank: it depends on shapes alone."""
     if key not in _plans:
-        _plans[key] = _make_plan(*arguments, **options)
+        _plans[key] = _of_rank_0(lambda: _make_plan(*arguments, **options))
     return _plans[key]
+
+
+def _of_rank_0(make: Callable[[], ChunkPlan]) -> ChunkPlan:
+    if not dist.is_initialized():
+        return make()
+    held = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(held)
+    assert held[0] is not None
+    return held[0]
 
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:

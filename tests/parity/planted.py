@@ -13,10 +13,10 @@ from torch.distributed.tensor import Partial, Replicate
 
 from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate
-from strategies.shard.candidates.redistribution import plan as steps_between
+from strategies.shard.candidates.redistribution import steps_between
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import PlacedModule, ShardPlan
+from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 
 _ATTENTION, _ROW, _NORM = "layers.0.attention", "layers.0.feed_forward.down", "layers.1.feed_forward_norm"
 
@@ -60,10 +60,10 @@ def _no_gradient_reduction(placed: PlacedModule) -> PlacedModule:
 
 
 def _with_reductions(placed: PlacedModule, reduced: Callable[[str], Any]) -> PlacedModule:
-    way = placed.option.way
-    assert way is not None
-    held = {name: replace(each, reduction=reduced(name)) for name, each in way.parameters.items()}
-    return replace(placed, option=replace(placed.option, way=replace(way, parameters=held)))
+    candidate = placed.option.candidate
+    assert candidate is not None
+    held = {name: replace(each, reduction=reduced(name)) for name, each in candidate.parameters.items()}
+    return replace(placed, option=replace(placed.option, candidate=replace(candidate, parameters=held)))
 
 
 def _all_reduced(_name: str) -> Any:

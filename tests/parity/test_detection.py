@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from harness.measure.parity.compare import compare_steps
-from harness.records.parity import PARTS, Parity
+from harness.records.parity_result import PARTS, Parity
 from tests.toy_trainee import toy_batches, toy_steps, toy_trainee
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from strategies.ac.full import Full
+from tests.covering import matrix
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
@@ -26,25 +27,18 @@ _ITERATIONS = 6
 _ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _ON_OFF = (False, True)
-_OFFLOADS = pytest.mark.parametrize("offload", _ON_OFF, ids=["kept", "offloaded"])
-_REENTRANT = pytest.mark.parametrize("reentrant", _ON_OFF, ids=["non-reentrant", "reentrant"])
-_HOST = pytest.mark.parametrize("cpu_offload", _ON_OFF, ids=["on device", "parameters on host"])
-_PARAMETERS = pytest.mark.parametrize("use_orig_params", _ON_OFF, ids=["flat", "original"])
 
 # reentrant regions inside units that are freed are refused, see below
 _FSDP1 = [
-    pytest.param(
-        order, strategy, reentrant, id=f"{order}-{strategy}-{'reentrant' if reentrant else 'non-reentrant'}"
-    )
-    for order, strategy, reentrant in product(_ORDERS, _STRATEGIES, _ON_OFF)
+    (order, strategy, reentrant, *rest)
+    for order, strategy, reentrant, *rest in product(_ORDERS, _STRATEGIES, *[_ON_OFF] * 4)
     if not (reentrant and order == "inside_fsdp" and strategy != "NO_SHARD")
 ]
 
 
-@pytest.mark.parametrize(("order", "strategy", "reentrant"), _FSDP1)
-@_PARAMETERS
-@_HOST
-@_OFFLOADS
+@pytest.mark.parametrize(
+    ("order", "strategy", "reentrant", "use_orig_params", "cpu_offload", "offload"), matrix(_FSDP1)
+)
 def test_fsdp1(
     pool2: RankPool,
     order: str,
@@ -70,11 +64,10 @@ def test_fsdp1(
     assert pool2.run(cases.prove, case) == [[], []]
 
 
-@pytest.mark.parametrize("order", _ORDERS)
-@pytest.mark.parametrize("reshard", _ON_OFF, ids=["unsharded until backward", "resharded after forward"])
-@_HOST
-@_OFFLOADS
-@_REENTRANT
+@pytest.mark.parametrize(
+    ("order", "reshard", "cpu_offload", "offload", "reentrant"),
+    matrix(list(product(_ORDERS, *[_ON_OFF] * 4))),
+)
 def test_fsdp2(
     pool2: RankPool, order: str, reshard: bool, cpu_offload: bool, offload: bool, reentrant: bool
 ) -> None:
@@ -88,9 +81,10 @@ def test_fsdp2(
     assert pool2.run(cases.prove, case) == [[], []]
 
 
-@pytest.mark.parametrize("variant", ["none", "full", "selective_op", "offload"])
-@pytest.mark.parametrize("fsdp", ["fsdp1", "fsdp2"])
-@pytest.mark.parametrize("order", _ORDERS)
+@pytest.mark.parametrize(
+    ("variant", "fsdp", "order"),
+    matrix(list(product(["none", "full", "selective_op", "offload"], ["fsdp1", "fsdp2"], _ORDERS))),
+)
 def test_every_variant_in_every_order(pool2: RankPool, variant: str, fsdp: str, order: str) -> None:
     case = cases.experiment(variant=variant, mesh=Mesh(dp_shard=2, fsdp=fsdp), dropout=0.1, wrap_order=order)
     assert pool2.run(cases.prove, case) == [[], []]
@@ -130,29 +124,42 @@ def test_refuses_reentrant_regions_in_sharded_fsdp1_units(strategy: str) -> None
     )
 
 
-_SAME_MATHEMATICS = {
-    "FSDP2": Mesh(dp_shard=2),
-    "FSDP2, parameters on host": Mesh(dp_shard=2, cpu_offload=True),
-    **{
-        f"FSDP1 {strategy}, {'original' if original else 'flat'}, {'host' if offload else 'device'}": Mesh(
-            dp_shard=2,
-            fsdp="fsdp1",
-            sharding_strategy=strategy,
-            use_orig_params=original,
-            cpu_offload=offload,
-        )
-        for strategy, original, offload in product(_STRATEGIES, _ON_OFF, _ON_OFF)
-    },
-}
+_FSDP1_UNITS = list(product(_STRATEGIES, _ON_OFF, _ON_OFF))
+_ON_HOST = [row for row in _FSDP1_UNITS if row[2]]
+"""Here gradients of the step before were once summed in."""
 
 
-@pytest.mark.parametrize("mesh", _SAME_MATHEMATICS.values(), ids=_SAME_MATHEMATICS)
-def test_two_ranks_train_alike_however_they_are_sharded(pool2: RankPool, mesh: Mesh) -> None:
+@pytest.fixture(scope="module")
+def ddp_losses(pool2: RankPool) -> list[object]:
+    return _losses(pool2, Mesh(dp_replicate=2))
+
+
+@pytest.mark.parametrize("cpu_offload", _ON_OFF, ids=["on device", "parameters on host"])
+def test_fsdp2_trains_as_ddp_does(pool2: RankPool, ddp_losses: list[object], cpu_offload: bool) -> None:
     """A twin that is wrong itself would make a wrong variant look neutral: here the twins are compared."""
-    ddp = cases.experiment(variant="none", mesh=Mesh(dp_replicate=2), dropout=0.1, parity_steps=_ITERATIONS)
-    sharded = cases.experiment(variant="none", mesh=mesh, dropout=0.1, parity_steps=_ITERATIONS)
-    expected, actual = ([found.losses for found in pool2.run(cases.parity, case)] for case in (ddp, sharded))
-    assert actual == expected
+    assert _losses(pool2, Mesh(dp_shard=2, cpu_offload=cpu_offload)) == ddp_losses
+
+
+@pytest.mark.parametrize(
+    ("strategy", "use_orig_params", "cpu_offload"), matrix(_FSDP1_UNITS, always=_ON_HOST)
+)
+def test_fsdp1_trains_as_ddp_does(
+    pool2: RankPool, ddp_losses: list[object], strategy: str, use_orig_params: bool, cpu_offload: bool
+) -> None:
+    mesh = Mesh(
+        dp_shard=2,
+        fsdp="fsdp1",
+        sharding_strategy=strategy,
+        use_orig_params=use_orig_params,
+        cpu_offload=cpu_offload,
+    )
+    assert _losses(pool2, mesh) == ddp_losses
+
+
+def _losses(pool2: RankPool, mesh: Mesh) -> list[object]:
+    """Return the losses of each rank without AC."""
+    case = cases.experiment(variant="none", mesh=mesh, dropout=0.1, parity_steps=_ITERATIONS)
+    return [found.losses for found in pool2.run(cases.parity, case)]
 
 
 class _Stack(nn.Module):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 
 from harness.experiment.experiment import Experiment
-from harness.experiment.mesh import Mesh
 from strategies import ac_variants
+from tests.covering import matrix
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
-_DROPOUTS = (0.0, 0.1)
+_DROPOUTS = (0.1, 0.0)
 _TWO_RANKS = ("ddp2", "shard2", "tp2")
 _FOUR_RANKS = ("shard2_tp2", "hsdp2x2")
 _STEPS = 2
@@ -27,64 +29,30 @@ _INSIDE_BLOCKS = {
 }
 
 
+_NEUTRAL = [
+    *product(ac_variants, cases.MODELS, ["single", *_TWO_RANKS, *_FOUR_RANKS], _DROPOUTS, ["fp32"]),
+    *product(ac_variants, cases.OF_SAMPLES, ["shard2"], [0.1], ["fp32"]),
+    *product(["full"], cases.OF_SAMPLES, ["ddp2"], [0.1], ["fp32"]),
+    *product(ac_variants, ["gpt"], ["ddp2_tp2"], [0.1], ["fp32"]),
+    *product(ac_variants, ["gpt"], ["ddp2", "shard2"], [0.1], ["bf16", "bf16_mixed"]),
+]
+
+
 def _case(**fields: Any) -> Experiment:
     return cases.experiment(**{"parity_steps": _STEPS, **fields})
 
 
-@pytest.mark.parametrize("variant", ac_variants)
-@pytest.mark.parametrize("model", cases.MODELS)
-@pytest.mark.parametrize("dropout", _DROPOUTS)
-def test_is_bitwise_neutral_on_one_rank(variant: str, model: str, dropout: float) -> None:
-    assert cases.prove(0, _case(variant=variant, model=model, dropout=dropout)) == []
-
-
-@pytest.mark.parametrize("variant", ac_variants)
-@pytest.mark.parametrize("model", cases.MODELS)
-@pytest.mark.parametrize("mesh", _TWO_RANKS)
-@pytest.mark.parametrize("dropout", _DROPOUTS)
-def test_is_bitwise_neutral_on_two_ranks(
-    pool2: RankPool, variant: str, model: str, mesh: str, dropout: float
+@pytest.mark.parametrize(("variant", "model", "mesh", "dropout", "dtype"), matrix(_NEUTRAL))
+def test_is_bitwise_neutral(
+    unequal_ranks: Callable[[Experiment], dict[int, list[str]]],
+    variant: str,
+    model: str,
+    mesh: str,
+    dropout: float,
+    dtype: str,
 ) -> None:
-    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
-    assert pool2.run(cases.prove, case) == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("variant", "mesh"), [*((variant, "shard2") for variant in ac_variants), ("full", "ddp2")]
-)
-@pytest.mark.parametrize("model", cases.OF_SAMPLES)
-def test_models_of_images_and_proteins_are_bitwise_neutral(
-    pool2: RankPool, variant: str, model: str, mesh: str
-) -> None:
-    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=0.1)
-    assert pool2.run(cases.prove, case) == [[], []]
-
-
-@pytest.mark.parametrize("variant", ac_variants)
-@pytest.mark.parametrize("model", cases.MODELS)
-@pytest.mark.parametrize("mesh", _FOUR_RANKS)
-@pytest.mark.parametrize("dropout", _DROPOUTS)
-def test_is_bitwise_neutral_on_four_ranks(
-    pool4: RankPool, variant: str, model: str, mesh: str, dropout: float
-) -> None:
-    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout)
-    assert pool4.run(cases.prove, case) == [[], [], [], []]
-
-
-@pytest.mark.parametrize("variant", ac_variants)
-def test_is_bitwise_neutral_on_replicas_of_a_tensor_parallel_model(pool4: RankPool, variant: str) -> None:
-    case = _case(variant=variant, mesh=Mesh(dp_replicate=2, tp=2), dropout=0.1)
-    assert pool4.run(cases.prove, case) == [[], [], [], []]
-
-
-@pytest.mark.parametrize("variant", ac_variants)
-@pytest.mark.parametrize("dtype", ["bf16", "bf16_mixed"])
-@pytest.mark.parametrize("mesh", ["ddp2", "shard2"])
-def test_is_bitwise_neutral_in_reduced_precision(
-    pool2: RankPool, variant: str, dtype: str, mesh: str
-) -> None:
-    case = _case(variant=variant, mesh=cases.MESHES[mesh], dropout=0.1, dtype=dtype)
-    assert pool2.run(cases.prove, case) == [[], []]
+    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout, dtype=dtype)
+    assert unequal_ranks(case) == {}
 
 
 @pytest.mark.parametrize(

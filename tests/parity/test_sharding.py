@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from harness.experiment.experiment import Experiment
+from tests.covering import matrix
 from tests.parity import cases, planted
 from tests.rank_pool import RankPool
 
 _SLOW_LINKS = {"latency_s": 0.0, "bandwidth_bytes_per_s": 3e9, "flops_per_s": 1e9}
 """Hardware on which sharding the small models of these tests pays."""
 _BATCH = {"candidate": "S0R = S0R x RR_0"}
-_SHARDINGS = [
-    pytest.param("megatron", {}, id="megatron"),
-    pytest.param("candidate", {}, id="output features of every linear"),
-    pytest.param("candidate", {"candidate": "RR = RS0 x S0R", "modules": "*d*"}, id="input features"),
-    pytest.param("candidate", _BATCH, id="batch"),
-    pytest.param("candidate", {"candidate": "S0R = S0R x RR_1"}, id="sequence"),
-    pytest.param("cheapest", {}, id="cheapest, which replicates everything"),
-    pytest.param("cheapest", _SLOW_LINKS, id="cheapest, which mixes features and batch"),
-    pytest.param("cheapest", {"memory_limit_mib": 0.36}, id="cheapest within little memory"),
+_SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "megatron": ("megatron", {}),
+    "output features of every linear": ("candidate", {}),
+    "input features": ("candidate", {"candidate": "RR = RS0 x S0R", "modules": "*d*"}),
+    "batch": ("candidate", _BATCH),
+    "sequence": ("candidate", {"candidate": "S0R = S0R x RR_1"}),
+    "cheapest, which replicates everything": ("cheapest", {}),
+    "cheapest, which mixes features and batch": ("cheapest", _SLOW_LINKS),
+    "cheapest within little memory": ("cheapest", {"memory_limit_mib": 0.36}),
+}
+_NEUTRAL = [
+    *product(_SHARDINGS, ["gpt", "llama"], ["tp2"]),
+    *product(_SHARDINGS, ["llama"], ["shard2_tp2"]),
 ]
 _VARIANTS = [
     pytest.param("full", {}, id="full"),
@@ -31,25 +39,15 @@ _VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-@pytest.mark.parametrize(("shard", "sharding"), _SHARDINGS)
+@pytest.mark.parametrize(("sharding", "model", "mesh"), matrix(_NEUTRAL))
 def test_is_neutral_within_tolerance(
-    pool2: RankPool, model: str, shard: str, sharding: dict[str, Any]
+    unequal_ranks: Callable[[Experiment], dict[int, list[str]]], sharding: str, model: str, mesh: str
 ) -> None:
+    shard, options = _SHARDINGS[sharding]
     case = cases.experiment(
-        model=model, mesh=cases.MESHES["tp2"], variant="none", shard=shard, sharding=sharding
+        model=model, mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=options
     )
-    assert pool2.run(cases.prove, case) == [[], []]
-
-
-@pytest.mark.parametrize(("shard", "sharding"), _SHARDINGS)
-def test_is_neutral_within_tolerance_under_fsdp(
-    pool4: RankPool, shard: str, sharding: dict[str, Any]
-) -> None:
-    case = cases.experiment(
-        model="llama", mesh=cases.MESHES["shard2_tp2"], variant="none", shard=shard, sharding=sharding
-    )
-    assert pool4.run(cases.prove, case) == [[], [], [], []]
+    assert unequal_ranks(case) == {}
 
 
 @pytest.mark.parametrize(
@@ -90,28 +88,28 @@ def test_checkpointing_is_bitwise_neutral_in_every_order(pool4: RankPool, wrap_o
     assert pool4.run(cases.prove, case) == [[], [], [], []]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "bf16_mixed"])
-@pytest.mark.parametrize("error", planted.ERRORS)
-def test_a_planted_error_is_found_in_every_precision(pool2: RankPool, error: str, dtype: str) -> None:
-    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", dtype=dtype, parity_steps=1)
-    for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=error))):
+_AGAINST_THE_PLAIN_MODEL = "ac=none chunk=none shard=planted against ac=none chunk=none shard=none in fp32"
+
+
+def test_a_planted_error_is_found(pool2: RankPool) -> None:
+    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", parity_steps=1)
+    for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=planted.ERRORS[0]))):
         (step,) = found.chain
         assert not step.is_equal
-        assert step.compared is not None
-        assert str(step.compared) == (
-            "ac=none chunk=none shard=planted against ac=none chunk=none shard=none in fp32"
-        )
+        assert str(step.compared) == _AGAINST_THE_PLAIN_MODEL
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "bf16_mixed"])
 @pytest.mark.parametrize("error", planted.ERRORS)
-def test_checkpointing_repeats_a_planted_error_and_does_not_hide_it(
+def test_a_planted_error_is_found_in_every_precision_and_not_hidden_by_checkpointing(
     pool2: RankPool, error: str, dtype: str
 ) -> None:
     case = cases.experiment(mesh=cases.MESHES["tp2"], dtype=dtype, parity_steps=1)
     for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=error))):
         assert (found.gradients.equal, found.gradients.max_abs) == (True, 0.0)
-        assert not found.chain[-1].is_equal
+        last = found.chain[-1]
+        assert str(last.compared) == _AGAINST_THE_PLAIN_MODEL
+        assert not last.is_equal
         assert not found.is_equal
 
 

@@ -151,10 +151,12 @@ def test_a_preempted_job_starts_again_and_is_never_over_between(cluster: Cluster
     job = _submit_running(tmp_path, partition="low", nodes=2)
     _preempt(cluster)
     seen: list[JobState] = []
-    while not (tmp_path / "started.0.1").exists():
-        assert len(seen) < 600, seen[-1]
+
+    def has_restarted() -> bool:
         seen.append(states([job])[job])
-        time.sleep(0.05)
+        return (tmp_path / "started.0.1").exists()
+
+    _until(has_restarted)
     assert [state for state in seen if state.is_over] == []
     assert _end(job) == JobState(job=job, state="COMPLETED", restarts=1, hosts=cluster.hosts)
 
@@ -259,9 +261,8 @@ def test_the_shell_decides_who_pays_and_where_and_nothing_else(
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", ["a b", "it's", "#1", "$HOME", "«"])
-def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / name
+def test_folders_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "#1 it's $HOME «"
     folder.mkdir()
     [job] = submit([Call(function=calls.leave, args=(folder,))], _request(), folder / "jobs")
     assert _end(job).state == "COMPLETED"

@@ -107,14 +107,14 @@ def test_two_nodes_of_two_ranks_measure_what_four_ranks_here_do(sweeps: _Sweeps)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_three_shapes_in_one_command_and_nothing_to_do_for_the_next(sweeps: _Sweeps) -> None:
-    command = _tiny("shapes", "hydra/launcher=slurm", POLL, "mesh=single,ddp2,hsdp2x2")
+def test_two_shapes_in_one_command_and_nothing_to_do_for_the_next(sweeps: _Sweeps) -> None:
+    command = _tiny("shapes", "hydra/launcher=slurm", POLL, "mesh=single,ddp2")
     said = sweeps.run(*command)
-    assert "3 points: 3 to run, 0 done, 0 duplicates; shapes 1x1: 1, 1x2: 1, 1x4: 1\n" in said
-    assert re.search(r"submitted 3 points as Slurm jobs \d+, \d+, \d+\n", said)
-    assert [record["status"] for record in sweeps.records("shapes").values()] == ["ok"] * 3
-    assert "3 points: 0 to run, 3 done, 0 duplicates\n" in sweeps.run(*command)
-    assert len(sweeps.starts()) == 3
+    assert "2 points: 2 to run, 0 done, 0 duplicates; shapes 1x1: 1, 1x2: 1\n" in said
+    assert re.search(r"submitted 2 points as Slurm jobs \d+, \d+\n", said)
+    assert [record["status"] for record in sweeps.records("shapes").values()] == ["ok"] * 2
+    assert "2 points: 0 to run, 2 done, 0 duplicates\n" in sweeps.run(*command)
+    assert len(sweeps.starts()) == 2
 
 
 def test_a_killed_driver_an_impatient_one_and_a_cancelled_job(cluster: Cluster, sweeps: _Sweeps) -> None:
@@ -151,10 +151,10 @@ def test_a_killed_driver_an_impatient_one_and_a_cancelled_job(cluster: Cluster, 
 @pytest.mark.usefixtures("cluster")
 def test_two_drivers_at_once_on_one_folder_start_nothing_twice(sweeps: _Sweeps) -> None:
     packed = ("hydra/launcher=slurm_packed", "hydra.launcher.cpus_per_node=1", POLL)
-    command = _tiny("two", *packed, "seed=0,1,2")
+    command = _tiny("two", *packed, "seed=0,1")
     drivers = [sweeps.start(*command) for _ in range(2)]
     told = [driver.communicate()[1] for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0, 0], told
     records = sweeps.records("two")
-    assert [record["status"] for record in records.values()] == ["ok"] * 3
+    assert [record["status"] for record in records.values()] == ["ok"] * 2
     assert sweeps.starts() == sorted(records)

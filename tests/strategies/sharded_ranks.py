@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import cache
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -45,23 +43,34 @@ def cases() -> Iterator[tuple[str, str, str]]:
                     yield mesh, order, variant
 
 
-def run(rank: int, folder: str) -> None:
-    """Run all cases on this rank and write `{case: [differences, offloaded bytes]}` as JSON."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # FSDP1 warns about NO_SHARD and about the CPU
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    expected = {mesh: _step(mesh, "inside", "none")[0] for mesh in MESHES}
-    results: dict[str, list[object]] = {}
-    for mesh, order, variant in cases():
-        step, offloaded_bytes = _step(mesh, order, variant)
-        results[f"{mesh}-{order}-{variant}"] = [differences(expected[mesh], step), offloaded_bytes]
-    results["refused"] = [_refusal()]
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(results), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+def compare(_rank: int, mesh: str, order: str, variant: str) -> list[str]:
+    """Return what differs between a variant and the plain model on this rank, in words."""
+    return differences(_step(mesh, "inside", "none")[0], _step(mesh, order, variant)[0])
 
 
+def offloaded_bytes(_rank: int, mesh: str, order: str) -> int:
+    """Return the bytes that this rank moves under offload."""
+    return _step(mesh, order, "offload")[1]
+
+
+def refusal(_rank: int) -> str:
+    """Return why FSDP1 units take no reentrant regions inside."""
+    model = _fsdp1(toy(), ShardingStrategy.FULL_SHARD, use_orig_params=True)
+    try:
+        ac_variants["full"](module_classes=("Block",), use_reentrant=True).apply(model)  # type: ignore[call-arg]
+    except StrategyError as error:
+        return str(error)
+    return "not refused"
+
+
+@cache
 def _step(mesh: str, order: str, variant: str) -> tuple[Step, int]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FSDP1 warns about NO_SHARD and about the CPU
+        return _two_steps(mesh, order, variant)
+
+
+def _two_steps(mesh: str, order: str, variant: str) -> tuple[Step, int]:
     model: nn.Module = toy()
     fields = {"module_classes": ("Block",)} if order == "in_place" else {"layers_fqn": "layers"}
     strategy = ac_variants[variant](**fields if variant != "none" else {})  # type: ignore[arg-type]
@@ -77,15 +86,6 @@ def _step(mesh: str, order: str, variant: str) -> tuple[Step, int]:
         step.gradients[name] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
     observation = call.observe() if call is not None else strategy.observe(model)
     return step, observation.offloaded_bytes
-
-
-def _refusal() -> str:
-    model = _fsdp1(toy(), ShardingStrategy.FULL_SHARD, use_orig_params=True)
-    try:
-        ac_variants["full"](module_classes=("Block",), use_reentrant=True).apply(model)  # type: ignore[call-arg]
-    except StrategyError as error:
-        return str(error)
-    return "not refused"
 
 
 def _ddp(model: Toy) -> nn.Module:

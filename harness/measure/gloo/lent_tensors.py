@@ -1,4 +1,4 @@
-"""Tensors lent to gloo: its own, on the storages of the program's, and who holds one can be counted."""
+"""Aliases of the program's tensors that gloo works on, so that references of gloo can be counted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from harness.measure.collectives import collective_name
-from harness.measure.tensors import alias_of, must_unwrap, tensors_in
+from strategies.estimate.tensors import alias_of, must_unwrap, tensors_in
 
 
-class Lending(TorchDispatchMode):
-    """Gives collectives tensors of their own and the program those that it knows; neither adds an operator.
+class TensorLender(TorchDispatchMode):
+    """Passes aliases of the program's tensors to collectives, and their tensors back; adds no operator.
 
     Attributes:
-        lent: what collectives were given or have made; nobody else in the program holds it.
+        lent: tensors that collectives were given or have made; the program holds no other reference to them.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Lending(TorchDispatchMode):
         return alias_of(tensor)
 
 
-class Finding(TorchDispatchMode):
+class TensorFinder(TorchDispatchMode):
     """Finds the tensors that a collective has made for itself and works on while it is waited for.
 
     Args:

@@ -1,4 +1,4 @@
-"""Collectives that are over when the program thinks so: gloo keeps their tensors for a moment longer.
+"""Waiting until gloo has released the tensors of a collective: it keeps them for a moment longer.
 
 A thread of gloo runs a collective, wakes whoever waits for it, and only then lets go of the tensors: at
 once on an idle machine, a long time later on a busy one. The program drops them in between, so when storages
@@ -27,9 +27,10 @@ from torch._ops import OpOverloadPacket
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import group_methods
-from harness.measure.gloo.lent_tensors import Finding, Lending, holders, sole_holder
-from harness.measure.patched import replaced
-from harness.measure.tensors import plain_tensors, storage_key, tensors_in
+from harness.measure.gloo.lent_tensors import TensorFinder, TensorLender, holders, sole_holder
+from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import replaced
+from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _POLL_S = 1e-4
 _POLLS = 600_000
@@ -43,10 +44,10 @@ _Function = Callable[..., Any]
 
 @contextmanager
 def settled_collectives() -> Iterator[None]:
-    """Let every collective on the CPU that the program has waited for end with all of its tensors let go.
+    """Make every wait for a collective on the CPU last until gloo has released its tensors.
 
     Raises:
-        RuntimeError: somebody still held a tensor of one a minute later.
+        RuntimeError: gloo still held a tensor a minute after the wait.
     """
     loans = _Loans()
     with ExitStack() as patches:
@@ -100,7 +101,7 @@ class _Loans:
         self._by_result.clear()
 
     def require_settled(self) -> None:
-        """Refuse a step in which bytes were counted that only the backend held."""
+        """Refuse a step whose bytes include tensors that only gloo held."""
         if self._is_overdue:
             raise RuntimeError(
                 "gloo: tensors of a collective are still held a minute after the program waited for it; "
@@ -110,7 +111,7 @@ class _Loans:
     def _starting(self, original: _Function) -> _Function:
         @functools.wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
-            with Lending() as lending:
+            with TensorLender() as lending:
                 work = original(*args, **kwargs)
             if work is not None and lending.lent:
                 key = id(work)
@@ -127,7 +128,7 @@ class _Loans:
             if loan is None:
                 return original(work, *args, **kwargs)
             # gloo sums and scatters in here, on copies that are none of the program's storages
-            with _disable_current_modes(), Finding(loan.lent):
+            with _disable_current_modes(), TensorFinder(loan.lent):
                 result = original(work, *args, **kwargs)
             loan.is_over = True
             return result
@@ -145,7 +146,7 @@ class _Loans:
     def _running(self, original: _Function) -> _Function:
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with Lending() as lending:
+            with TensorLender() as lending:
                 result = original(*args, **kwargs)
             self._settle(lending.lent)
             return result
@@ -162,7 +163,7 @@ class _Loans:
                 return result
             if not name.startswith(_FUNCTIONAL):
                 return original(packet, *args, **kwargs)
-            with Lending() as lending:
+            with TensorLender() as lending:
                 result = original(packet, *args, **kwargs)
             self._enter_results(result, lending.lent)
             return result
@@ -171,11 +172,11 @@ class _Loans:
 
     def _enter_results(self, result: Any, lent: list[Tensor]) -> None:
         if lent:
-            keys = set(map(storage_key, plain_tensors(tensors_in(result))))
+            keys = set(map(key_of, plain_tensors(tensors_in(result))))
             self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
 
     def _on_waited(self, waited: Any) -> None:
-        for key in map(storage_key, plain_tensors(tensors_in(waited))):
+        for key in map(key_of, plain_tensors(tensors_in(waited))):
             loan = self._by_result.pop(key, None)
             if loan is None:
                 continue

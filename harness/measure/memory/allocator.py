@@ -1,4 +1,4 @@
-"""Allocator truth: what the allocator hands out during a training step, with nothing else watching.
+"""The allocator's own count of a training step: the second source beside live storages.
 
 On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory
 events where it is not installed. What stands above the live storages is memory that kernels allocate for
@@ -20,29 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.collectives import group_methods
 from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
-from harness.measure.patched import replaced
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllocatorReport:
-    """The memory of one training step as its allocator saw it.
-
-    Fields:
-        source: which allocator, or which meter of it.
-        peak_requested_bytes: highest total of requested bytes; comparable with the peak of live storages,
-            because it starts from the bytes of the storages that stood before the step.
-        peak_allocated_bytes, peak_reserved_bytes: the process's highest totals after rounding, and with the
-            blocks the allocator keeps; `None` on CPU, whose allocator does neither.
-        workspace_bytes: `peak_requested_bytes` above the peak of live storages.
-        backend_bytes: highest total of what process groups allocated on CPU: temporaries of gloo.
-    """
-
-    source: str
-    peak_requested_bytes: int
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    workspace_bytes: int
-    backend_bytes: int
+from harness.records.measured import Allocator
+from strategies.estimate.patched import replaced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +45,7 @@ def install() -> bool:
     return allocator is not None and allocator.install()
 
 
-def measure(step: Callable[[], None], *, device: str, live: LiveTotals) -> AllocatorReport | None:
+def measure(step: Callable[[], None], *, device: str, live: LiveTotals) -> Allocator | None:
     """Run `step` and return what the allocator of `device` saw, or `None` for a device without one (meta)."""
     if device == "cuda":
         return _on_cuda(step, live)
@@ -96,7 +75,7 @@ class CpuWorkspaceProbe:
         return counts.window_peak_bytes - max(self._before_bytes, counts.live_bytes)
 
 
-def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> AllocatorReport:
+def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> Allocator:
     allocator.count_this_thread(as_model=True)
     allocator.reset_peaks()
     before = allocator.read()
@@ -132,7 +111,7 @@ def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
         yield
 
 
-def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
+def _on_cuda(step: Callable[[], None], live: LiveTotals) -> Allocator:
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # an allocation lets go of blocks that waited for other streams
     torch.cuda.reset_peak_memory_stats()
@@ -149,7 +128,7 @@ def _on_cuda(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
     )
 
 
-def _profiled(step: Callable[[], None], live: LiveTotals) -> AllocatorReport:
+def _profiled(step: Callable[[], None], live: LiveTotals) -> Allocator:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     kineto = profiler.profiler
@@ -186,9 +165,9 @@ def _report(
     allocated_bytes: int | None = None,
     reserved_bytes: int | None = None,
     backend_bytes: int = 0,
-) -> AllocatorReport:
+) -> Allocator:
     requested_bytes = live.standing_bytes + step_peak_bytes
-    return AllocatorReport(
+    return Allocator(
         source=source,
         peak_requested_bytes=requested_bytes,
         peak_allocated_bytes=allocated_bytes,

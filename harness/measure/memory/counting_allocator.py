@@ -19,7 +19,7 @@ _BUILD_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
+class BlockCounts:
     """Requested bytes of the blocks that live.
 
     Fields:
@@ -70,11 +70,11 @@ class CountingAllocator:
         """Start the window's peak at what lives now."""
         self._library.acb_reset_window()
 
-    def read(self) -> Counts:
+    def read(self) -> BlockCounts:
         """Return the counts."""
         values = [ctypes.c_int64() for _ in range(7)]
         self._library.acb_read(*map(ctypes.byref, values))
-        return Counts(**dict(zip(Counts.__slots__, (value.value for value in values), strict=True)))
+        return BlockCounts(**dict(zip(BlockCounts.__slots__, (value.value for value in values), strict=True)))
 
 
 @functools.cache

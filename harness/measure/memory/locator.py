@@ -13,31 +13,26 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.measure.patched import replaced
-
-Phase = Literal["forward", "backward", "optimizer"]
+from strategies.estimate.patched import replaced
+from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 
 MODEL = "(model)"
 LOSS = "(loss)"
 OPTIMIZER = "(optimizer)"
 
-# autograd runs an AccumulateGrad node as soon as it is ready: its sequence number is the largest there is
-_FIRST_UNORDERED_NODE = 2**63
 _WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
-class Locator(AbstractContextManager["Locator"]):
+class Locator(Position, AbstractContextManager["Locator"]):
     """Follows one model through one step; enter it around the step and set `phase` as the step goes on.
 
     Attributes:
-        phase: what the step is doing.
         calls: forward calls of each block, recomputation included.
 
     A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
@@ -45,7 +40,7 @@ class Locator(AbstractContextManager["Locator"]):
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-        self.phase: Phase = "forward"
+        super().__init__()
         self.calls = dict.fromkeys(blocks, 0)
         self._model = model
         self._names = {id(module): _readable(name, model) for name, module in model.named_modules()}
@@ -90,18 +85,6 @@ class Locator(AbstractContextManager["Locator"]):
             return False
         return torch.is_grad_enabled() or bool(self._inside)
 
-    @property
-    def is_accumulating(self) -> bool:
-        """Whether autograd is adding to, or setting, the `.grad` of a leaf."""
-        node = running_node()
-        return node is not None and sequence_number(node) >= _FIRST_UNORDERED_NODE
-
-    @property
-    def node(self) -> str:
-        """Name of the autograd node that executes; empty outside a backward pass."""
-        node = running_node()
-        return "" if node is None else str(node.name())
-
     def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -134,20 +117,9 @@ class Locator(AbstractContextManager["Locator"]):
 
     def _owner_of_node(self) -> str | None:
         node = running_node()
-        if node is None or sequence_number(node) >= _FIRST_UNORDERED_NODE:
+        if node is None or sequence_number(node) >= FIRST_UNORDERED_NODE:
             return None
         return self._owners[bisect_right(self._starts, sequence_number(node)) - 1]
-
-
-def running_node() -> Node | None:
-    """Return the autograd node that a backward pass executes now, if any."""
-    node: Node | None = torch._C._current_autograd_node()  # noqa: SLF001 (no public way to ask)
-    return node
-
-
-def sequence_number(node: Node) -> int:
-    """Return the place of a node in the order of forward."""
-    return int(node._sequence_nr())  # type: ignore[no-untyped-call]  # noqa: SLF001 (the order of forward has no public name)
 
 
 def _next_sequence_number() -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.measure.parity.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
-from harness.records.parity import PARTS, Difference, Parity, PartParity
+from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity
 
 __all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
@@ -193,7 +193,7 @@ def _compare_part(
         max_abs=max((finding.max_abs for _, finding in findings), default=0.0),
         max_rel=max((finding.max_rel for _, finding in findings), default=0.0),
         first_difference=first
-        and Difference(
+        and FirstDifference(
             name=first[0], index=first[1][0], rank=rank, step=step, expected=first[1][1], actual=first[1][2]
         ),
     )

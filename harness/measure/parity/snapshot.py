@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.measure.rng import rng_states, seeded
-from harness.measure.step import Trainee
+from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
@@ -211,8 +211,12 @@ def _children(value: Any, name: str) -> dict[str, Any] | None:
         return {f"{name}[{key!r}]": item for key, item in value.items()}
     if isinstance(value, list | tuple):
         return {f"{name}[{index}]": item for index, item in enumerate(value)}
+    attributes = _attributes(value)
+    return attributes and {f"{name}.{key}": item for key, item in attributes.items()}
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object that is walked, None of one that is compared as a whole."""
     if dataclasses.is_dataclass(value):
-        return {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
-    if has_identity_only(value) and hasattr(value, "__dict__"):
-        return {f"{name}.{key}": item for key, item in vars(value).items()}
-    return None
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return vars(value) if has_identity_only(value) and hasattr(value, "__dict__") else None

@@ -15,7 +15,7 @@ from harness.errors import require_at_least
 
 _SECONDS_PER_MILLISECOND = 1e-3
 
-Step = Callable[[], None]
+StepFunction = Callable[[], None]
 """One whole training step; it may queue work on a device and return before that is done."""
 
 
@@ -23,10 +23,10 @@ Progress = Callable[[int, int], None]
 """Told how many of how many steps are done, always between two timed steps."""
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Takes the time of one step, with everything that the step has queued."""
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         """Run `step` and return its duration in seconds."""
         ...
 
@@ -35,7 +35,7 @@ class Clock(Protocol):
 class HostClock:
     """Wall-clock time, for devices that compute while they are called."""
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         """Run `step` and return its duration in seconds."""
         start = time.perf_counter()
         step()
@@ -51,7 +51,7 @@ class CudaClock:
 
     device: torch.device
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         """Run `step` and return its duration in seconds."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(self.device)
@@ -64,14 +64,14 @@ class CudaClock:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Samples:
+class PairedTimes:
     """Step times in seconds; equal indices were taken side by side."""
 
     variant_s: tuple[float, ...]
     twin_s: tuple[float, ...]
 
 
-def clock_for(device: torch.device) -> Clock:
+def clock_for(device: torch.device) -> StepClock:
     """Return the clock that suits `device`."""
     return CudaClock(device=device) if device.type == "cuda" else HostClock()
 
@@ -81,8 +81,14 @@ def _in_silence(_done: int, _total: int) -> None:
 
 
 def interleave(
-    variant: Step, twin: Step, *, warmup: int, pairs: int, clock: Clock, progress: Progress = _in_silence
-) -> Samples:
+    variant: StepFunction,
+    twin: StepFunction,
+    *,
+    warmup: int,
+    pairs: int,
+    clock: StepClock,
+    progress: Progress = _in_silence,
+) -> PairedTimes:
     """Time `pairs` steps of each in the order A B B A, after `warmup` untimed ones of each.
 
     Neighbours form a pair; that every second pair is turned round cancels what going first costs. Garbage is
@@ -107,11 +113,11 @@ def interleave(
             else:
                 twin_s.append(clock.time_s(twin))
                 variant_s.append(clock.time_s(variant))
-    return Samples(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
+    return PairedTimes(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
 
 
 def consecutive(
-    step: Step, *, warmup: int, count: int, clock: Clock, progress: Progress = _in_silence
+    step: StepFunction, *, warmup: int, count: int, clock: StepClock, progress: Progress = _in_silence
 ) -> tuple[float, ...]:
     """Time `count` steps after `warmup` untimed ones, where two models do not fit at once; seconds.
 

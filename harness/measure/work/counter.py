@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,35 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.tensors import must_unwrap
 from harness.measure.work.flops import FlopFormulas
+from harness.records.measured import MeasuredWork
+from strategies.estimate.tensors import must_unwrap
 
 # no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
 _BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
 PHASES = ("forward", "backward", "optimizer")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkReport:
-    """The work of one training step on one rank.
-
-    Fields:
-        forward_flops: FLOPs of the model and the loss.
-        backward_flops: FLOPs of the backward pass, recomputation included.
-        recomputed_flops: FLOPs of forward operators that ran during the backward pass.
-        recomputed_ops: those operators by name, with their number.
-        calls: forward calls of each block, recomputation included.
-        collectives: by phase, collectives started on this rank, by name.
-        collective_bytes: by phase, their payload on this rank (see `collectives.payload_bytes`).
-    """
-
-    forward_flops: int
-    backward_flops: int
-    recomputed_flops: int
-    recomputed_ops: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    collectives: dict[str, dict[str, int]] = field(default_factory=dict)
-    collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class WorkCounter(TorchDispatchMode):
@@ -72,9 +49,9 @@ class WorkCounter(TorchDispatchMode):
         self._count_collective(func, args, result)
         return result
 
-    def report(self) -> WorkReport:
+    def report(self) -> MeasuredWork:
         """Return the counts so far."""
-        return WorkReport(
+        return MeasuredWork(
             forward_flops=self._flops["forward"],
             backward_flops=self._flops["backward"],
             recomputed_flops=self._recomputed_flops,

@@ -1,9 +1,11 @@
-"""Attention of every head with biased projections, between all tokens or to those before.
+"""Attention with one projection for queries, keys, values and output each.
 
-Shapes: B batch, S sequence, D width, H heads, K head width.
-Under tensor parallelism a rank holds some of the H heads, so their number is never assumed.
+Shapes: B batch, S sequence, D width, H query heads, G key-value heads, K head width, R = K / 2.
+Under tensor parallelism a rank holds some of the H and G heads, so their number is read off the
+projections and never assumed.
 
-Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; Ainslie et al. 2023, arXiv:2305.13245 (grouped
+queries).
 """
 
 from __future__ import annotations
@@ -13,29 +15,47 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.models.parts.rotary import rotate
+
 
 class SelfAttention(nn.Module):
-    """Every token attends to every token."""
+    """Every token attends to every token.
+
+    Args:
+        width: residual width D.
+        n_heads: query heads H.
+        dropout: probability that a weight is dropped in training.
+        n_kv_heads: key-value heads G, a divisor of H; `None` for one a query head.
+    """
 
     is_causal: ClassVar[bool] = False
+    has_bias: ClassVar[bool] = True
 
-    def __init__(self, *, width: int, n_heads: int, dropout: float) -> None:
+    def __init__(self, *, width: int, n_heads: int, dropout: float, n_kv_heads: int | None = None) -> None:
         super().__init__()
         self.head_width = width // n_heads
         self.dropout = dropout
-        self.wq = nn.Linear(width, width)
-        self.wk = nn.Linear(width, width)
-        self.wv = nn.Linear(width, width)
-        self.wo = nn.Linear(width, width)
+        self.is_grouped = n_kv_heads is not None
+        kv_width = (n_kv_heads or n_heads) * self.head_width
+        self.wq = nn.Linear(width, width, bias=self.has_bias)
+        self.wk = nn.Linear(width, kv_width, bias=self.has_bias)
+        self.wv = nn.Linear(width, kv_width, bias=self.has_bias)
+        self.wo = nn.Linear(width, width, bias=self.has_bias)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return the attention output of shape (B, S, D)."""
-        q_BHSK, k_BHSK, v_BHSK = (
-            linear(x_BSD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for linear in (self.wq, self.wk, self.wv)
+    def forward(self, x_BSD: Tensor, rotary_S2R: Tensor | None = None) -> Tensor:
+        """Return the attention output of shape (B, S, D); queries and keys are turned by `rotary_S2R`."""
+        q_BSHK, k_BSGK, v_BSGK = (
+            linear(x_BSD).unflatten(-1, (-1, self.head_width)) for linear in (self.wq, self.wk, self.wv)
         )
+        if rotary_S2R is not None:
+            q_BSHK, k_BSGK = rotate(q_BSHK, rotary_S2R), rotate(k_BSGK, rotary_S2R)
         y_BHSK = functional.scaled_dot_product_attention(
-            q_BHSK, k_BHSK, v_BHSK, dropout_p=self.dropout if self.training else 0.0, is_causal=self.is_causal
+            q_BSHK.transpose(1, 2),
+            k_BSGK.transpose(1, 2),
+            v_BSGK.transpose(1, 2),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.is_causal,
+            enable_gqa=self.is_grouped,
         )
         output: Tensor = self.wo(y_BHSK.transpose(1, 2).flatten(-2))
         return output
@@ -45,3 +65,9 @@ class CausalSelfAttention(SelfAttention):
     """Every token attends to itself and the tokens before it."""
 
     is_causal = True
+
+
+class GroupedQueryAttention(CausalSelfAttention):
+    """Causal attention of H query heads over G key-value heads, without biases."""
+
+    has_bias = False

@@ -37,8 +37,8 @@ def make_config(
         config_class: the class's name.
         overrides: its fields. A name that the class has itself (`n_layer`) wins over the general
             alias of the same field (`num_hidden_layers`).
-        sizes: `n_layers`, `width`, `n_heads` or `vocab_size`, for what `overrides` leaves open.
-        dropout: a probability.
+        sizes: `n_layers`, `width`, `n_heads` or `vocab_size`, where `overrides` does not set them.
+        dropout: probability of every dropout.
 
     Raises:
         ConfigError: the class is unknown or of no language model, it has no field for an override
@@ -172,7 +172,7 @@ def _values(
 def _divided_heads(defaults: PretrainedConfig, values: Mapping[str, Any]) -> dict[str, int]:
     """Return the key-value heads, at most the class's own number, that divide the heads in `values`.
 
-    Without that, four heads would meet the 32 key-value heads that Qwen2 has by default.
+    Without this, Qwen2 would be built with 4 heads and its default of 32 key-value heads.
     """
     heads = values.get(defaults.attribute_map.get("num_attention_heads", "num_attention_heads"))
     own = getattr(type(defaults), "num_key_value_heads", None)  # of the class: an instance has filled in null

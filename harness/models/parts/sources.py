@@ -17,9 +17,9 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 def user_files(names: Iterable[str]) -> tuple[Path, ...]:
     """Return the files of the modules called `names` and of all they import, sorted.
 
-    Left out: the standard library, installed packages (their versions are known), ourselves and `__main__`.
-    Import statements are followed wherever they stand, but only to modules that are loaded by now: the
-    answer belongs to `names` alone, whatever else this process has imported.
+    The standard library, installed packages (their versions are known), this project and `__main__` are
+    left out. Import statements are followed wherever they stand in a file, but only to modules that are
+    loaded by now. So the answer depends on `names` alone, not on what else this process has imported.
     """
     found: dict[str, Path] = {}
     waiting = list(names)

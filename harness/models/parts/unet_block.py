@@ -22,13 +22,13 @@ class BlockPlan:
     """What one residual block does.
 
     Fields:
-        channels: of its input.
-        skip_channels: of the skip that is concatenated to the input; 0 for none.
-        out_channels: of its output.
-        size: rows and columns of its output.
-        resampling: of features and shortcut, before the first convolution.
-        is_attending: whether its pixels attend to each other in the end.
-        gives_skip: whether its output is kept for a block on the way up.
+        channels: channels of the input.
+        skip_channels: channels of the skip that is concatenated to the input; 0 for none.
+        out_channels: channels of the output.
+        size: rows and columns of the output.
+        resampling: change of resolution of features and shortcut, before the first convolution.
+        is_attending: True where pixels attend to each other after the convolutions.
+        gives_skip: True where a block on the way up reads the output.
     """
 
     channels: int
@@ -41,11 +41,11 @@ class BlockPlan:
 
     @property
     def in_channels(self) -> int:
-        """Channels with the skip's."""
+        """Channels of input and skip together."""
         return self.channels + self.skip_channels
 
     def flops(self, time_width: int) -> int:
-        """Return 18·(C·C' + C'²) a pixel, shortcut and attention where there are, and 4·E·C' for the time."""
+        """Return 18·(C·C' + C'²) a pixel, those of shortcut and attention if any, and 4·E·C' for the time."""
         pixels, width = self.size**2, self.out_channels
         convolutions = 18 * (self.in_channels + width) * width
         shortcut = 2 * self.in_channels * width if self.in_channels != width else 0

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.records.record import STATUSES, is_baseline
 from harness.records.verdict import VERDICTS
-from harness.report.content.columns import first_line, mark, notes, ratio
-from harness.report.content.pareto import Front, Point, front
-from harness.report.content.plan_notes import remarks
-from harness.report.model.baseline import baseline, is_sharded, of_baseline
-from harness.report.model.document import Claim, Code, Line, Number, Part
-from harness.report.model.number_words import Unit
-from harness.report.model.sweep import Entry, Sweep
+from harness.report.content.columns import first_line, mark, notes, number_cell, ratio
+from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
+from harness.report.content.plan_notes import plan_notes
+from harness.report.facts import quantities
+from harness.report.facts.baseline import baseline, is_sharded, of_baseline
+from harness.report.facts.document import Claim, CodeText, Line, LinePart, Number
+from harness.report.facts.labels import mesh_sizes
+from harness.report.facts.number_words import Unit
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
@@ -23,10 +25,9 @@ MOST_SETTINGS = 6
 _MOST_NAMED = 4
 _COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
 _ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
-_SHARE = "memory/peak_bytes : memory/baseline/peak_bytes"
 
 
-def answer(sweep: Sweep) -> tuple[Claim, ...]:
+def answer(sweep: SweepRecords) -> tuple[Claim, ...]:
     """Return what is best in each setting, the best examined first, what is wrong, and how trials ended."""
     settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
     places = _places(sweep, [setting for setting, _ in settings])
@@ -38,7 +39,7 @@ def _measured(entries: Sequence[Entry]) -> int:
     return sum(entry.record.memory is not None for entry in entries)
 
 
-def _places(sweep: Sweep, settings: Sequence[str]) -> dict[str, str]:
+def _places(sweep: SweepRecords, settings: Sequence[str]) -> dict[str, str]:
     """Return where and how each setting ran; environments are told apart where nothing else does it."""
     first = {setting: sweep.by_setting[setting][0] for setting in settings}
     found = {setting: _place(entry) for setting, entry in first.items()}
@@ -62,17 +63,15 @@ def _differing(entries: Iterable[Entry]) -> list[str]:
 
 
 def _place(entry: Entry) -> str:
-    """Return where a trial ran, and with which recipe: device, model, ranks."""
-    environment = entry.record.environment
-    sizes = [entry.value(f"experiment/mesh/{size}") for size in ("dp_replicate", "dp_shard", "tp")]
-    ranks = math.prod(size for size in sizes if isinstance(size, int))
-    device = environment.get("device") or "an unknown device"
-    recipe = f", {entry.recipe}" if entry.recipe else ""
-    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){recipe}"
+    """Return where a trial ran, and with which options: device, model, ranks."""
+    ranks = math.prod(mesh_sizes(entry.record.experiment))
+    device = entry.record.environment.get("device") or "an unknown device"
+    others = f", {entry.other_fields}" if entry.other_fields else ""
+    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){others}"
 
 
 def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
-    found = front(entries)
+    found = pareto_front(entries)
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
     saving = [point for point in tried if _saves(point.entry)]
     if saving:
@@ -106,10 +105,10 @@ def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
 def _named(entries: Sequence[Entry]) -> Line:
     """Return the words for a baseline: beside sharded trials it is sharded by the mesh."""
     is_one_of_them = any(is_sharded(entry.record.experiment) for entry in entries)
-    return (Code(text="shard=none"),) if is_one_of_them else ("the plain model",)
+    return (CodeText(text="shard=none"),) if is_one_of_them else ("the plain model",)
 
 
-def _untimed(entries: Sequence[Entry], saving: Sequence[Point], place: str) -> Iterator[Claim]:
+def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Claim]:
     """Yield what needs less memory than all that was timed."""
     measured = [entry for entry in entries if entry.record.time is None and _is_offer(entry)]
     smallest = min(measured, key=_peak_bytes, default=None)
@@ -121,7 +120,7 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[Point], place: str) -> I
     )
 
 
-def _offers(found: Front, saving: Sequence[Point], place: str) -> Iterator[Claim]:
+def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Claim]:
     """Yield what keeps least memory, and what costs least time among what saves any."""
     best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
     least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
@@ -148,38 +147,38 @@ def _offers(found: Front, saving: Sequence[Point], place: str) -> Iterator[Claim
         )
 
 
-def _shared(equal: Sequence[Point], count: int) -> Iterator[Part]:
+def _shared(equal: Sequence[TradeOff], count: int) -> Iterator[LinePart]:
     """Yield of how many trials a peak is the lowest, and which others have it in a time as good."""
     yield f": the lowest peak of {count} trials"
     for index, point in enumerate(equal[:_MOST_NAMED]):
         yield ", " if index else ", shared with "
-        yield Code(text=point.entry.choice)
+        yield CodeText(text=point.entry.choice)
         yield from (" (", *ratio(point.entry), ")")
     yield "."
 
 
-def _pace(quickest: Point, least: Point, saving: Sequence[Point]) -> Iterator[Part]:
+def _pace(quickest: TradeOff, least: TradeOff, saving: Sequence[TradeOff]) -> Iterator[LinePart]:
     """Yield what may be said of the lowest time: intervals that meet rank nothing."""
     if quickest.ratio.high >= least.ratio.low:
-        yield from (": not clearly quicker than ", Code(text=least.entry.choice), ".")
+        yield from (": not clearly quicker than ", CodeText(text=least.entry.choice), ".")
     elif all(quickest.ratio.high < point.ratio.low for point in saving if point is not quickest):
         yield ": the quickest that saves."
     else:
         yield ": nothing that saves is clearly quicker."
 
 
-def _dominated(found: Front) -> Iterator[Claim]:
+def _dominated(found: ParetoFront) -> Iterator[Claim]:
     """Yield one sentence a dominating trial, with what needs neither less memory nor less time."""
-    losers: dict[str, list[Point]] = {}
+    losers: dict[str, list[TradeOff]] = {}
     for point in found.points:
         by = found.dominated.get(point.entry.trial_id)
         if by is not None and not is_baseline(point.entry.record.experiment):
             losers.setdefault(by.entry.trial_id, []).append(point)
     for trial_id, points in losers.items():
         by = found.dominated[points[0].entry.trial_id]
-        line: list[Part] = [Code(text=by.entry.choice), " dominates "]
+        line: list[LinePart] = [CodeText(text=by.entry.choice), " dominates "]
         for index, point in enumerate(points[:_MOST_NAMED]):
-            line += [", " if index else "", Code(text=point.entry.choice), " (", *_peak(point.entry)]
+            line += [", " if index else "", CodeText(text=point.entry.choice), " (", *_peak(point.entry)]
             line += [" at ", *ratio(point.entry), ")"]
         more = len(points) - _MOST_NAMED
         others = f" and {more} more" if more > 0 else ""
@@ -189,7 +188,7 @@ def _dominated(found: Front) -> Iterator[Claim]:
         )
 
 
-def _untrusted(sweep: Sweep) -> Iterator[Claim]:
+def _untrusted(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield what computes something else than what it is compared with, and what does nothing."""
     for verdict in ("differs", "inert"):
         found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
@@ -207,11 +206,11 @@ def _apart(entry: Entry) -> Line:
     return (" differs from ", *baseline(entry.record.experiment), ": ")
 
 
-def _remarked(sweep: Sweep) -> Iterator[Claim]:
+def _remarked(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield what became of plans; of trials that do nothing it is said with that."""
     groups: dict[str, list[Entry]] = {}
     for entry in sweep.entries:
-        for remark in remarks(entry.record) if entry.record.verdict != "inert" else ():
+        for remark in plan_notes(entry.record) if entry.record.verdict != "inert" else ():
             groups.setdefault(remark, []).append(entry)
     for remark, entries in list(groups.items())[:_MOST_NAMED]:
         more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
@@ -219,7 +218,7 @@ def _remarked(sweep: Sweep) -> Iterator[Claim]:
         yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
 
 
-def _failed(sweep: Sweep) -> Iterator[Claim]:
+def _failed(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
     groups: dict[str, list[Entry]] = {}
     for entry in sweep.entries:
@@ -232,27 +231,26 @@ def _failed(sweep: Sweep) -> Iterator[Claim]:
         yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
 
 
-def _overview(sweep: Sweep) -> Iterator[Claim]:
+def _overview(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield how many trials there are and how they ended, what went wrong in words."""
     records = sweep.records
+    statuses = Counter(record.status for record in records)
+    verdicts = Counter(record.verdict for record in records)
+    ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
+    ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
     line: list[str | Number] = [_count(len(records), "records"), f" {_trials(len(records))}"]
-    for key, values in (("status", STATUSES), ("verdict", VERDICTS)):
-        for value in values:
-            count = sum(getattr(record, key) == value for record in records)
-            if count:
-                line += [": " if value == _first(records, key, values) and key == "status" else ", "]
-                line += [_count(count, f"{key}={value}"), f" {value}"]
-    if sweep.waiting:
-        yet = "interrupted: the same command continues them" if sweep.is_abandoned else "without a record yet"
-        line += [f"; {len(sweep.waiting)} {yet}"]
-    if sweep.unreadable:
-        line += [f"; {len(sweep.unreadable)} unreadable"]
-    yield Claim(line=(*line, "."), trial_ids=tuple(record.trial_id for record in records))
+    for index, (what, value, count) in enumerate(ends):
+        line += [", " if index else ": ", _count(count, what), f" {value}"]
+    yield Claim(
+        line=(*line, f"{_without_record(sweep)}."), trial_ids=tuple(record.trial_id for record in records)
+    )
 
 
-def _first(records: Sequence[object], key: str, values: Sequence[str]) -> str:
-    present = {getattr(record, key) for record in records}
-    return next(value for value in values if value in present)
+def _without_record(sweep: SweepRecords) -> str:
+    """Return how many trials have no record, or one that cannot be read."""
+    yet = "interrupted: the same command continues them" if sweep.is_abandoned else "without a record yet"
+    waiting = f"; {len(sweep.waiting)} {yet}" if sweep.waiting else ""
+    return f"{waiting}; {len(sweep.unreadable)} unreadable" if sweep.unreadable else waiting
 
 
 def _count(count: int, what: str) -> Number:
@@ -264,8 +262,8 @@ def _trials(count: int) -> str:
 
 
 def _saves(entry: Entry) -> bool:
-    share = entry.number(_SHARE, Unit.SHARE)
-    return share is not None and share.value < 1
+    share = quantities.PEAK_SHARE.of(entry.record)
+    return share is not None and share < 1
 
 
 def _is_offer(entry: Entry) -> bool:
@@ -278,9 +276,9 @@ def _peak_bytes(entry: Entry) -> int:
 
 
 def _keeps(entry: Entry) -> Line:
-    share, whole = entry.number(_SHARE, Unit.SHARE), entry.number("memory/baseline/peak_bytes", Unit.BYTES)
+    share, whole = entry.number(quantities.PEAK_SHARE), entry.number(quantities.BASELINE_PEAK)
     shown = mark(entry).text
-    name: Line = (Code(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
+    name: Line = (CodeText(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
     if share is None or whole is None:
         return (*name, " needs ", *_peak(entry))
     experiment = entry.record.experiment
@@ -307,6 +305,4 @@ def _at_time(entry: Entry) -> Line:
 
 
 def _peak(entry: Entry) -> Line:
-    peak = entry.number("memory/peak_bytes", Unit.BYTES)
-    assert peak is not None, "only measured trials are compared"
-    return (peak,)
+    return number_cell(entry, quantities.PEAK)

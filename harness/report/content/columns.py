@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from harness.records.merge_ranks import Memory, Work
 from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
 from harness.records.verdict import inert_because
-from harness.report.content.plan_notes import remarks
-from harness.report.model.document import Line, Mark, Number
-from harness.report.model.number_words import Unit, printable
-from harness.report.model.sweep import Entry
+from harness.report.content.plan_notes import plan_notes
+from harness.report.facts import quantities
+from harness.report.facts.document import Line, LinePart, Mark
+from harness.report.facts.number_words import printable
+from harness.report.facts.quantities import Quantity
+from harness.report.facts.sweep_records import Entry
 
 NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
 
 _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
-_RATIO = "time/ratio_to_baseline"
 
 
-def cells(entry: Entry) -> dict[str, Line]:
+def result_cells(entry: Entry) -> dict[str, Line]:
     """Return the cell of every column."""
     return {heading: cell(entry) for heading, cell in _CELLS.items()}
 
 
 def notes(record: Record) -> Iterator[str]:
-    """Yield what a reader should know beside the numbers: failures, differences, inaction."""
+    """Yield the notes on a trial: failures, differences, and strategies that did nothing."""
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
-    yield from remarks(record)
+    yield from plan_notes(record)
     if record.memory is not None and record.work is not None:
         yield from _inaction(record.verdict, record.memory, record.work)
     if foreign := record.environment.get("foreign_processes"):
@@ -81,20 +82,27 @@ def ratio(entry: Entry) -> Line:
     time = entry.record.time
     if time is None or time.ratio_to_baseline is None:
         return (NOTHING,)
-    median, low, high = (
-        _known(entry, f"{_RATIO}/{name}", unit)
-        for name, unit in (("median", Unit.RATIO), ("low", Unit.BOUND), ("high", Unit.BOUND))
-    )
-    interval: Line = (" [", low, ", ", high, "]")
+    median, *interval = ratio_with_interval(entry)
     return (median, *interval) if is_distinguishable(time.ratio_to_baseline) else ("≈ 1", *interval)
 
 
-def _number(path: str, unit: Unit) -> Callable[[Entry], Line]:
-    def cell(entry: Entry) -> Line:
-        number = entry.number(path, unit)
-        return (NOTHING,) if number is None else (number,)
+def ratio_with_interval(entry: Entry) -> Line:
+    """Return the median ratio of step times with its interval, whether it can be told from 1 or not."""
+    median, low, high = (
+        entry.number(each) for each in (quantities.RATIO, quantities.RATIO_LOW, quantities.RATIO_HIGH)
+    )
+    if median is None or low is None or high is None:
+        return (NOTHING,)
+    return (median, " [", low, ", ", high, "]")
 
-    return cell
+
+def number_cell(entry: Entry, quantity: Quantity) -> Line:
+    """Return a cell of one number."""
+    return (entry.number(quantity) or NOTHING,)
+
+
+def _number(quantity: Quantity) -> Callable[[Entry], Line]:
+    return lambda entry: number_cell(entry, quantity)
 
 
 def _utilisation(entry: Entry) -> Line:
@@ -102,39 +110,36 @@ def _utilisation(entry: Entry) -> Line:
     time = entry.record.time
     if time is None or (time.peak_flops_per_s_source or "").startswith("measured"):
         return (NOTHING,)
-    mfu, hfu = (entry.number(f"time/{name}", Unit.UTILISATION) or NOTHING for name in ("mfu", "hfu"))
-    return (mfu, " / ", hfu)
+    return (*number_cell(entry, quantities.MFU), " / ", *number_cell(entry, quantities.HFU))
 
 
 def _collectives(entry: Entry) -> Line:
     if entry.record.work is None:
         return (NOTHING,)
     by_phase = entry.record.work.collectives
-    names = dict.fromkeys(name for phase in PHASES for name in by_phase.get(phase, {}))
-    line: list[str | Number] = []
-    for name in names:
-        line += [", " if line else "", f"{name} "]
-        for phase in phases_of(by_phase):
-            count = entry.number(f"work/collectives/{phase}/{name}", Unit.COUNT)
-            line += ["" if phase == "forward" else "+", count or "0"]
-    return tuple(part for part in line if part != "") or (NOTHING,)
+    line: list[LinePart] = []
+    for name in dict.fromkeys(name for phase in PHASES for name in by_phase.get(phase, {})):
+        line += [", " if line else "", f"{name} ", *_counts(entry, name, phases_of(by_phase))]
+    return tuple(line[1:]) or (NOTHING,)
 
 
-def _known(entry: Entry, path: str, unit: Unit) -> Number:
-    number = entry.number(path, unit)
-    assert number is not None, path
-    return number
+def _counts(entry: Entry, name: str, phases: Iterable[str]) -> Iterator[LinePart]:
+    """Yield how often a collective ran in each phase, as in `2+1`."""
+    for index, phase in enumerate(phases):
+        if index:
+            yield "+"
+        yield entry.number(quantities.collective_count(phase, name)) or "0"
 
 
 _CELLS: dict[str, Callable[[Entry], Line]] = {
     "status": lambda entry: (Mark(text=entry.record.status),),
     "verdict": lambda entry: (mark(entry),),
-    "saved": _number("memory/saved_bytes", Unit.BYTES),
-    "peak": _number("memory/peak_bytes", Unit.BYTES),
-    "predicted peak": _number("memory/predicted_peak_bytes", Unit.BYTES),
-    "recomputed FLOPs": _number("work/recomputed_flops", Unit.FLOPS),
+    "saved": _number(quantities.SAVED),
+    "peak": _number(quantities.PEAK),
+    "predicted peak": _number(quantities.PREDICTED_PEAK),
+    "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
     "step time vs baseline": ratio,
-    "tokens/s": _number("time/tokens_per_s", Unit.RATE),
+    "tokens/s": _number(quantities.TOKENS_PER_S),
     "MFU / HFU": _utilisation,
     "collectives": _collectives,
 }

@@ -18,13 +18,13 @@ from harness.report.content.tables import (
     results,
     verdicts,
 )
-from harness.report.model.document import Claim, Document, Figure, Line, Section, Table
-from harness.report.model.sweep import Sweep
+from harness.report.facts.document import Claim, Document, Figure, Line, Section, Table
+from harness.report.facts.sweep_records import SweepRecords
 
 _MOST_DEVICES = 2
 
 
-def document(sweep: Sweep) -> Document:
+def document(sweep: SweepRecords) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
     chosen = detailed(sweep)
     sections = (
@@ -55,7 +55,7 @@ def document(sweep: Sweep) -> Document:
     )
 
 
-def partial(*sweeps: Sweep) -> str:
+def partial(*sweeps: SweepRecords) -> str:
     """Return the sentence about trials without a record; empty where there are none."""
     incomplete = [sweep for sweep in sweeps if sweep.waiting]
     if not incomplete:
@@ -65,7 +65,7 @@ def partial(*sweeps: Sweep) -> str:
     return "Partial: trials are still without a record."
 
 
-def subtitle(sweep: Sweep) -> Line:
+def subtitle(sweep: SweepRecords) -> Line:
     """Return where and when the sweep ran, and whether more of it is to come."""
     environments = [record.environment for record in sweep.records]
     devices = Counter(str(each["device"]) for each in environments if each.get("device"))
@@ -86,7 +86,7 @@ def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _limits(sweep: Sweep) -> tuple[Claim, ...]:
+def _limits(sweep: SweepRecords) -> tuple[Claim, ...]:
     lines = []
     if len(sweep.entries) > MOST_BARS:
         lines.append(
@@ -101,7 +101,7 @@ def _limits(sweep: Sweep) -> tuple[Claim, ...]:
     return tuple(Claim(line=(line,), trial_ids=()) for line in lines)
 
 
-def _detail_limit(sweep: Sweep) -> tuple[Claim, ...]:
+def _detail_limit(sweep: SweepRecords) -> tuple[Claim, ...]:
     if len(sweep.entries) <= MOST_DETAILED:
         return ()
     line = (

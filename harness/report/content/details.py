@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.content.columns import NOTHING, mark, notes
-from harness.report.content.pareto import front
-from harness.report.model.commands import command
-from harness.report.model.document import Code, Line, Mark, Part, Table
-from harness.report.model.number_words import Unit
-from harness.report.model.sweep import Entry, Sweep
+from harness.report.content.columns import mark, notes, number_cell
+from harness.report.content.pareto import pareto_front
+from harness.report.facts import quantities
+from harness.report.facts.commands import command
+from harness.report.facts.document import CodeText, Line, LinePart, Mark, Table
+from harness.report.facts.quantities import Quantity
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 MOST_DETAILED = 200
 """Trials with details in a report: those that went wrong, those worth choosing, then the rest in order."""
@@ -19,16 +20,15 @@ MOST_DETAILED = 200
 _MOST_TENSORS = 8
 _MOST_OPS = 6
 _MOST_PLAN_LINES = 40
-_ALLOCATOR = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes")
 
-Row = tuple[Line, Line]
+Fact = tuple[Line, Line]
 
 
-def detailed(sweep: Sweep) -> tuple[Entry, ...]:
+def detailed(sweep: SweepRecords) -> tuple[Entry, ...]:
     """Return the trials that have details, in the order of the sweep."""
     if len(sweep.entries) <= MOST_DETAILED:
         return sweep.entries
-    best = {point.entry.trial_id for group in sweep.by_setting.values() for point in front(group).best}
+    best = {point.entry.trial_id for group in sweep.by_setting.values() for point in pareto_front(group).best}
 
     def rank(entry: Entry) -> tuple[bool, bool]:
         went_wrong = entry.record.status != "ok" or entry.record.verdict in {"differs", "inert"}
@@ -49,99 +49,101 @@ def details(entry: Entry) -> Table:
     )
 
 
-def _rows(entry: Entry) -> Iterator[Row]:
+def _rows(entry: Entry) -> Iterator[Fact]:
     record = entry.record
     yield ("ended",), (Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
     for note in notes(record):
         yield ("note",), (note,)
     line = command(record.experiment)
     if line is not None:
-        yield ("command",), (Code(text=line),)
+        yield ("command",), (CodeText(text=line),)
     if record.error is not None and record.error.log:
-        yield ("log",), (Code(text=record.error.log),)
+        yield ("log",), (CodeText(text=record.error.log),)
     yield from _parity(entry)
     yield from _memory(entry)
     yield from _work(entry)
     yield from _time(entry)
     if record.plan is not None:
-        yield ("plan",), (Code(text=_plan(record.plan)),)
+        yield ("plan",), (CodeText(text=_plan(record.plan)),)
 
 
-def _parity(entry: Entry) -> Iterator[Row]:
+def _parity(entry: Entry) -> Iterator[Fact]:
     if entry.record.parity is None:
         return
-    losses = [
-        entry.number(f"parity/losses/{step}", Unit.VALUE) for step in range(len(entry.record.parity.losses))
-    ]
-    yield ("loss after each step",), _listed([(loss,) for loss in losses if loss is not None])
+    losses = [("", quantities.loss(step)) for step in range(len(entry.record.parity.losses))]
+    yield ("loss after each step",), _listed(_named_numbers(entry, losses))
 
 
-def _memory(entry: Entry) -> Iterator[Row]:
+def _memory(entry: Entry) -> Iterator[Fact]:
     memory = entry.record.memory
     if memory is None:
         return
-    peak = entry.number("memory/peak_bytes", Unit.BYTES) or NOTHING
-    yield ("peak",), (peak, f" in {memory.peak_phase}, in ", Code(text=memory.peak_module))
-    ranks = [
-        (number,)
-        for index in range(len(memory.by_rank))
-        if (number := entry.number(f"memory/by_rank/{index}/peak_bytes", Unit.BYTES)) is not None
-    ]
+    yield (
+        ("peak",),
+        (
+            *number_cell(entry, quantities.PEAK),
+            f" in {memory.peak_phase}, in ",
+            CodeText(text=memory.peak_module),
+        ),
+    )
+    ranks = _named_numbers(entry, [("", quantities.rank_peak(index)) for index in range(len(memory.by_rank))])
     if len(ranks) > 1:
         yield ("peak by rank",), _listed(ranks)
     if memory.allocator is not None:
-        numbers = [
-            (number, f" {name.removesuffix('_bytes').replace('_', ' ')}")
-            for name in _ALLOCATOR
-            if (number := entry.number(f"memory/allocator/{name}", Unit.BYTES)) is not None
-        ]
-        yield ("allocator",), (f"{memory.allocator.source}: ", *_listed(numbers))
+        numbers = _listed(_named_numbers(entry, quantities.ALLOCATOR))
+        yield ("allocator",), (f"{memory.allocator.source}: ", *numbers)
     if memory.host_peak_bytes:
-        yield ("host peak",), (entry.number("memory/host_peak_bytes", Unit.BYTES) or NOTHING,)
+        yield ("host peak",), number_cell(entry, quantities.HOST_PEAK)
     for index, tensor in enumerate(memory.largest_saved[:_MOST_TENSORS]):
-        size = entry.number(f"memory/largest_saved/{index}/bytes", Unit.BYTES) or NOTHING
         shape = "×".join(map(str, tensor.shape)) or "scalar"  # noqa: RUF001 (times)
-        where = (" in ", Code(text=tensor.module)) if tensor.module else ()
+        where = (" in ", CodeText(text=tensor.module)) if tensor.module else ()
         yield (
             ("largest saved" if index == 0 else "",),
-            (size, " ", Code(text=tensor.op), *where, f", {shape} {tensor.dtype}"),
+            (
+                *number_cell(entry, quantities.largest_saved(index)),
+                " ",
+                CodeText(text=tensor.op),
+                *where,
+                f", {shape} {tensor.dtype}",
+            ),
         )
 
 
-def _work(entry: Entry) -> Iterator[Row]:
+def _work(entry: Entry) -> Iterator[Fact]:
     work = entry.record.work
     if work is None:
         return
     ops = sorted(work.recomputed_ops, key=lambda name: -work.recomputed_ops[name])
     numbers = [
-        (number, " ", Code(text=name))
+        (number, " ", CodeText(text=name))
         for name in ops[:_MOST_OPS]
-        if (number := entry.number(f"work/recomputed_ops/{name}", Unit.COUNT)) is not None
+        if (number := entry.number(quantities.recomputed_op(name))) is not None
     ]
     if numbers:
         more = f", and {len(ops) - _MOST_OPS} more operators" if len(ops) > _MOST_OPS else ""
         yield ("recomputed",), (*_listed(numbers), more) if more else _listed(numbers)
     if work.offloaded_bytes:
-        yield ("offloaded",), (entry.number("work/offloaded_bytes", Unit.BYTES) or NOTHING,)
+        yield ("offloaded",), number_cell(entry, quantities.OFFLOADED)
     if work.chunks:
-        yield ("chunks",), (entry.number("work/chunks", Unit.COUNT) or NOTHING,)
+        yield ("chunks",), number_cell(entry, quantities.CHUNKS)
 
 
-def _time(entry: Entry) -> Iterator[Row]:
-    names = (("median", "median"), ("p10", "10th percentile"), ("p90", "90th percentile"))
-    numbers = [
-        (number, f" {words}")
-        for name, words in names
-        if (number := entry.number(f"time/step_time_s/{name}", Unit.SECONDS)) is not None
-    ]
+def _time(entry: Entry) -> Iterator[Fact]:
+    numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
         yield ("step time",), _listed(numbers)
-    energy = entry.number("time/energy_j", Unit.VALUE)
+    energy = entry.number(quantities.ENERGY)
     if energy is not None:
         yield ("energy",), (energy, " J a step")
 
 
-def _listed(items: Sequence[tuple[Part, ...]]) -> Line:
+def _named_numbers(entry: Entry, quantities: Iterable[tuple[str, Quantity]]) -> list[tuple[LinePart, ...]]:
+    """Return those numbers that a record has, each followed by its name if it has one."""
+    found = ((entry.number(quantity), name) for name, quantity in quantities)
+    return [(number, f" {name}") if name else (number,) for number, name in found if number is not None]
+
+
+def _listed(items: Sequence[tuple[LinePart, ...]]) -> Line:
     """Return items with commas between them."""
     return tuple(part for index, item in enumerate(items) for part in ((", ", *item) if index else item))
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from harness.records.statistics import Ratio
-from harness.report.model.sweep import Entry
+from harness.report.facts.sweep_records import Entry
 
 _BELIEVED = ("neutral", "unverified")
 """A wrong result is no result, and a strategy that did nothing offers nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class TradeOff:
     """A trial in the plane.
 
     Fields:
@@ -28,7 +28,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Front:
+class ParetoFront:
     """The points of one setting.
 
     Fields:
@@ -37,22 +37,22 @@ class Front:
         points: all of them.
     """
 
-    best: tuple[Point, ...]
-    dominated: Mapping[str, Point]
-    points: tuple[Point, ...]
+    best: tuple[TradeOff, ...]
+    dominated: Mapping[str, TradeOff]
+    points: tuple[TradeOff, ...]
 
 
-def front(entries: Iterable[Entry]) -> Front:
+def pareto_front(entries: Iterable[Entry]) -> ParetoFront:
     """Return the front of comparable trials; those without memory or time are left out."""
     points = sorted(_points(entries), key=lambda point: (point.peak_bytes, point.ratio.median))
     dominated = {
         point.entry.trial_id: by for point in points if (by := _dominator(point, points)) is not None
     }
     best = tuple(point for point in points if point.entry.trial_id not in dominated)
-    return Front(best=best, dominated=dominated, points=tuple(points))
+    return ParetoFront(best=best, dominated=dominated, points=tuple(points))
 
 
-def dominates(one: Point, other: Point) -> bool:
+def dominates(one: TradeOff, other: TradeOff) -> bool:
     """Whether `one` needs no more memory and no more time than `other`, and clearly less of either.
 
     Less time counts where the intervals do not meet: machine noise dominates nothing.
@@ -62,16 +62,16 @@ def dominates(one: Point, other: Point) -> bool:
     return one.peak_bytes < other.peak_bytes or one.ratio.high < other.ratio.low
 
 
-def _points(entries: Iterable[Entry]) -> Iterable[Point]:
+def _points(entries: Iterable[Entry]) -> Iterable[TradeOff]:
     for entry in entries:
         memory, time = entry.record.memory, entry.record.time
         if memory is None or time is None or time.ratio_to_baseline is None:
             continue
         if entry.record.verdict in _BELIEVED:
-            yield Point(entry=entry, peak_bytes=memory.peak_bytes, ratio=time.ratio_to_baseline)
+            yield TradeOff(entry=entry, peak_bytes=memory.peak_bytes, ratio=time.ratio_to_baseline)
 
 
-def _dominator(point: Point, points: Sequence[Point]) -> Point | None:
+def _dominator(point: TradeOff, points: Sequence[TradeOff]) -> TradeOff | None:
     """Return the first of `points`, which stand in order of memory, that dominates `point`."""
     candidates = takewhile(lambda other: other.peak_bytes <= point.peak_bytes, points)
     return next((other for other in candidates if other is not point and dominates(other, point)), None)

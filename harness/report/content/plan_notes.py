@@ -1,4 +1,4 @@
-"""What a plan came to, in sentences: what a row's numbers show only to who knows the plan."""
+"""What came of a plan, in sentences: a kept budget, a sharding that shards nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.records.record import Record
-from harness.report.model.labels import group_name
-from harness.report.model.number_words import human_bytes
+from harness.report.facts.labels import group_name
+from harness.report.facts.number_words import human_bytes
 
 _SHARDED = re.compile(r"S\d")  # in the name of a candidate, as in `RS0 = RR x RS0`
 
 
-def remarks(record: Record) -> Iterator[str]:
+def plan_notes(record: Record) -> Iterator[str]:
     """Yield what became of a budget, and that a sharding shards nothing."""
     if record.status != "ok":
         return

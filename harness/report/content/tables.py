@@ -6,14 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.content.columns import NOTHING, PHASES, cells, differences, mark, shortened
+from harness.report.content.columns import (
+    NOTHING,
+    PHASES,
+    differences,
+    mark,
+    number_cell,
+    result_cells,
+    shortened,
+)
 from harness.report.content.terminal_table import LEGEND
-from harness.report.model.baseline import of_baselines
-from harness.report.model.commands import command
-from harness.report.model.document import Claim, Code, Line, Mark, Number, Part, Table
-from harness.report.model.fields_read import as_read
-from harness.report.model.number_words import Unit, printable
-from harness.report.model.sweep import Entry, Sweep
+from harness.report.facts import quantities
+from harness.report.facts.baseline import of_baselines
+from harness.report.facts.commands import command
+from harness.report.facts.document import Claim, CodeText, Line, LinePart, Mark, Table
+from harness.report.facts.fields_read import as_read
+from harness.report.facts.number_words import printable
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _PROTOCOL = ("protocol", "data")
 _ENVIRONMENT = (
@@ -32,9 +41,9 @@ _MOST_VALUES = 6
 _MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
 
-def results(sweep: Sweep) -> Table:
+def results(sweep: SweepRecords) -> Table:
     """Return every trial with its numbers, the columns that a terminal shows."""
-    found = [{"trial": (entry.trial,)} | cells(entry) for entry in sweep.entries]
+    found = [{"trial": (entry.trial,)} | result_cells(entry) for entry in sweep.entries]
     headings = tuple(found[0]) if found else ()
     shown = [name for name in headings if any(row[name] != (NOTHING,) for row in found)]
     return Table(
@@ -46,16 +55,16 @@ def results(sweep: Sweep) -> Table:
     )
 
 
-def verdicts(sweep: Sweep) -> Table:
+def verdicts(sweep: SweepRecords) -> Table:
     """Return verdicts by variant and mesh; what a verdict rests on is on its mark."""
     places = list(dict.fromkeys(sweep.place(entry) for entry in sweep.entries))
-    variants: dict[str, dict[str, list[Part]]] = {}
+    variants: dict[str, dict[str, list[LinePart]]] = {}
     for entry in sweep.entries:
         found = variants.setdefault(entry.variant, {}).setdefault(sweep.place(entry), [])
         shown = mark(entry) if entry.record.status == "ok" else _ending(entry)
         found += [*([" "] if found else []), shown]
     rows = [
-        ((Code(text=variant),), *(tuple(by_place.get(place, [NOTHING])) for place in places))
+        ((CodeText(text=variant),), *(tuple(by_place.get(place, [NOTHING])) for place in places))
         for variant, by_place in variants.items()
     ]
     return Table(
@@ -73,7 +82,7 @@ def verdicts(sweep: Sweep) -> Table:
     )
 
 
-def first_differences(sweep: Sweep) -> tuple[Claim, ...]:
+def first_differences(sweep: SweepRecords) -> tuple[Claim, ...]:
     """Return the sentence about every first difference."""
     return tuple(
         Claim(line=(entry.trial, f": {text}."), trial_ids=(entry.trial_id,))
@@ -82,18 +91,18 @@ def first_differences(sweep: Sweep) -> tuple[Claim, ...]:
     )
 
 
-def failures(sweep: Sweep) -> Table:
+def failures(sweep: SweepRecords) -> Table:
     """Return what did not end well, with rank and phase."""
     failed = [(entry, entry.record.error) for entry in sweep.entries if entry.record.error is not None]
     rows: list[tuple[Line, ...]] = [
         (
             (entry.trial,),
             (Mark(text=entry.record.status),),
-            (Code(text=error.kind),),
-            (entry.number("error/rank", Unit.COUNT) or NOTHING,),
+            (CodeText(text=error.kind),),
+            number_cell(entry, quantities.ERROR_RANK),
             (error.phase or NOTHING,),
             (shortened(" ".join(printable(error.message).split()), _MOST_OF_A_MESSAGE),),
-            (Code(text=error.log) if error.log else NOTHING,),
+            (CodeText(text=error.log) if error.log else NOTHING,),
         )
         for entry, error in failed
     ]
@@ -123,16 +132,14 @@ def collectives(entries: Sequence[Entry]) -> Table:
     )
 
 
-def prediction(sweep: Sweep) -> Table:
+def prediction(sweep: SweepRecords) -> Table:
     """Return predicted and measured peaks, and how far they are apart."""
-    quotient = "memory/predicted_peak_bytes : memory/peak_bytes"
-    rows: list[tuple[Line, ...]] = []
-    for entry in sweep.entries:
-        share = entry.number(quotient, Unit.UTILISATION)
-        if share is not None:
-            paths = quotient.split(" : ")
-            numbers = [entry.number(path, Unit.BYTES) or NOTHING for path in paths]
-            rows.append(((entry.trial,), *((number,) for number in numbers), (share,)))
+    shown = (quantities.PREDICTED_PEAK, quantities.PEAK, quantities.PREDICTED_SHARE)
+    rows: list[tuple[Line, ...]] = [
+        ((entry.trial,), *(number_cell(entry, quantity) for quantity in shown))
+        for entry in sweep.entries
+        if entry.number(quantities.PREDICTED_SHARE) is not None
+    ]
     return Table(
         key="predictions",
         title="Predicted and measured peak",
@@ -142,7 +149,7 @@ def prediction(sweep: Sweep) -> Table:
     )
 
 
-def environment(sweep: Sweep) -> Table:
+def environment(sweep: SweepRecords) -> Table:
     """Return on what and how it was measured: every value that occurs."""
     rows: list[tuple[Line, ...]] = []
     for key in _ENVIRONMENT:
@@ -166,7 +173,7 @@ def environment(sweep: Sweep) -> Table:
 def commands(entries: Sequence[Entry]) -> Table:
     """Return the command that repeats each trial."""
     rows = [
-        ((entry.trial,), (Code(text=line) if line is not None else "was refused before it was complete",))
+        ((entry.trial,), (CodeText(text=line) if line is not None else "was refused before it was complete",))
         for entry in entries
         for line in [command(entry.record.experiment)]
     ]
@@ -192,9 +199,8 @@ def _collective_names(entry: Entry) -> list[str]:
 
 
 def _traffic(entry: Entry, phase: str, name: str) -> tuple[Line, Line]:
-    count: Number | None = entry.number(f"work/collectives/{phase}/{name}", Unit.COUNT)
-    payload = entry.number(f"work/collective_bytes/{phase}/{name}", Unit.BYTES)
-    return (count or NOTHING,), (payload or NOTHING,)
+    count, payload = quantities.collective_count(phase, name), quantities.collective_bytes(phase, name)
+    return number_cell(entry, count), number_cell(entry, payload)
 
 
 def _occurring(key: str, values: Sequence[Any]) -> Iterator[tuple[Line, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -15,9 +15,9 @@ from rich.text import Text
 
 from harness.records.record import Record
 from harness.records.store import RECORD
-from harness.report.content.columns import NOTHING, cells, notes
-from harness.report.model.document import plain
-from harness.report.model.sweep import named
+from harness.report.content.columns import NOTHING, notes, result_cells
+from harness.report.facts.document import plain
+from harness.report.facts.sweep_records import Entry, named
 
 _GAP = 3  # characters between two columns
 LEGEND = (
@@ -51,7 +51,7 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
         root: the sweep's folder; notes then give paths.
     """
     entries = named(records)
-    found = [cells(entry) for entry in entries]
+    found = [result_cells(entry) for entry in entries]
     columns: dict[str, list[str]] = {
         "model": [entry.model for entry in entries],
         "variant": [entry.variant for entry in entries],
@@ -60,12 +60,13 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
     }
     if len(set(columns["model"])) < 2:  # noqa: PLR2004 (one model needs no column)
         del columns["model"]
-    if all(cell == NOTHING for cell in columns.get("predicted peak", ("",))):
-        del columns["predicted peak"]
-    below = _gathered(
-        (entry.name, note, _where(entry.record, root)) for entry in entries for note in notes(entry.record)
+    if set(columns.get("predicted peak", ())) <= {NOTHING}:
+        columns.pop("predicted peak", None)
+    return Sheet(
+        columns=tuple(columns),
+        rows=tuple(zip(*columns.values(), strict=True)),
+        notes=tuple(_notes_below(entries, root)),
     )
-    return Sheet(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)), notes=tuple(below))
 
 
 def print_table(records: Sequence[Record], *, root: Path | None = None, stream: TextIO | None = None) -> None:
@@ -75,10 +76,7 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
     """
     content = sheet(records, root)
     console = Console(file=stream or sys.stdout, highlight=False)
-    columns = list(zip(content.columns, *content.rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    if console.is_terminal and _total_width(widths) > console.width:
-        widths = [max(len(word) for cell in column for word in cell.split()) for column in columns]
+    widths = _widths(content, console)
     console.width = max(console.width, _total_width(widths))
     table = Table(box=box.SIMPLE_HEAD)
     for heading, width in zip(content.columns, widths, strict=True):
@@ -90,31 +88,27 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
         console.print(line, markup=False, soft_wrap=True)
 
 
+def _widths(content: Sheet, console: Console) -> list[int]:
+    columns = list(zip(content.columns, *content.rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if console.is_terminal and _total_width(widths) > console.width:
+        return [max(len(word) for cell in column for word in cell.split()) for column in columns]
+    return widths
+
+
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * len(widths) + 1
 
 
-def to_markdown(records: Sequence[Record], root: Path | None = None) -> str:
-    """Return the table of `records` as a markdown table with its notes as a list."""
-    content = sheet(records, root)
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in content.rows]
-    lines = [content.columns, ["---"] * len(content.columns), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"* {note}" for note in content.notes)
-    return f"{table}\n\n{notes}\n" if notes else f"{table}\n"
-
-
-def _gathered(notes: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Return one line a note: what many trials share is said once, with the first of them."""
-    by_text: dict[str, list[tuple[str, str]]] = {}
-    for name, text, where in notes:
-        by_text.setdefault(text, []).append((name, where))
-    lines = []
-    for text, said in by_text.items():
-        name, where = said[0]
-        more = f" and {len(said) - 1} more" if len(said) > 1 else ""
-        lines.append(f"{name}{more}: {text}{where}")
-    return lines
+def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:
+    """Yield one line a note: what many trials share is said once, with the first of them."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        for note in notes(entry.record):
+            groups.setdefault(note, []).append(entry)
+    for note, noted in groups.items():
+        more = f" and {len(noted) - 1} more" if len(noted) > 1 else ""
+        yield f"{noted[0].name}{more}: {note}{_where(noted[0].record, root)}"
 
 
 def _where(record: Record, root: Path | None) -> str:

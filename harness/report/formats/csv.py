@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.records.record import Record
-from harness.report.model.commands import command
-from harness.report.model.flat import flat_config, flat_summary
+from harness.report.facts.commands import command
+from harness.report.facts.flat_record import flat_config, flat_summary
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
 from html import escape
 from pathlib import Path
 
-import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.report.content.columns import NOTHING
-from harness.report.model.document import (
-    Code,
+from harness.report.facts.document import (
+    CodeText,
     Document,
     Figure,
     Line,
+    LinePart,
     Mark,
     Number,
-    Part,
     Table,
-    Trial,
+    TrialName,
     plain,
 )
+from harness.report.formats.vega import library
 
 _PAGE = Path(__file__).parent / "page"
-_EMBED = "window.acbenchEmbed = vegaEmbed;"
 _SORTABLE = ("results", "failures")
 
 
@@ -58,7 +56,7 @@ def to_html(document: Document, *, records: int, refresh_s: int | None = None) -
         refresh_s=refresh_s,
         style=Markup(_asset("page.css")),  # noqa: S704 (our own file)
         script=Markup(_asset("page.js")),  # noqa: S704 (our own file)
-        library=Markup(_library()) if has_figures else "",  # noqa: S704 (a pinned package)
+        library=Markup(library()) if has_figures else "",  # noqa: S704 (a pinned package)
         has_figures=has_figures,
     )
 
@@ -102,26 +100,22 @@ class _Writer:
         name = f' data-t="{escape(of)}"' if of else ""
         return f'<tr{name}><th scope="row">{self.line(first, of)}</th>{cells}</tr>\n'
 
-    def _part(self, part: Part, of: str) -> str:
-        match part:
-            case Number():
-                source = _source(part)
-                owner = f' data-t="{escape(source)}"' if source and source != of else ""
-                origin = f'data-p="{escape(part.path)}"{owner}'
-                return f'<data value="{part.value}" {origin}>{escape(str(part))}</data>'
-            case Trial():
-                anchor, name = f"trial-{part.trial_id}", escape(part.name)
-                return f'<a href="#{escape(anchor)}">{name}</a>' if anchor in self._anchors else name
-            case Code():
-                text = f"<code>{escape(part.text)}</code>"
-                return f"<pre>{text}</pre>" if "\n" in part.text else text
-            case Mark():
-                title = f' title="{escape(part.about)}"' if part.about else ""
-                return (
-                    f'<span class="mark {escape(part.text.split(" ")[0])}"{title}>{escape(part.text)}</span>'
-                )
-            case str():
-                return escape(part)
+    def _part(self, part: LinePart, of: str) -> str:
+        text = escape(str(part))
+        if isinstance(part, Number):
+            source = _source(part)
+            owner = f' data-t="{escape(source)}"' if source not in {"", of} else ""
+            return f'<data value="{part.value}" data-p="{escape(part.path)}"{owner}>{text}</data>'
+        if isinstance(part, TrialName):
+            anchor = f"trial-{part.trial_id}"
+            return f'<a href="#{escape(anchor)}">{text}</a>' if anchor in self._anchors else text
+        if isinstance(part, CodeText):
+            code = f"<code>{text}</code>"
+            return f"<pre>{code}</pre>" if "\n" in part.text else code
+        if isinstance(part, Mark):
+            title = f' title="{escape(part.about)}"' if part.about else ""
+            return f'<span class="mark {escape(part.text.split(" ")[0])}"{title}>{text}</span>'
+        return text
 
 
 def _common(row: Iterable[Line]) -> str:
@@ -147,10 +141,3 @@ def _specification(figure: Figure) -> Markup:
 
 def _asset(name: str) -> str:
     return (_PAGE / name).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script."""
-    bundle: str = vl_convert.javascript_bundle(_EMBED)
-    return "(() => {" + bundle.replace("</script", "<\\/script") + "})();"

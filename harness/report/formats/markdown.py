@@ -8,7 +8,7 @@ from html import escape
 
 import vl_convert
 
-from harness.report.model.document import Code, Document, Figure, Line, Table
+from harness.report.facts.document import CodeText, Document, Figure, Line, Table
 
 _MARKUP = re.compile(r"[\\|<`*~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;)|^[#>]")
 _WIDTH = 720  # of a figure, in pixels
@@ -71,7 +71,7 @@ def markdown_table(table: Table) -> str:
 
 def in_markdown(line: Line) -> str:
     """Return a line with code as code; what markdown reads as markup or a column is escaped."""
-    return "".join(_code(part.text) if isinstance(part, Code) else _escaped(str(part)) for part in line)
+    return "".join(_code(part.text) if isinstance(part, CodeText) else _escaped(str(part)) for part in line)
 
 
 def _blocks(document: Document, figures: str) -> Iterator[str]:

@@ -143,20 +143,27 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
         return None
     online = tracker.name == "online"
     waiting, with_report = pending(store, online=online), with_report or online
-    is_needed = bool(waiting) or (with_report and not _has_report(store, tracker))
-    problem = _run_publisher(store.root, tracker, _modules(waiting, with_report)) if is_needed else None
+
+    def is_report_due() -> bool:
+        return with_report and not _has_report(store, tracker)
+
+    problem = None
+    if waiting or is_report_due():
+        problem = _run_publisher(store.root, tracker, _modules(waiting, with_report))
     remaining = len(pending(store, online=online)) if waiting else 0
-    is_done = not remaining and (not with_report or _has_report(store, tracker))
-    if not is_done and problem is None:
-        problem = "the publisher ended without a reason"
-    marker = report_marker(store)
+    is_done = not remaining and not is_report_due()
     return Published(
         published=len(waiting) - remaining,
         remaining=remaining,
         folder=store.root / FOLDER,
-        problem=None if is_done else problem,
-        report_url=marker.url if marker is not None and online else None,
+        problem=None if is_done else problem or "the publisher ended without a reason",
+        report_url=_report_url(store) if online else None,
     )
+
+
+def _report_url(store: Store) -> str | None:
+    marker = report_marker(store)
+    return None if marker is None else marker.url
 
 
 def report_marker(store: Store) -> ReportMarker | None:
@@ -186,7 +193,7 @@ def _has_report(store: Store, tracker: Tracker) -> bool:
 
 def _modules(waiting: Sequence[Record], with_report: bool) -> list[str]:
     """Return the programs to run, in this order: a report needs its runs."""
-    return ["wandb_publish"] * bool(waiting) + ["wandb_report"] * with_report
+    return ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
 
 
 def pending(store: Store, *, online: bool) -> list[Record]:

@@ -21,8 +21,8 @@ import wandb
 
 from harness.records.record import Record
 from harness.records.store import MARKER, Store, write_atomically
-from harness.report.model.flat import flat_config, flat_summary, history, tables
-from harness.report.model.labels import point_label
+from harness.report.facts.flat_record import flat_config, flat_summary, history, tables
+from harness.report.facts.labels import point_label
 from harness.report.wandb.publisher import FOLDER, Marker, is_sent, marker_of, pending
 
 _STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_step_time_s")}
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Publish what is pending; return 0 when nothing remains."""
     options = options_of(arguments, __doc__)
     deadline = time.monotonic() + options.deadline_s
-    # whoever waits for this process ends it at the deadline; should that one be gone, the alarm does
+    # the parent ends this process at the deadline; the alarm does so if the parent is gone
     signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
     store = Store(options.root.resolve())
     folder = store.root / FOLDER

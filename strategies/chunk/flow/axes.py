@@ -1,4 +1,4 @@
-"""Chunk axes: along what a tensor is cut, and where a view takes it."""
+"""Chunk axes: the part of a dimension that is cut, and the same axis after a view."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor
 
 
 class Axis(NamedTuple):
-    """A chunk axis inside one dimension of a tensor: the dimension is (outer, size, inner), `size` is cut.
+    """A chunk axis inside one dimension of a tensor.
+
+    The dimension is seen as (outer, size, inner), and `size` is cut into chunks.
 
     Fields:
-        dim: of the tensor, not negative.
-        inner: positions of the dimension that one position of the axis stands for.
-        size: positions of the axis.
+        dim: dimension of the tensor, not negative.
+        inner: neighbouring positions of the dimension that belong to one position of the axis.
+        size: number of positions of the axis.
     """
 
     dim: int
@@ -45,9 +47,10 @@ def whole(dim: int, shape: Sequence[int]) -> Axis:
 
 
 def through_view(source: Sequence[int], target: Sequence[int], axis: Axis) -> Axis | None:
-    """Return `axis` of a tensor of shape `source` after a view to shape `target`; `None` where it is torn.
+    """Return the axis of a tensor of shape `source` after a view to shape `target`.
 
-    The axis is cut at a stride in the order of elements, which a view keeps.
+    A view keeps the order of elements, so the axis keeps its stride in that order. `None` means that no
+    dimension of the target holds the whole axis.
     """
     stride = axis.inner * prod(source[axis.dim + 1 :])
     below = 1

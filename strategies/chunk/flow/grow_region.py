@@ -1,78 +1,35 @@
-"""From one chunked value to a region: which operators around it can run chunk by chunk with it.
+"""Region growth: from one chunked value to all operators around it that can run in the same loop.
 
-The flow goes both ways. Backward it asks what a chunk needs: a chunk of an input, or all of it. Forward it
-asks which users of a chunk can do with it. A value that is needed whole is made before the loop, with all it
-depends on; where that is cheap to make, the loop makes its own chunk of it once more.
+Growth goes both ways. Backwards it asks what a chunk needs: a chunk of an input, or the whole input.
+Forwards it asks which users of a chunk can work on chunks. A value that is needed whole is computed before
+the loop, with everything it depends on. If a cheap operator is needed both whole and in chunks, it runs in
+both places.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.rules import inputs_for, is_random, links, output_for, slots, sums
-from strategies.estimate.cost import is_view
-
-Axes: TypeAlias = tuple[Axis | None, ...]
+from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
+from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, rules_of, slots, sums
+from strategies.estimate.operator_cost import is_view
 
 _ATTEMPTS = 12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seed:
-    """Where a region begins to grow: a value and its axis, or a sum over chunks of its inputs.
-
-    Fields:
-        node: one tensor.
-        axis: of its value; `None` for a sum.
-        ins: axes of the inputs of a sum.
-    """
-
-    node: fx.Node
-    axis: Axis | None
-    ins: Axes = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Region:
-    """Operators that run together, chunk by chunk.
-
-    Fields:
-        members: in order.
-        axes: of each member's outputs, one for each output; `()` marks a sum over chunks.
-        needs: of each member's tensor inputs.
-        before: what must run in front of the loop, in order.
-        after: what runs behind it, in order.
-        copies: members that also run in front of the loop.
-        window, seed, may_copy: what it was grown from.
-        is_narrow: whether it takes parts of values; see `narrow`.
-    """
-
-    members: list[fx.Node]
-    axes: Mapping[fx.Node, Axes]
-    needs: Mapping[fx.Node, Axes]
-    before: list[fx.Node]
-    after: list[fx.Node]
-    copies: frozenset[fx.Node]
-    window: Sequence[fx.Node]
-    seed: Seed
-    may_copy: Callable[[fx.Node], bool]
-    is_narrow: bool = False
-
-
 @dataclass(slots=True)
-class _State:
+class _Decided:
     """What has been decided.
 
     Fields:
-        axes, needs: of members.
-        firm: mask of the members that may not also run in front of the loop.
-        before: mask of what must run in front of the loop.
+        axes, needs: axes of the outputs and of the inputs of members.
+        firm: bit mask of the members that must not also run in front of the loop.
+        before: bit mask of the nodes that must run in front of the loop.
     """
 
     axes: dict[fx.Node, Axes] = field(default_factory=dict)
@@ -80,14 +37,14 @@ class _State:
     firm: int = 0
     before: int = 0
 
-    def copy(self) -> _State:
-        return _State(dict(self.axes), dict(self.needs), self.firm, self.before)
+    def copy(self) -> _Decided:
+        return _Decided(dict(self.axes), dict(self.needs), self.firm, self.before)
 
-    def restore(self, other: _State) -> None:
+    def restore(self, other: _Decided) -> None:
         self.axes, self.needs, self.firm, self.before = other.axes, other.needs, other.firm, other.before
 
 
-class Growth:
+class RegionGrower:
     """Grows regions of one window.
 
     Args:
@@ -109,7 +66,7 @@ class Growth:
                 mask |= self._ancestors.get(source, 0)
             self._ancestors[node] = mask
 
-    def region(self, seed: Seed) -> Region | None:
+    def region(self, seed: RegionSeed) -> ChunkRegion | None:
         """Return the largest region around `seed`, or `None` where there is none.
 
         Args:
@@ -117,7 +74,7 @@ class Growth:
         """
         self._outside = set(self._never)
         for _ in range(_ATTEMPTS):
-            state = _State()
+            state = _Decided()
             if not self._start(seed, state):
                 return None
             conflicts = state.firm & state.before
@@ -128,7 +85,7 @@ class Growth:
             self._outside.update(node for node in state.axes if conflicts >> self._inside[node] & 1)
         return None
 
-    def _start(self, seed: Seed, state: _State) -> bool:
+    def _start(self, seed: RegionSeed, state: _Decided) -> bool:
         if seed.node in self._outside:
             return False
         if seed.axis is not None:
@@ -138,13 +95,13 @@ class Growth:
             self._take(source, axis, state) for source, axis in zip(slots(seed.node), seed.ins, strict=True)
         )
 
-    def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _State) -> None:
+    def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _Decided) -> None:
         state.axes[node], state.needs[node] = outs, ins
         if node not in self._free:
             state.firm |= 1 << self._inside[node]
 
-    def _demand(self, node: fx.Node, axis: Axis, state: _State) -> bool:
-        """Make a chunk of `node` available in the loop; false where members need it cut in another way."""
+    def _demand(self, node: fx.Node, axis: Axis, state: _Decided) -> bool:
+        """Make a chunk of `node` available in the loop; false if members need it along another axis."""
         if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
             return self._demand_output(node, 0, axis, state)
         if node in state.axes:
@@ -158,7 +115,7 @@ class Growth:
             state.before |= self._ancestors.get(node, 0)
         return True
 
-    def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _State) -> bool:
+    def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
         if node in state.axes:
             return index < len(state.axes[node]) and state.axes[node][index] == axis
         found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
@@ -172,14 +129,14 @@ class Growth:
         state.before |= self._ancestors.get(node, 0)
         return True
 
-    def _take(self, source: fx.Node, axis: Axis | None, state: _State) -> bool:
+    def _take(self, source: fx.Node, axis: Axis | None, state: _Decided) -> bool:
         if axis is not None:
             return self._demand(source, axis, state)
         state.before |= self._ancestors.get(source, 0)
         return True
 
-    def _extended(self, state: _State) -> _State:
-        """Add users of chunks that can do with them."""
+    def _extended(self, state: _Decided) -> _Decided:
+        """Add the users of chunks that can work on chunks."""
         is_growing = True
         while is_growing:
             is_growing = False
@@ -191,52 +148,42 @@ class Growth:
                     state, is_growing = joined, True
         return state
 
-    def _joined(self, node: fx.Node, state: _State) -> _State | None:
+    def _joined(self, node: fx.Node, state: _Decided) -> _Decided | None:
+        """Return what is decided with `node` as a member, `None` where it cannot be one."""
         if node.target is operator.getitem:
-            maker, index = node.args
-            outs = state.axes.get(maker, ())  # type: ignore[arg-type]
-            axis = outs[index] if isinstance(index, int) and index < len(outs) else None
-            if axis is None:
-                return None
-            trial = state.copy()
-            self._enter(node, (axis,), (axis,), trial)
-            return trial
+            return self._with_part(node, state)
         for slot, source in enumerate(slots(node)):
             given = state.axes.get(source)
             if not given or given[0] is None or state.before >> self._inside[source] & 1:
                 continue
             for axis in output_for(node, slot, given[0]):
                 trial = state.copy()
-                if (
-                    self._demand_output(node, 0, axis, trial)
-                    and node in trial.axes
-                    and not trial.firm & trial.before
-                ):
+                is_member = self._demand_output(node, 0, axis, trial) and node in trial.axes
+                if is_member and not trial.firm & trial.before:
                     return trial
         return None
 
-    def _finished(self, state: _State, seed: Seed) -> Region | None:
+    def _with_part(self, node: fx.Node, state: _Decided) -> _Decided | None:
+        maker, index = node.args
+        outs = state.axes.get(maker, ())  # type: ignore[arg-type]
+        axis = outs[index] if isinstance(index, int) and index < len(outs) else None
+        if axis is None:
+            return None
+        trial = state.copy()
+        self._enter(node, (axis,), (axis,), trial)
+        return trial
+
+    def _finished(self, state: _Decided, seed: RegionSeed) -> ChunkRegion | None:
         members = [node for node in self._window if node in state.axes]
         copies = frozenset(node for node in members if state.before >> self._inside[node] & 1)
-        own = 0
-        for node in members:
-            if node not in copies:
-                own |= 1 << self._inside[node]
-        first = (own & -own).bit_length() - 1
-        before: list[fx.Node] = []
-        after: list[fx.Node] = []
-        for index, node in enumerate(self._window):
-            if own >> index & 1:
-                continue
-            is_early = state.before >> index & 1 or (index < first and not self._ancestors[node] & own)
-            (before if is_early else after).append(node)
+        own = sum(1 << self._inside[node] for node in members if node not in copies)
+        before, after = self._around(own, state)
         if not own or any(self._ancestors[node] & own for node in before):
             return None
-        drawn = [self._inside[node] for node in (*before, *after) if is_random(node)]
-        if drawn != sorted(drawn):
-            return None  # random numbers would be drawn in another order
+        if not self._draws_in_order([*before, *after]):
+            return None
         needed = _without_idle(members, copies)
-        return Region(
+        return ChunkRegion(
             members=needed,
             axes={node: state.axes[node] for node in needed},
             needs={node: state.needs[node] for node in needed},
@@ -247,6 +194,23 @@ class Growth:
             seed=seed,
             may_copy=self._may_copy,
         )
+
+    def _draws_in_order(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether random numbers are drawn in the order of the window."""
+        drawn = [self._inside[node] for node in nodes if is_random(node)]
+        return drawn == sorted(drawn)
+
+    def _around(self, own: int, state: _Decided) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the nodes of the window that run in front of the loop, and those that run behind it."""
+        first = (own & -own).bit_length() - 1
+        before: list[fx.Node] = []
+        after: list[fx.Node] = []
+        for index, node in enumerate(self._window):
+            if own >> index & 1:
+                continue
+            is_early = state.before >> index & 1 or (index < first and not self._ancestors[node] & own)
+            (before if is_early else after).append(node)
+        return before, after
 
 
 def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> list[fx.Node]:
@@ -261,12 +225,14 @@ def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> lis
     return kept[::-1]
 
 
-def seeds_of(node: fx.Node) -> list[Seed]:
+def seeds_of(node: fx.Node) -> list[RegionSeed]:
     """Return the ways to begin a region at `node`."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return []
-    found = [Seed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1]
-    if node.op == "call_function" and node.target is not operator.getitem and links(node):
-        found += [Seed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
+    found = [
+        RegionSeed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1
+    ]
+    if node.op == "call_function" and node.target is not operator.getitem and rules_of(node):
+        found += [RegionSeed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
     return found

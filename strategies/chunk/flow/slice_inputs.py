@@ -1,7 +1,7 @@
-"""Regions that take a part of a value, rather than the value of which they use a part.
+"""Slicing of a region's inputs: the loop takes only the part of a value that it uses.
 
-The gradient of what a loop takes is as large as that. A loop over queries that takes queries, keys and values
-together, for its own queries only, would hold three times the gradient that it makes.
+A loop holds a gradient as large as each of its inputs. A loop over queries that takes queries, keys and
+values as one tensor would hold a gradient of three times the size that it needs.
 """
 
 from __future__ import annotations
@@ -9,26 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.rules import slots
-from strategies.estimate.cost import is_view
-from strategies.estimate.liveness import Key, bytes_of, key_of
+from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.chunk_rules import slots
+from strategies.estimate.liveness import Key, key_of
+from strategies.estimate.operator_cost import bytes_of, is_view, tensors_of
 
 
-def narrowed(region: Region) -> Region:
-    """Return the region without views that are smaller than what it takes; they run in front of it."""
-    members = set(region.members)
-    views: dict[fx.Node, fx.Node] = {}  # of what is taken, to what they look at
-    for node in region.members:
-        inputs = slots(node)
-        if len(inputs) != 1 or not is_view(node):
-            continue
-        source = inputs[0]
-        root = source if source not in members else views.get(source)
-        if root is not None and _storages(node) <= _storages(root):
-            views[node] = root
+def slice_inputs(region: ChunkRegion) -> ChunkRegion:
+    """Return the region with views that are smaller than its inputs moved in front of it."""
+    views = _views_of_inputs(region)
     small = {root for root in views.values() if _is_small(region, root, views)}
     gone = {node for node, root in views.items() if root in small}
     kept = [node for node in region.members if node not in gone]
@@ -42,11 +32,25 @@ def narrowed(region: Region) -> Region:
         needs={node: region.needs[node] for node in kept},
         before=[node for node in region.window if node in early],
         copies=region.copies - gone,
-        is_narrow=True,
+        has_sliced_inputs=True,
     )
 
 
-def _is_small(region: Region, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
+def _views_of_inputs(region: ChunkRegion) -> dict[fx.Node, fx.Node]:
+    """Return the members that are views of one input of the region, each with that input."""
+    members = set(region.members)
+    views: dict[fx.Node, fx.Node] = {}
+    for node in region.members:
+        inputs = slots(node)
+        if len(inputs) == 1 and is_view(node):
+            source = inputs[0]
+            root = source if source not in members else views.get(source)
+            if root is not None and _storages(node) <= _storages(root):
+                views[node] = root
+    return views
+
+
+def _is_small(region: ChunkRegion, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
     """Whether members use `root` through views only, and these are smaller together."""
     if not isinstance(root.meta.get("val"), Tensor):
         return False
@@ -58,4 +62,4 @@ def _is_small(region: Region, root: fx.Node, views: dict[fx.Node, fx.Node]) -> b
 
 
 def _storages(node: fx.Node) -> set[Key]:
-    return {key_of(leaf) for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)}
+    return set(map(key_of, tensors_of(node)))

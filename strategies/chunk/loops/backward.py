@@ -1,14 +1,14 @@
-"""Forward and backward of a schedule, as storages see them: an estimate that guides the search.
+"""Liveness of forward and backward of a schedule: an estimate that guides the search.
 
-What is certain is measured afterwards, by a rehearsal of the planned model on tensors without memory. Here
-the gradient of a storage has its size, is born with the first operator of backward that gives it and dies
-with the operator that made the storage. What operators of backward hold for themselves is left out, and so
-are gradients of parameters.
+A rehearsal of the planned model on tensors without memory measures the exact bytes afterwards. In the
+estimate the gradient of a storage is as large as the storage. It is allocated by the first operator of
+backward that produces it, and freed by the backward of the operator that made the storage. Temporary memory
+of backward operators and gradients of parameters are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -16,41 +16,41 @@ from typing import NamedTuple
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from strategies.chunk.flow.rules import slots
-from strategies.chunk.loops.loop import Body, Loop, Schedule, highest
-from strategies.estimate.cost import Machine, cost_of, is_view
+from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.loops.loop import BodyMemory, Loop, undominated
+from strategies.chunk.loops.schedule import Schedule
 from strategies.estimate.liveness import (
     IDLE,
     Key,
     Profile,
-    Step,
     Storages,
-    bytes_of,
+    StorageStep,
     gradient_of,
     key_of,
     simulate,
 )
+from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, tensors_of
 
 BACKWARD_SHARE = 2.0
-"""Time of the gradients of an operator / time of the operator."""
+"""Time of an operator's backward / time of its forward."""
 
 
-class Saved(Enum):
-    """Where what autograd saves of a scope is between forward and backward."""
+class SavedFate(Enum):
+    """Where the tensors that autograd saves of a scope are between forward and backward."""
 
     KEPT = auto()
     RECOMPUTED = auto()  # nowhere: its forward runs again
-    ELSEWHERE = auto()  # in host memory
+    OFFLOADED = auto()  # in host memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """The pass of an inner scope, as the scope around it sees it, its results left out.
+class ScopeCall:
+    """Forward and backward of an inner scope, as the scope around it sees them; outputs are not counted.
 
     Fields:
-        saved_bytes: what it keeps between forward and backward.
-        forward_bytes, backward_bytes: the highest totals during each.
-        seconds: of both.
+        saved_bytes: bytes kept between forward and backward.
+        forward_bytes, backward_bytes: highest totals during each.
+        seconds: time of both.
     """
 
     saved_bytes: int
@@ -65,8 +65,7 @@ def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
 
 
 def _saved(node: fx.Node) -> Iterable[Key]:
-    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    function = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    function = next((tensor.grad_fn for tensor in tensors_of(node) if tensor.grad_fn is not None), None)
     function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
     if function is None or node.op != "call_function":
         return
@@ -80,12 +79,12 @@ def _saved(node: fx.Node) -> Iterable[Key]:
 
 
 def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) -> list[Loop]:
-    """Return the loops of whose results autograd saves nothing, nor of what follows from them."""
+    """Return the loops whose outputs, and all values computed from them, autograd saves nothing of."""
     loops = [item for item in schedule.items if isinstance(item, Loop)]
     inside = {node for loop in loops for node in loop.region.members}
 
     def is_unread(loop: Loop) -> bool:
-        reached = [give.node for give in loop.gives]
+        reached = [result.node for result in loop.outputs]
         for node in reached:  # grows
             users = [user for user in node.users if user not in loop.region.members]
             if any(user in inside or saves.get(user) for user in users):
@@ -102,8 +101,8 @@ def has_gradient(node: fx.Node) -> bool:
     The gradient of a view of a parameter is a view of the parameter's.
     """
     if "gradient" not in node.meta:
-        tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-        requires_grad = node.meta.get("requires_grad", any(tensor.requires_grad for tensor in tensors))
+        some = any(tensor.requires_grad for tensor in tensors_of(node))
+        requires_grad = node.meta.get("requires_grad", some)
         node.meta["gradient"] = requires_grad and not _is_parameter(node)
     return bool(node.meta["gradient"])
 
@@ -115,10 +114,10 @@ def _is_parameter(node: fx.Node) -> bool:
 
 
 class _Backward(NamedTuple):
-    """The backward of an operator none of whose values comes from a loop.
+    """The backward of an operator whose inputs and outputs no loop makes.
 
     Fields:
-        given: gradients of its results.
+        given: gradients of its outputs.
         wanted: gradients of its inputs, with their bytes.
         saved: storages that autograd keeps for it.
     """
@@ -129,21 +128,21 @@ class _Backward(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class Pass:
+class TrainingPass:
     """Forward and backward of a schedule.
 
     Fields:
-        schedule: without results in the memory of inputs.
+        schedule: schedule of forward, without buffer reuse.
         saves: storages that autograd keeps, by node.
-        calls: the passes of inner scopes.
-        tail_bytes: what the loss holds while it is computed, its input left out.
+        calls: passes of inner scopes.
+        tail_bytes: bytes that the loss holds while it is computed, without its input.
 
-    What does not depend on the schedule is remembered in the last two, by passes of one graph together.
+    All passes of one graph share the last two fields, which remember what does not depend on the schedule.
     """
 
     schedule: Schedule
     saves: Mapping[fx.Node, frozenset[Key]]
-    calls: Mapping[fx.Node, Call]
+    calls: Mapping[fx.Node, ScopeCall]
     tail_bytes: int = 0
     _backwards: dict[fx.Node, _Backward] = field(default_factory=dict)
     _seconds: dict[fx.Node | Loop, float] = field(default_factory=dict)
@@ -165,7 +164,7 @@ class Pass:
             sizes |= step.makes
         born: set[Key] = set()
         gradients = self._gradients(schedule.outputs, born, sizes)
-        steps = [*forward, Step(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
+        steps = [*forward, StorageStep(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
         steps += [
             IDLE if step is IDLE and not self.saves[item] else self._backward(item, step, born, sizes)  # type: ignore[index]
             for item, step in zip(reversed(schedule.items), reversed(forward), strict=True)
@@ -184,7 +183,7 @@ class Pass:
             total += known[item]
         return total
 
-    def as_call(self, machine: Machine, after: Saved = Saved.KEPT) -> Call:
+    def as_call(self, machine: Machine, after: SavedFate = SavedFate.KEPT) -> ScopeCall:
         """Return the pass as the scope around it sees it.
 
         Args:
@@ -198,18 +197,18 @@ class Pass:
             for key, size in step.makes.items()
             if key in self.schedule.kept()
         )
-        if after is not Saved.KEPT:
+        if after is not SavedFate.KEPT:
             again = 0.0
-            if after is Saved.RECOMPUTED:
+            if after is SavedFate.RECOMPUTED:
                 skipped = sum(loop.seconds(machine) for loop in unread_loops(self.schedule, self.saves))
                 again = self.schedule.seconds(machine) - skipped
-            return Call(
+            return ScopeCall(
                 saved_bytes=0,
                 forward_bytes=self.schedule.profile().peak_bytes - results,
                 backward_bytes=profile.peak_bytes - results,
                 seconds=self.seconds(machine) + again,
             )
-        return Call(
+        return ScopeCall(
             saved_bytes=max(profile.before_bytes[count] - results, 0),
             forward_bytes=max(profile.live_bytes[:count], default=0) - results,
             backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results,
@@ -224,7 +223,7 @@ class Pass:
         for node in nodes:
             if not has_gradient(node):
                 continue
-            for key in self.schedule.of(node):
+            for key in self.schedule.keys_of(node):
                 gradient = gradient_of(key)
                 if gradient not in born:
                     born.add(gradient)
@@ -232,8 +231,8 @@ class Pass:
         return made
 
     def _backward(
-        self, item: fx.Node | Loop, forward: Step, born: set[Key], sizes: Mapping[Key, int]
-    ) -> Step:
+        self, item: fx.Node | Loop, forward: StorageStep, born: set[Key], sizes: Mapping[Key, int]
+    ) -> StorageStep:
         if isinstance(item, Loop):
             return self._loop_backward(item, born, sizes)
         if item in self.calls or self.schedule.is_moved(item):
@@ -244,7 +243,7 @@ class Pass:
         makes = {key: size for key, size in wanted if key not in born}
         held = saved | (given & born)
         born.update(makes)
-        return Step(makes=makes, holds=held)
+        return StorageStep(makes=makes, holds=held)
 
     def _alone(self, item: fx.Node) -> _Backward:
         """Return the backward of a node whose values lie on the storages of the graph."""
@@ -253,37 +252,41 @@ class Pass:
             gradient_of(key): storages.size(key, bytes_of(node.meta["val"]))
             for node in item.all_input_nodes
             if has_gradient(node)
-            for key in storages.of[node]
+            for key in storages.keys[node]
         }
-        of_inputs = {key for node in item.all_input_nodes for key in storages.of[node]}
+        of_inputs = {key for node in item.all_input_nodes for key in storages.keys[node]}
         return _Backward(
-            given=frozenset(gradient_of(key) for key in storages.of[item]),
+            given=frozenset(gradient_of(key) for key in storages.keys[item]),
             wanted=tuple(wanted.items()),
             saved=self.saves[item] & (of_inputs | set(storages.made[item])),
         )
 
-    def _node_backward(self, item: fx.Node, forward: Step, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+    def _node_backward(
+        self, item: fx.Node, forward: StorageStep, born: set[Key], sizes: Mapping[Key, int]
+    ) -> StorageStep:
         inputs = item.all_input_nodes
-        held = born & {gradient_of(key) for key in self.schedule.of(item)}
+        held = born & {gradient_of(key) for key in self.schedule.keys_of(item)}
         makes = self._gradients(inputs, born, sizes)
         if item in self.calls:
             call = self.calls[item]
-            held |= {("saved", item), *(key for node in inputs for key in self.schedule.of(node))}
+            held |= {("saved", item), *(key for node in inputs for key in self.schedule.keys_of(node))}
             private = max(call.backward_bytes - call.saved_bytes, 0)
-            return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+            return StorageStep(makes=makes, holds=frozenset(held), private_bytes=private)
         for node in inputs:
-            if self.saves[item] & set(self.schedule.storages.of[node]):
-                held |= self.schedule.of(node)
-        return Step(makes=makes, holds=frozenset(held | (self.saves[item] & set(forward.makes))))
+            if self.saves[item] & set(self.schedule.storages.keys[node]):
+                held |= self.schedule.keys_of(node)
+        return StorageStep(makes=makes, holds=frozenset(held | (self.saves[item] & set(forward.makes))))
 
-    def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> Step:
+    def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> StorageStep:
         assert loop.backward is not None
-        inputs = [take.node for take in loop.takes]
-        held = born & {gradient_of(key) for give in loop.gives for key in self.schedule.of(give.node)}
+        inputs = [operand.node for operand in loop.inputs]
+        held = born & {
+            gradient_of(key) for result in loop.outputs for key in self.schedule.keys_of(result.node)
+        }
         makes = self._gradients(inputs, born, sizes)
-        held |= {key for node in inputs for key in self.schedule.of(node)}
+        held |= {key for node in inputs for key in self.schedule.keys_of(node)}
         private = loop.backward.peak_bytes(loop.length)
-        return Step(makes=makes, holds=frozenset(held), private_bytes=private)
+        return StorageStep(makes=makes, holds=frozenset(held), private_bytes=private)
 
 
 def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
@@ -298,36 +301,51 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
 
     `None` where it would save what an operator writes to: backward may come after the write.
     """
-    if any(take.node.meta.get("written", False) for take in loop.takes):
+    if any(operand.node.meta.get("written", False) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
-    members = set(loop.region.members)
-    totals: list[list[int]] = []
+    totals: list[Sequence[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
         born: set[Key] = set()
-        backward = []
-        for node in reversed(loop.region.members):
-            is_growing = bool(loop.region.axes[node])
-            held: set[Key] = {key for key in born if key in {gradient_of(each) for each in storages.of[node]}}
-            kept: set[Key] = {
-                key for source in slots(node) if source in members for key in storages.of[source]
-            }
-            held |= saves[node] & (kept | set(storages.of[node]))
-            makes: dict[Key, int] = {}
-            for slot, source in enumerate(slots(node)):
-                take = loop.local(node, slot)
-                if take is not None and take.axis is None:  # added to its total, by products at once
-                    if not grows and source.meta["val"].requires_grad and not loop.adds_gradients(node):
-                        makes["gradient", source, node] = bytes_of(source.meta["val"])
-                    continue
-                if not has_gradient(source) or is_growing is not grows:
-                    continue
-                for key in storages.of[source]:
-                    if gradient_of(key) not in born:
-                        born.add(gradient_of(key))
-                        makes[gradient_of(key)] = storages.made.get(source, {}).get(
-                            key, bytes_of(source.meta["val"])
-                        )
-            backward.append(Step(makes=makes, holds=frozenset(held)))
-        totals.append(list(simulate([*steps, *backward], ()).live_bytes))
-    return replace(loop, backward=Body(size=loop.size, totals=highest(zip(*totals, strict=True))))
+        backward = [
+            _member_backward(loop, node, storages, saves[node], born, grows=grows)
+            for node in reversed(loop.region.members)
+        ]
+        totals.append(simulate([*steps, *backward], ()).live_bytes)
+    return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+
+
+def _member_backward(
+    loop: Loop, node: fx.Node, storages: Storages, saved: frozenset[Key], born: set[Key], *, grows: bool
+) -> StorageStep:
+    """Return the backward of a member: of gradients that grow with the chunk, or of those that do not.
+
+    Args:
+        loop: whose body has the member.
+        node: the member.
+        storages: storages of the graph.
+        saved: storages that autograd keeps for the member.
+        born: gradients that exist already; those of the step are added.
+        grows: whether gradients that grow with the chunk are meant.
+    """
+    members = set(loop.region.members)
+    held = born & {gradient_of(key) for key in storages.keys[node]}
+    kept = {key for source in slots(node) if source in members for key in storages.keys[source]}
+    makes: dict[Key, int] = {}
+    for slot, source in enumerate(slots(node)):
+        operand = loop.local(node, slot)
+        if operand is not None and operand.axis is None:
+            if not grows and _makes_whole_gradient(loop, node, source):
+                makes["gradient", source, node] = bytes_of(source.meta["val"])
+        elif has_gradient(source) and bool(loop.region.axes[node]) is grows:
+            sizes, size = storages.made.get(source, {}), bytes_of(source.meta["val"])
+            gradients = {gradient_of(key): sizes.get(key, size) for key in storages.keys[source]}
+            makes |= {key: size for key, size in gradients.items() if key not in born}
+            born.update(makes)
+    holds = held.union(saved & kept.union(storages.keys[node]))
+    return StorageStep(makes=makes, holds=frozenset(holds))
+
+
+def _makes_whole_gradient(loop: Loop, node: fx.Node, source: fx.Node) -> bool:
+    """Whether each chunk makes a gradient for all of an input, rather than add to its total at once."""
+    return source.meta["val"].requires_grad and not loop.adds_gradients(node)

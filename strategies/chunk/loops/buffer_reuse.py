@@ -1,4 +1,4 @@
-"""Results of a loop in the memory of an input that dies with it."""
+"""Reuse an input buffer for a loop's output when the loop is the buffer's last user."""
 
 from __future__ import annotations
 
@@ -6,77 +6,81 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from strategies.chunk.loops.loop import Give, Loop, Schedule, Take
-from strategies.estimate.liveness import Key, bytes_of
+from strategies.chunk.loops.loop import Loop, LoopInput, LoopOutput
+from strategies.chunk.loops.schedule import Schedule
+from strategies.estimate.liveness import Key
+from strategies.estimate.operator_cost import bytes_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Takeover:
-    """What loops of one graph may write over.
+class BufferReuse:
+    """Which buffers loops of one graph may overwrite.
 
     Fields:
-        outside: storages of inputs of the graph, parameters and buffers, which somebody else may look at.
-        is_possible: false where autograd may have kept what dies.
+        outside: storages of graph inputs, parameters and buffers, which code outside of the graph may read.
+        is_possible: false where autograd may have saved the buffers.
     """
 
     outside: frozenset[Key]
     is_possible: bool
 
     @classmethod
-    def of(cls, schedule: Schedule, donated: frozenset[fx.Node]) -> Takeover:
-        """Return it for the graph of a schedule; inputs in `donated` may be overwritten."""
+    def of(cls, schedule: Schedule, donated: frozenset[fx.Node]) -> BufferReuse:
+        """Return the buffers of a schedule's graph; inputs in `donated` may be overwritten."""
         storages = schedule.storages
         standing = storages.standing.items()
         outside = frozenset(key for node, keys in standing if node not in donated for key in keys)
         return cls(outside=outside, is_possible=not storages.has_gradients)
 
     def chosen(self, schedule: Schedule, at: int) -> Loop:
-        """Return the loop at a position, with as many results as possible in the memory of inputs."""
+        """Return the loop at a position, with as many outputs as possible in buffers of its inputs."""
         plain, trial = _without(schedule, at)
         dying = self._dying(trial, at)
-        gives: list[Give] = []
-        for give in plain.gives:
-            used = {each.into for each in gives}
-            takes = (take for take in plain.takes if take.node not in used)
-            into = (take.node for take in takes if self._fits(plain, give, take, dying, trial))
-            gives.append(replace(give, into=next(into, None)))
-        return replace(plain, gives=tuple(gives))
+        outputs: list[LoopOutput] = []
+        for result in plain.outputs:
+            used = {each.into for each in outputs}
+            inputs = (operand for operand in plain.inputs if operand.node not in used)
+            into = (operand.node for operand in inputs if self._fits(plain, result, operand, dying, trial))
+            outputs.append(replace(result, into=next(into, None)))
+        return replace(plain, outputs=tuple(outputs))
 
     def checked(self, schedule: Schedule, at: int) -> Loop:
-        """Return the loop at a position with only those results in the memory of inputs that may be there."""
+        """Return the loop at a position without the reuse that this graph does not allow."""
         plain, trial = _without(schedule, at)
         dying = self._dying(trial, at)
         loop = schedule.items[at]
         assert isinstance(loop, Loop)
 
-        def is_right(give: Give) -> bool:
-            takes = (take for take in plain.takes if take.node is give.into)
-            return any(self._fits(plain, give, take, dying, trial) for take in takes)
+        def is_right(result: LoopOutput) -> bool:
+            inputs = (operand for operand in plain.inputs if operand.node is result.into)
+            return any(self._fits(plain, result, operand, dying, trial) for operand in inputs)
 
-        gives = (give if is_right(give) else replace(give, into=None) for give in loop.gives)
-        return replace(plain, gives=tuple(gives))
+        outputs = (result if is_right(result) else replace(result, into=None) for result in loop.outputs)
+        return replace(plain, outputs=tuple(outputs))
 
     def _dying(self, schedule: Schedule, at: int) -> set[Key]:
         return schedule.last_used(at) - self.outside if self.is_possible else set()
 
-    def _fits(self, loop: Loop, give: Give, take: Take, dying: set[Key], schedule: Schedule) -> bool:
-        node, axis = take.node, take.axis
-        keys = schedule.of(node)
-        if axis is None or axis != give.axis or len(keys) != 1 or not keys <= dying:
+    def _fits(
+        self, loop: Loop, result: LoopOutput, operand: LoopInput, dying: set[Key], schedule: Schedule
+    ) -> bool:
+        node, axis = operand.node, operand.axis
+        keys = schedule.keys_of(node)
+        if axis is None or axis != result.axis or len(keys) != 1 or not keys <= dying:
             return False
         if (
-            not _is_alike(node, give.node)
-            or sum(bool(keys & schedule.of(each.node)) for each in loop.takes) != 1
+            not _is_alike(node, result.node)
+            or sum(bool(keys & schedule.keys_of(each.node)) for each in loop.inputs) != 1
         ):
             return False
-        return _is_written_last(loop, give, node, schedule)
+        return _is_written_last(loop, result, node, schedule)
 
 
 def _without(schedule: Schedule, at: int) -> tuple[Loop, Schedule]:
     """Return the loop at a position with all results in memory of their own, and the schedule with it."""
     loop = schedule.items[at]
     assert isinstance(loop, Loop)
-    plain = replace(loop, gives=tuple(replace(give, into=None) for give in loop.gives))
+    plain = replace(loop, outputs=tuple(replace(result, into=None) for result in loop.outputs))
     return plain, replace(schedule, items=[*schedule.items[:at], plain, *schedule.items[at + 1 :]])
 
 
@@ -88,14 +92,14 @@ def _is_alike(node: fx.Node, result: fx.Node) -> bool:
     return bool(new.is_contiguous() and old.untyped_storage().nbytes() == bytes_of(old))
 
 
-def _is_written_last(loop: Loop, give: Give, node: fx.Node, schedule: Schedule) -> bool:
+def _is_written_last(loop: Loop, result: LoopOutput, node: fx.Node, schedule: Schedule) -> bool:
     """Whether the body writes the result when it has used up its chunk of the value."""
     position = {member: index for index, member in enumerate(loop.region.members)}
-    on = set(schedule.storages.of[node])
+    on = set(schedule.storages.keys[node])
     looking = [
         member
         for member in loop.region.members
-        if node in member.all_input_nodes or on & set(schedule.storages.of[member])
+        if node in member.all_input_nodes or on & set(schedule.storages.keys[member])
     ]
-    users = [user for member in looking if on & set(schedule.storages.of[member]) for user in member.users]
-    return all(position.get(each, -1) <= position[give.node] for each in (*looking, *users))
+    users = [user for member in looking if on & set(schedule.storages.keys[member]) for user in member.users]
+    return all(position.get(each, -1) <= position[result.node] for each in (*looking, *users))

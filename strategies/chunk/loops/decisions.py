@@ -1,6 +1,6 @@
-"""Decisions: a schedule without its graph, to be taken again on any graph of the same operators.
+"""Decisions: a schedule without its graph, which applies to any graph of the same operators.
 
-Other sequence lengths, and most batch sizes, give other shapes and the same operators: no search again.
+Other sequence lengths and most batch sizes change shapes but not operators, so they need no second search.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import TypeAlias
 from torch import fx
 
 from strategies.chunk.flow.axes import whole
-from strategies.chunk.flow.grow_region import Growth, Seed
-from strategies.chunk.flow.rules import shape_of, sums
-from strategies.chunk.flow.slice_inputs import narrowed
-from strategies.chunk.loops.buffer_reuse import Takeover
-from strategies.chunk.loops.loop import Loop, Schedule, make_loop
+from strategies.chunk.flow.chunk_region import ChunkRegion, RegionSeed
+from strategies.chunk.flow.chunk_rules import shape_of, sums
+from strategies.chunk.flow.grow_region import RegionGrower
+from strategies.chunk.flow.slice_inputs import slice_inputs
+from strategies.chunk.loops.buffer_reuse import BufferReuse
+from strategies.chunk.loops.loop import Loop, make_loop
+from strategies.chunk.loops.schedule import Schedule
 
 Structure: TypeAlias = Hashable
-"""What graphs of the same operators have in common."""
+"""Equal for graphs of the same operators."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,21 +29,21 @@ class LoopDecision:
     """One loop; nodes are positions in the graph.
 
     Fields:
-        members: of the region.
-        window: what it was grown from.
-        may_copy: which of these may run twice.
-        is_narrow: whether the region takes parts of values.
-        seed: where it began.
-        dim: of the seed's value; `None` for a sum.
-        sum_index: which sum of the seed it is.
-        length: of a chunk.
-        into: for each result the input whose memory it takes over.
+        members: operators of the region.
+        window: operators that the region was grown from.
+        may_copy: tells which of these may run twice.
+        has_sliced_inputs: whether the region takes parts of values.
+        seed: operator that the region grew from.
+        dim: dimension of the seed's value; `None` for a sum.
+        sum_index: position among the seed's rules for sums.
+        length: positions in a chunk.
+        into: for each output the input whose buffer it reuses, or `None`.
     """
 
     members: tuple[int, ...]
     window: tuple[int, ...]
     may_copy: Callable[[fx.Node], bool]
-    is_narrow: bool
+    has_sliced_inputs: bool
     seed: int
     dim: int | None
     sum_index: int
@@ -79,12 +81,12 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
             members=tuple(at[node] for node in region.members),
             window=tuple(at[node] for node in region.window),
             may_copy=region.may_copy,
-            is_narrow=region.is_narrow,
+            has_sliced_inputs=region.has_sliced_inputs,
             seed=at[seed.node],
             dim=None if seed.axis is None else seed.axis.dim,
             sum_index=0 if seed.axis is not None else [ins for ins, _ in sums(seed.node)].index(seed.ins),
             length=loop.length,
-            into=tuple(None if give.into is None else at[give.into] for give in loop.gives),
+            into=tuple(None if result.into is None else at[result.into] for result in loop.outputs),
         )
 
     return Decisions(
@@ -92,16 +94,16 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
     )
 
 
-def take_again(
+def reapplied(
     decisions: Decisions, graph: fx.Graph, plain: Schedule, donated: frozenset[fx.Node]
 ) -> Schedule | None:
     """Return the schedule of the same decisions on another graph.
 
     Args:
-        decisions: on a graph of the same structure.
-        graph: the other one.
-        plain: its schedule without loops.
-        donated: inputs of the graph whose memory may be taken over.
+        decisions: decisions on a graph of the same structure.
+        graph: the graph to schedule.
+        plain: schedule of the graph without loops.
+        donated: inputs of the graph whose buffers may be reused.
 
     Returns:
         `None` where a region does not grow as it did, because a dimension has become 1.
@@ -117,7 +119,7 @@ def take_again(
         if loop is None:
             return None
         items.append(loop)
-    again, takeover = replace(plain, items=items), Takeover.of(plain, donated)
+    again, takeover = replace(plain, items=items), BufferReuse.of(plain, donated)
     for at, each in enumerate(items):
         if isinstance(each, Loop):  # another shape may be broadcast, and donations differ
             again.items = [*again.items[:at], takeover.checked(again, at), *again.items[at + 1 :]]
@@ -135,25 +137,27 @@ def _loop(
     outside: set[fx.Node],
     plain: Schedule,
 ) -> Loop | None:
-    seed_node = nodes[decision.seed]
-    members = [nodes[position] for position in decision.members]
-    window = [nodes[position] for position in decision.window]
-    if decision.dim is not None:
-        seed = Seed(node=seed_node, axis=whole(decision.dim, shape_of(seed_node)))
-    else:
-        ways = sums(seed_node)
-        seed = Seed(node=seed_node, axis=None, ins=ways[decision.sum_index][0])
-    region = Growth(window, decision.may_copy).region(seed)
-    if region is not None and decision.is_narrow:
-        region = narrowed(region)
-    if region is None or region.members != members:
+    region = _region(decision, nodes)
+    if region is None or region.members != [nodes[position] for position in decision.members]:
         return None
     loop = make_loop(region, outside, decision.length, plain.storages)
-    if loop is None or len(loop.gives) != len(decision.into):
+    if loop is None or len(loop.outputs) != len(decision.into):
         return None
     loop = loop.with_length(min(decision.length, loop.size))
-    gives = (
-        replace(give, into=None if position is None else nodes[position])
-        for give, position in zip(loop.gives, decision.into, strict=True)
+    outputs = (
+        replace(result, into=None if position is None else nodes[position])
+        for result, position in zip(loop.outputs, decision.into, strict=True)
     )
-    return replace(loop, gives=tuple(gives))
+    return replace(loop, outputs=tuple(outputs))
+
+
+def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | None:
+    """Return the region that grows from the seed of a decision on another graph."""
+    node = nodes[decision.seed]
+    if decision.dim is not None:
+        seed = RegionSeed(node=node, axis=whole(decision.dim, shape_of(node)))
+    else:
+        seed = RegionSeed(node=node, axis=None, ins=sums(node)[decision.sum_index][0])
+    window = [nodes[position] for position in decision.window]
+    region = RegionGrower(window, decision.may_copy).region(seed)
+    return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

@@ -1,4 +1,4 @@
-"""Loops: regions with a chunk size, what they take and give, and the bytes and seconds they need."""
+"""Loops: regions with a chunk size, their inputs and outputs, and the bytes and seconds they need."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.rules import slots
-from strategies.chunk.loops.products import PRODUCTS
-from strategies.estimate.cost import Machine, cost_of
+from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.loops.accumulating_products import PRODUCTS
 from strategies.estimate.in_place_reuse import Overwrite
 from strategies.estimate.liveness import (
-    IDLE,
     Key,
-    Profile,
-    Step,
     Storages,
-    bytes_of,
+    StorageStep,
     key_of,
     promoted_bytes,
     simulate,
 )
+from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten
@@ -39,12 +36,12 @@ ADDING: Mapping[Any, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Take:
-    """What a loop takes from outside: all of a value, or a chunk at a time.
+class LoopInput:
+    """An input of a loop: a whole value, or one chunk of it at a time.
 
     Fields:
-        node: the value.
-        axis: `None` for all of it.
+        node: node that makes the value.
+        axis: chunk axis; `None` for the whole value.
     """
 
     node: fx.Node
@@ -52,18 +49,18 @@ class Take:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a chunk is a copy: where it would not lie densely in memory."""
+        """Whether a chunk is copied, because it would not be dense in memory."""
         return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Give:
-    """What a loop gives: written a chunk at a time, or added up.
+class LoopOutput:
+    """An output of a loop: written one chunk at a time, or a sum over chunks.
 
     Fields:
-        node: the member whose value it is.
-        axis: `None` for a sum over chunks.
-        into: the value whose memory it is written to; `None` for memory of its own.
+        node: member that makes the value.
+        axis: chunk axis; `None` for a sum over chunks.
+        into: input whose buffer is reused; `None` for a new buffer.
     """
 
     node: fx.Node
@@ -72,18 +69,18 @@ class Give:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether the operator itself adds to a sum over chunks."""
+        """Whether the operator itself adds to the sum over chunks."""
         return self.axis is None and self.node.target in ADDING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Body:
+class BodyMemory:
     """The memory of a loop's body, for every chunk size.
 
     Fields:
-        size: of the chunk axis.
-        totals: bytes alive at moments of which one is the highest: what grows with the chunk, as if it were
-            whole, and what does not.
+        size: positions of the chunk axis.
+        totals: pairs of bytes alive at one moment: those that grow with the chunk, as if it were whole, and
+            those that do not. One of these moments is the peak, whatever the chunk size.
     """
 
     size: int
@@ -96,26 +93,26 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Loop:
-    """A region that runs `ceil(size / length)` times, the last time on what is left.
+    """A region that runs `ceil(size / length)` times; the last chunk may be shorter.
 
     Fields:
-        region: its operators.
-        size: of the chunk axis.
-        length: of one chunk.
-        takes, gives: in the order of the region's operators.
-        memory: of the body.
-        overwrites: members that write to the memory of an input.
-        backward: of the body that is run again for its gradients.
+        region: operators of the loop.
+        size: positions of the chunk axis.
+        length: positions in one chunk.
+        inputs, outputs: in the order of the region's operators.
+        memory: memory of the body in forward.
+        overwrites: members that overwrite an input.
+        backward: memory of the body in backward, which runs it again for its gradients.
     """
 
-    region: Region
+    region: ChunkRegion
     size: int
     length: int
-    takes: tuple[Take, ...]
-    gives: tuple[Give, ...]
-    memory: Body
+    inputs: tuple[LoopInput, ...]
+    outputs: tuple[LoopOutput, ...]
+    memory: BodyMemory
     overwrites: Mapping[fx.Node, Overwrite] = field(default_factory=dict)
-    backward: Body | None = None
+    backward: BodyMemory | None = None
 
     @property
     def chunks(self) -> int:
@@ -126,26 +123,26 @@ class Loop:
         """Return the loop with another chunk size."""
         return replace(self, length=length)
 
-    def local(self, node: fx.Node, slot: int) -> Take | None:
+    def local(self, node: fx.Node, slot: int) -> LoopInput | None:
         """Return what input `slot` of a member takes from outside; `None` for what the body makes."""
         source, need = slots(node)[slot], self.region.needs[node][slot]
         made = self.region.axes.get(source)
         if need is not None and made and (node.target is operator.getitem or made[0] == need):
             return None
-        return Take(node=source, axis=need)
+        return LoopInput(node=source, axis=need)
 
     def adds_gradients(self, node: fx.Node) -> bool:
-        """Whether a member is a product of which every chunk takes one operand whole; see `products`."""
+        """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
         if node.target not in PRODUCTS or node.kwargs:
             return False
         inputs = slots(node)
         if len(inputs) == 3 and (len(node.args) > 3 or inputs[0].meta["val"].dim() != 1):  # noqa: PLR2004 (a bias)
             return False
-        takes = (self.local(node, slot) for slot in range(len(inputs))[-2:])
-        return any(take is not None and take.axis is None for take in takes)
+        factors = (self.local(node, slot) for slot in range(len(inputs))[-2:])
+        return any(factor is not None and factor.axis is None for factor in factors)
 
     def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
-        """Return those of `known` that overwrite nothing but what the body has made."""
+        """Return those of `known` that overwrite only values that the body has made."""
         members = set(self.region.members)
         found = ((node, known[node]) for node in self.region.members if node in known)
         return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
@@ -158,8 +155,12 @@ class Loop:
             if source in overwrite.over
         )
 
-    def body_steps(self, storages: Storages, *, is_writing: bool) -> tuple[list[Step], list[Step]]:
-        """Return the steps of the body: of what grows with the chunk, as if whole, and of what does not.
+    def body_steps(
+        self, storages: Storages, *, is_writing: bool
+    ) -> tuple[list[StorageStep], list[StorageStep]]:
+        """Return the steps of the body, once for storages that grow with the chunk and once for the others.
+
+        Sizes of the growing storages are those of the whole values.
 
         Args:
             storages: of the graph.
@@ -167,38 +168,48 @@ class Loop:
                 backward runs them again nothing is overwritten, and no body has `overwrites`.
         """
         on = self._lying_on(storages)
-        uses = list(self._uses())
-        last = {take: index for index, _, take in uses}
-        first: dict[Take, int] = {}
-        for index, _, take in uses:
-            first.setdefault(take, index)
-        copied = {take: bytes_of(take.node.meta["val"]) for take in first if take.is_copied}
-        given = {give.node for give in self.gives}
-        in_place = {give.node for give in self.gives if is_writing and give.adds_in_place} | {
-            *self.overwrites
-        }
-        growing, fixed = [], []
+        copied = self._copied_spans()
+        given = {result.node for result in self.outputs}
+        in_place = self._in_place(is_writing=is_writing)
+        growing: list[StorageStep] = []
+        fixed: list[StorageStep] = []
 
         def step(
             held: set[Key], grown: Mapping[Key, int], stays: Mapping[Key, int], private_bytes: int = 0
         ) -> None:
-            growing.append(Step(makes=grown, holds=frozenset(held)))
-            fixed.append(Step(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
+            growing.append(StorageStep(makes=grown, holds=frozenset(held)))
+            fixed.append(StorageStep(makes=stays, holds=frozenset(held), private_bytes=private_bytes))
 
         for index, node in enumerate(self.region.members):
-            for take, size in copied.items():
-                if first[take] == index:
-                    step(set(), {take: size}, {})
+            for operand, span in copied.items():
+                if span[0] == index:
+                    step(set(), {operand: bytes_of(operand.node.meta["val"])}, {})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
-            held = own | {take for take in copied if first[take] <= index <= last[take]}
-            for slot, source in enumerate(slots(node)):
-                if self.local(node, slot) is None:
-                    held.update(on[source], self._aliased(source, copied, storages))
+            held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
+            for source in self._local_sources(node):
+                held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, promoted_bytes(node))
             if node in given:
                 step(own, {}, {})
         return growing, fixed
+
+    def _copied_spans(self) -> dict[LoopInput, tuple[int, int]]:
+        """Return the positions of the first and the last member that use each copied chunk."""
+        spans: dict[LoopInput, tuple[int, int]] = {}
+        for index, _, operand in self._uses():
+            if operand.is_copied:
+                spans[operand] = spans.get(operand, (index, index))[0], index
+        return spans
+
+    def _in_place(self, *, is_writing: bool) -> set[fx.Node]:
+        """Return the members that make no storage: they overwrite an input, or add to a sum."""
+        adding = {result.node for result in self.outputs if is_writing and result.adds_in_place}
+        return adding.union(self.overwrites)
+
+    def _local_sources(self, node: fx.Node) -> list[fx.Node]:
+        """Return the inputs of a member that the body makes itself."""
+        return [source for slot, source in enumerate(slots(node)) if self.local(node, slot) is None]
 
     def _lying_on(self, storages: Storages) -> dict[fx.Node, set[Key]]:
         """Return the storages of the members' values where some overwrite others."""
@@ -209,7 +220,7 @@ class Loop:
             if overwrite is not None:
                 (key,) = found[slots(node)[0]]
                 same |= dict.fromkeys(storages.made[node], key)
-            found[node] = {same.get(key, key) for key in storages.of[node]}
+            found[node] = {same.get(key, key) for key in storages.keys[node]}
         return found
 
     def _made(self, node: fx.Node, storages: Storages) -> tuple[dict[Key, int], dict[Key, int]]:
@@ -224,24 +235,24 @@ class Loop:
         made = storages.made[node].items()
         return {k: size for k, size in made if k in cut}, {k: size for k, size in made if k not in cut}
 
-    def _aliased(self, node: fx.Node, copied: Iterable[Take], storages: Storages) -> Iterator[Take]:
+    def _aliased(self, node: fx.Node, copied: Iterable[LoopInput], storages: Storages) -> Iterator[LoopInput]:
         """Yield the copied chunks that a member's value lies on."""
-        on = set(storages.of[node])
-        return (take for take in copied if on & set(storages.of[take.node]))
+        on = set(storages.keys[node])
+        return (operand for operand in copied if on & set(storages.keys[operand.node]))
 
-    def _uses(self) -> Iterator[tuple[int, fx.Node, Take]]:
+    def _uses(self) -> Iterator[tuple[int, fx.Node, LoopInput]]:
         for index, node in enumerate(self.region.members):
             for slot in range(len(slots(node))):
-                take = self.local(node, slot)
-                if take is not None:
-                    yield index, node, take
+                operand = self.local(node, slot)
+                if operand is not None:
+                    yield index, node, operand
 
-    def body(self, storages: Storages) -> Body:
+    def body(self, storages: Storages) -> BodyMemory:
         """Return the memory of the body."""
         growing, fixed = (
             simulate(steps, ()).live_bytes for steps in self.body_steps(storages, is_writing=True)
         )
-        return Body(size=self.size, totals=highest(zip(growing, fixed, strict=True)))
+        return BodyMemory(size=self.size, totals=undominated(zip(growing, fixed, strict=True)))
 
     def seconds(self, machine: Machine) -> float:
         """Return the time of all runs."""
@@ -251,13 +262,13 @@ class Loop:
             for node in self.region.members
             if node.target is not operator.getitem
         )
-        copied = sum(bytes_of(give.node.meta["val"]) for give in self.gives)
-        copied += sum(bytes_of(take.node.meta["val"]) for take in self.takes if take.is_copied)
+        copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
+        copied += sum(bytes_of(operand.node.meta["val"]) for operand in self.inputs if operand.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
 
 
-def highest(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the totals that no other one exceeds in both parts."""
+def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the totals that no other total exceeds in both parts."""
     found: list[tuple[int, int]] = []
     for growing, fixed in sorted(set(totals), reverse=True):
         if not found or fixed > found[-1][1]:
@@ -265,7 +276,7 @@ def highest(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
+def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
     """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
 
     Args:
@@ -274,25 +285,36 @@ def make_loop(region: Region, outside: set[fx.Node], length: int, storages: Stor
         length: of one chunk.
         storages: of the graph.
     """
-    members = set(region.members)
-    gives = []
-    for node in region.members:
-        if node in region.copies or not (node in outside or any(user not in members for user in node.users)):
-            continue
-        if not isinstance(node.meta["val"], Tensor):
-            return None
-        axes = region.axes[node]
-        if axes and axes[0] is None:
-            return None
-        gives.append(Give(node=node, axis=axes[0] if axes else None))
+    outputs = _outputs(region, outside)
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
-    if not gives or size < 2:  # noqa: PLR2004 (there is nothing to cut)
+    if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
-    empty = Body(size=size, totals=())
-    loop = Loop(region=region, size=size, length=length, takes=(), gives=tuple(gives), memory=empty)
-    takes = dict.fromkeys(take for _, _, take in loop._uses())  # noqa: SLF001 (its own maker)
-    loop = replace(loop, takes=tuple(takes), overwrites=loop.overwriting(storages.overwrites))
+    empty = BodyMemory(size=size, totals=())
+    loop = Loop(region=region, size=size, length=length, inputs=(), outputs=tuple(outputs), memory=empty)
+    inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
+    loop = replace(loop, inputs=tuple(inputs), overwrites=loop.overwriting(storages.overwrites))
     return replace(loop, memory=loop.body(storages))
+
+
+def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
+    """Return what members make for others; nothing where one of these values cannot be put together."""
+    members = set(region.members)
+    used = [
+        node
+        for node in region.members
+        if node not in region.copies and (node in outside or not members.issuperset(node.users))
+    ]
+    if not all(_can_be_put_together(region, node) for node in used):
+        return []
+    axes = [region.axes[node] for node in used]
+    return [
+        LoopOutput(node=node, axis=each[0] if each else None) for node, each in zip(used, axes, strict=True)
+    ]
+
+
+def _can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
+    axes = region.axes[node]
+    return isinstance(node.meta["val"], Tensor) and not (axes and axes[0] is None)
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:
@@ -304,168 +326,10 @@ def is_dense(tensor: Tensor, axis: Axis) -> bool:
     return all(other <= stride for size, other in sizes if size > 1)
 
 
-def lengths(size: int) -> list[int]:
+def chunk_sizes(size: int) -> list[int]:
     """Return the chunk sizes that are tried for an axis, largest first."""
     found = {1, size}
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048):
         length = ceil(size / parts)
         found.add(32 * ceil(length / 32) if length >= 64 else length)  # noqa: PLR2004 (whole vectors)
     return sorted((length for length in found if length <= size), reverse=True)
-
-
-@dataclass(kw_only=True, slots=True)
-class Schedule:
-    """What runs in which order: single operators and loops.
-
-    Fields:
-        items: in order.
-        storages: of the graph's values.
-        outputs: of the graph.
-        calls: bytes that a call of an inner scope holds beyond its outputs.
-        is_overwriting: whether single operators may write to the memory of an input.
-
-    Values that a loop makes lie on storages of their own, and results may lie on that of an input: `_keys`
-    has those of every such value, and `_moved` the operators that take or make one. `_copied` are operators
-    that run in front of a loop and in it, and therefore overwrite nothing.
-    """
-
-    items: list[fx.Node | Loop]
-    storages: Storages
-    outputs: tuple[fx.Node, ...]
-    calls: Mapping[fx.Node, int] = field(default_factory=dict)
-    is_overwriting: bool = True
-    _keys: dict[fx.Node, frozenset[Key]] = field(default_factory=dict, init=False)
-    _moved: set[fx.Node] = field(default_factory=set, init=False)
-    _copied: set[fx.Node] = field(default_factory=set, init=False)
-
-    def steps(self) -> list[Step]:
-        """Return what each item does to storages."""
-        self._keys, self._moved = {}, set()
-        self._copied = {node for item in self.items if isinstance(item, Loop) for node in item.region.copies}
-        alone, moved, calls = self.storages.steps, self._moved, self.calls
-        over = self.storages.overwrites if self.is_overwriting else {}
-        return [
-            self._loop_step(item)
-            if isinstance(item, Loop)
-            else self._node_step(item)
-            if item in moved or item in calls or item in over
-            else alone[item]
-            for item in self.items
-        ]
-
-    def kept(self) -> set[Key]:
-        """Return the storages of the outputs, after `steps`."""
-        return {key for node in self.outputs for key in self.of(node)}
-
-    def of(self, node: fx.Node) -> frozenset[Key]:
-        """Return the storages of a node's value, after `steps`."""
-        found = self._keys.get(node)
-        return frozenset(self.storages.of[node]) if found is None else found
-
-    def is_moved(self, node: fx.Node) -> bool:
-        """Whether `node` makes or takes what lies elsewhere than in the plain graph; after `steps`."""
-        return node in self._moved
-
-    def overwrite(self, node: fx.Node) -> Overwrite | None:
-        """Return how a single operator overwrites an input, `None` where it does not; after `steps`."""
-        may_overwrite = self.is_overwriting and node not in self._copied
-        return self.storages.overwrites.get(node) if may_overwrite else None
-
-    def _node_step(self, node: fx.Node) -> Step:
-        step = self.storages.steps[node]
-        private_bytes = step.private_bytes + self.calls.get(node, 0)
-        overwrite = self.overwrite(node)
-        if overwrite is not None:
-            self._keys[node] = self.of(slots(node)[0])
-            self._moved |= self.storages.readers(node)
-            of_inputs = frozenset(key for source in node.all_input_nodes for key in self.of(source))
-            return Step(makes={}, holds=of_inputs, private_bytes=private_bytes)
-        if not self.is_moved(node):
-            return step._replace(private_bytes=private_bytes)
-        made = self.storages.made[node]
-        keys: set[Key] = set(made)
-        on = set(self.storages.of[node]) - keys
-        held: set[Key] = set()
-        is_moved = False
-        for source in node.all_input_nodes:
-            held |= self.of(source)
-            shared = on & set(self.storages.of[source])
-            if shared:
-                is_moved = is_moved or source in self._keys
-                keys |= self._keys.get(source, shared)
-        if is_moved:
-            self._keys[node] = frozenset(keys)
-        if step is IDLE:
-            return IDLE
-        return Step(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
-
-    def _loop_step(self, loop: Loop) -> Step:
-        held = {key for take in loop.takes for key in self.of(take.node)}
-        makes: dict[Key, int] = {}
-        for give in loop.gives:
-            if give.into is not None:
-                self._keys[give.node] = self.of(give.into)
-                self._moved |= self.storages.readers(give.node)
-                continue
-            key = ("loop", give.node)
-            makes[key] = bytes_of(give.node.meta["val"])
-            self._keys[give.node] = frozenset([key])
-            self._moved |= self.storages.readers(give.node)
-        held |= {key for give in loop.gives for key in self._keys[give.node]}
-        return Step(makes=makes, holds=frozenset(held), private_bytes=loop.memory.peak_bytes(loop.length))
-
-    def profile(self) -> Profile:
-        """Return what is alive during each item."""
-        steps = self.steps()
-        return simulate(steps, self.kept())
-
-    def last_used(self, at: int) -> set[Key]:
-        """Return the storages, those of inputs among them, that item `at` is the last to use."""
-        steps = self.steps()
-        later = {key for step in steps[at + 1 :] for key in step.holds}
-        return set(steps[at].holds) - later - self.kept()
-
-    def donations(self) -> dict[fx.Node, frozenset[int]]:
-        """Return for each call of an inner scope the positions of inputs that nobody needs after it.
-
-        None where gradients are recorded: autograd may need them.
-        """
-        if self.storages.has_gradients:
-            return {}
-        last = self.profile().last
-        found: dict[fx.Node, frozenset[int]] = {}
-        for index, item in enumerate(self.items):
-            if isinstance(item, Loop) or item.op != "call_module":
-                continue
-            inputs = slots(item)
-            found[item] = frozenset(
-                position
-                for position, source in enumerate(inputs)
-                if source.op not in {"placeholder", "get_attr"}
-                and all(last.get(key) == index for key in self.of(source))
-                and sum(bool(self.of(source) & self.of(other)) for other in inputs) == 1
-            )
-        return found
-
-    def seconds(self, machine: Machine) -> float:
-        """Return the time of all items."""
-        return sum(
-            item.seconds(machine)
-            if isinstance(item, Loop)
-            else 0.0
-            if item.target is operator.getitem
-            else cost_of(item).seconds(machine)
-            for item in self.items
-        )
-
-
-def flat(items: list[fx.Node | Loop]) -> list[fx.Node]:
-    """Return the operators of items in an order in which they can run one by one."""
-    found: list[Any] = []
-    for item in items:
-        found.extend(
-            [node for node in item.region.members if node not in item.region.copies]
-            if isinstance(item, Loop)
-            else [item]
-        )
-    return found

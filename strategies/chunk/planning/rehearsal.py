@@ -1,4 +1,4 @@
-"""Rehearsals: a pass of a model on tensors without memory, which says what it will hold."""
+"""Rehearsals: a pass of a model on tensors without memory, which measures the bytes that it will hold."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import PlannedStep
-from strategies.chunk.loops.backward import Saved
-from strategies.chunk.planning.scopes import ScopeScheduler, put_all, scopes_of
-from strategies.chunk.running.forward import Program
+from strategies.chunk.loops.backward import SavedFate
+from strategies.chunk.running.chunked_forward import ChunkProgram, Scheduler, install, scopes_of
 from strategies.errors import StrategyError
-from strategies.estimate.meter import LiveBytes
-from strategies.nested.program import device_of, shadowed
+from strategies.estimate.ledger import Kind, is_activation
+from strategies.estimate.live_storages import LiveStorages
+from strategies.estimate.position import Position
+from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
-from strategies.tracing.operators import ScopeGraph, record_scopes
-from strategies.tracing.shadow import Shadow, compute_in
+from strategies.tracing.operator_graph import ScopeGraph, record_scopes
+from strategies.tracing.shadow import Shadow, compute_in, device_of, shadowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """One pass of a model.
+    """One pass of a model on tensors without memory.
 
     Fields:
-        model: plain, without memory.
+        model: plain model on the meta device.
         sample: positional inputs.
-        device: that the tensors say they are on.
-        step: what else the pass holds.
-        training: whether it has a backward.
+        device: device that the tensors pretend to be on.
+        step: everything else in the training step.
+        training: true where the pass has a backward.
     """
 
     model: nn.Module
@@ -41,7 +42,7 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
-    _recorded: dict[type[nn.Module], dict[Hashable, Program]] = field(default_factory=dict)
+    _recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
@@ -72,8 +73,8 @@ class Rehearsal:
         inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
         return shadow, inputs, targets
 
-    def around(self) -> dict[str, Saved]:
-        """Return what AC does with what autograd saves of modules, by FQN, where it keeps nothing of it."""
+    def around(self) -> dict[str, SavedFate]:
+        """Return where AC leaves saved tensors of modules, by FQN, unless they stay on the device."""
         shadow, inputs, _ = self.cast()
         if self.step.enclose is None:
             return {}
@@ -84,29 +85,31 @@ class Rehearsal:
             if fqn and fqn not in scopes:
                 raise StrategyError(
                     "ac",
-                    f"{fqn!r} is no block that is called with a forward of its own under chunks, which would "
-                    "not run its region; name whole blocks, or use chunk=none",
+                    f"the region around {fqn!r} would never run, because chunk replaces the forward of its "
+                    "block; put regions around whole blocks, or use chunk=none",
                 )
         found = {fqn: _saved_by(region) for fqn, region in around.items()}
-        return {fqn: saved for fqn, saved in found.items() if saved is not Saved.KEPT}
+        return {fqn: saved for fqn, saved in found.items() if saved is not SavedFate.KEPT}
 
-    def peak_bytes(self, schedulers: Mapping[str, ScopeScheduler]) -> int:
+    def peak_bytes(self, schedulers: Mapping[str, Scheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
         shadow, inputs, targets = self.cast()
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        put_all(shadow.model, schedulers, self._recorded)
+        install(shadow.model, schedulers, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
-        meter = LiveBytes(standing, self.device)
-        with torch.set_grad_enabled(self.training), shadow.mode, meter:
+        live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
+        with torch.set_grad_enabled(self.training), shadow.mode, live:
+            live.add_standing(standing)
             if self.training:
                 self._train_once(call, inputs, targets)
-                found = [each.grad for each in shadow.model.parameters() if each.grad is not None]
-                return meter.peak_bytes(found) + self.step.reserved_bytes
+                gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
+                live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
+                return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
             with self.step.autocast():
                 call(*inputs)
-            return meter.peak_bytes()
+            return live.ledger.peak(is_activation).nbytes
 
     def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
         """Run forward and backward of what is called for the model."""
@@ -124,11 +127,11 @@ class Rehearsal:
         torch.autograd.backward(results, gradients)
 
 
-def _saved_by(region: Region) -> Saved:
+def _saved_by(region: Region) -> SavedFate:
     inner = region.inner if isinstance(region, Around) else region
     if isinstance(inner, Recomputation) and inner.save_list is None:
-        return Saved.RECOMPUTED
-    return Saved.ELSEWHERE if isinstance(inner, Offloading) and inner.kind == "all" else Saved.KEPT
+        return SavedFate.RECOMPUTED
+    return SavedFate.OFFLOADED if isinstance(inner, Offloading) and inner.kind == "all" else SavedFate.KEPT
 
 
 def _without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:

@@ -1,6 +1,7 @@
-"""The search for loops where a backward follows: step by step down to the smallest memory that is found.
+"""The search for loops in forward and backward: step by step down to the smallest memory that is found.
 
-Each step takes the loop that saves most bytes for its time; a plan chooses from what the steps pass through.
+Each step adds or changes the loop that saves most bytes for its time. All passes on the way are options
+that a plan chooses from.
 """
 
 from __future__ import annotations
@@ -8,18 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx
 
-from strategies.chunk.flow.grow_region import Region
-from strategies.chunk.flow.slice_inputs import narrowed
-from strategies.chunk.loops.backward import Call, Pass, Saved, with_backward
-from strategies.chunk.loops.loop import Loop, lengths
-from strategies.chunk.planning.search import Regions, cuts, dissolved, reach_of, used_in
-from strategies.estimate.cost import Machine
+from strategies.chunk.flow.slice_inputs import slice_inputs
+from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, with_backward
+from strategies.chunk.loops.loop import Loop, chunk_sizes
+from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
-from strategies.tracing.operators import may_run_again
+from strategies.estimate.operator_cost import Machine
+from strategies.tracing.operator_graph import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
@@ -30,56 +29,57 @@ _CUTS = 4  # beginnings and ends of windows; a step looks at three places
 _LARGE = 150  # operators: each candidate is looked at with all of backward, and fewer of them must do
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
-_ADD, _REBUILD = slice(1), slice(1, None)  # of what `dissolved` yields
+_ADD, _REBUILD = slice(1), slice(1, None)  # of what `without_loops` yields
 _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """A pass and what it needs.
+class PassOption:
+    """A pass of a scope, with its bytes and seconds.
 
     Fields:
-        weight_bytes: what the search makes small: the peak, and what each other such scope saves.
-        seconds: of forward and backward.
-        recomputes: whether forward runs again in backward, and nothing is saved of it but its inputs.
+        planned: the pass.
+        weight_bytes: quantity that the search minimises: the peak, and the saved bytes of all other such
+            scopes.
+        seconds: time of forward and backward.
+        recomputes: true where forward runs again in backward, and only its inputs are saved.
     """
 
-    planned: Pass
+    planned: TrainingPass
     weight_bytes: int
     seconds: float
     recomputes: bool = False
 
-    def as_call(self, machine: Machine, around: Saved = Saved.KEPT) -> Call:
-        """Return the pass as the scope around it sees it, where AC does this with what it saves."""
-        kept = Saved.RECOMPUTED if self.recomputes else Saved.KEPT
-        return self.planned.as_call(machine, kept if around is Saved.KEPT else around)
+    def as_call(self, machine: Machine, around: SavedFate = SavedFate.KEPT) -> ScopeCall:
+        """Return the pass as the scope around it sees it; `around` says where AC leaves saved tensors."""
+        kept = SavedFate.RECOMPUTED if self.recomputes else SavedFate.KEPT
+        return self.planned.as_call(machine, kept if around is SavedFate.KEPT else around)
 
 
 class TrainingSearch:
     """The search on one graph.
 
     Args:
-        first: nothing chunked.
-        machine: whose time is saved.
-        repeats: scopes like this one in the model.
-        regions: of the same graph; what another search has grown is not grown again.
+        first: pass with nothing chunked.
+        machine: device whose time is saved.
+        repeats: number of such scopes in the model.
+        placer: places loops in the same graph; what another search has grown is not grown again.
     """
 
     def __init__(
-        self, first: Pass, machine: Machine, repeats: int = 1, regions: Regions | None = None
+        self, first: TrainingPass, machine: Machine, repeats: int = 1, placer: LoopPlacer | None = None
     ) -> None:
         self._first = first
         self._machine = machine
         self._repeats = repeats
-        self._is_large = len(first.schedule.items) > _LARGE
-        self._cuts = _CUTS - self._is_large
-        self._regions = regions or regions_of(first)
+        self._is_large = _is_large(first)
+        self._placer = placer or placer_of(first)
 
-    def path(self, others: Sequence[Option] = ()) -> list[Option]:
+    def path(self, others: Sequence[PassOption] = ()) -> list[PassOption]:
         """Return options of less and less memory, the first with nothing chunked.
 
         Args:
-            others: where some of these have been as small and as fast for a while, the search ends.
+            others: known options; the search ends when they have been as small and as fast for some steps.
         """
         options = [self._option(self._first)]
         for _ in range(_STEPS):
@@ -93,19 +93,19 @@ class TrainingSearch:
             _LOG.info("chunks of forward and backward: %s bytes of one scope", f"{better.weight_bytes:,}")
         return _front([*options, *(each for option in options for each in self._longer(option))])
 
-    def _option(self, planned: Pass, profile: Profile | None = None) -> Option:
+    def _option(self, planned: TrainingPass, profile: Profile | None = None) -> PassOption:
         profile = profile or planned.profile()
         saved = profile.before_bytes[len(planned.schedule.items)]
-        return Option(
+        return PassOption(
             planned=planned,
             weight_bytes=profile.peak_bytes + (self._repeats - 1) * saved,
             seconds=planned.seconds(self._machine),
         )
 
-    def _better(self, current: Option) -> Option | None:
+    def _better(self, current: PassOption) -> PassOption | None:
         least = current.weight_bytes * (1 - _LEAST_GAIN)
 
-        def gain(option: Option) -> float:
+        def gain(option: PassOption) -> float:
             return (current.weight_bytes - option.weight_bytes) / max(option.seconds - current.seconds, 1e-7)
 
         for targets in self._targets(current.planned, current.planned.profile()):
@@ -116,7 +116,7 @@ class TrainingSearch:
                     return max(found, key=gain)
         return None
 
-    def _candidates(self, current: Option, targets: Iterable[int], way: slice) -> Iterator[Option]:
+    def _candidates(self, current: PassOption, targets: Iterable[int], way: slice) -> Iterator[PassOption]:
         """Yield options with one more loop around a target, or with shorter chunks.
 
         Args:
@@ -126,13 +126,15 @@ class TrainingSearch:
         """
         items = current.planned.schedule.items
         for at in targets:
-            if way is _ADD and isinstance(items[at], Loop):
-                yield from self._shorter(current.planned, at)
-            for plain, low, high in list(dissolved(items, at))[way]:
-                yield from self._new(replace(current.planned, schedule=self._with(plain)), low, high)
+            item = items[at]
+            if way is _ADD and isinstance(item, Loop):
+                for length in [each for each in chunk_sizes(item.size) if each <= item.length // 2][:1]:
+                    yield self._resized(current.planned, items, at, length)
+            for plain, low, high in list(without_loops(items, at))[way]:
+                yield from self._new(self._with(current.planned, plain), low, high)
 
-    def _targets(self, planned: Pass, profile: Profile) -> Iterator[list[int]]:
-        """Yield the item at the peak and those that made most of what is saved; then ones that made less."""
+    def _targets(self, planned: TrainingPass, profile: Profile) -> Iterator[list[int]]:
+        """Yield positions: first the peak and the items that made most saved bytes, then other items."""
         count = len(planned.schedule.items)
         peak = profile.peak_step
         at = peak if peak < count else max(2 * count - peak, 0)
@@ -142,75 +144,54 @@ class TrainingSearch:
         order = [
             index
             for index in dict.fromkeys((min(at, count - 1), *largest))
-            if not self._is_fixed(planned.schedule.items[index])
+            if not _is_fixed(planned.schedule.items[index])
         ]
         yield order[: _TARGETS + 1]
         for start in range(_TARGETS + 1, min(len(order), _MORE), _TARGETS):
             yield order[start : start + _TARGETS]
 
-    def _is_fixed(self, item: fx.Node | Loop) -> bool:
-        return isinstance(item, fx.Node) and item.op != "call_function"
+    def _with(self, planned: TrainingPass, items: list[fx.Node | Loop]) -> TrainingPass:
+        return replace(planned, schedule=replace(self._first.schedule, items=items))
 
-    def _with(self, items: list[fx.Node | Loop]) -> Any:
-        return replace(self._first.schedule, items=items)
-
-    def _shorter(self, planned: Pass, at: int) -> Iterator[Option]:
-        items = planned.schedule.items
-        loop = items[at]
-        assert isinstance(loop, Loop)
-        for length in [each for each in lengths(loop.size) if each <= loop.length // 2][:1]:
-            changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
-            yield self._option(replace(planned, schedule=self._with(changed)))
-
-    def _longer(self, option: Option) -> Iterator[Option]:
+    def _longer(self, option: PassOption) -> Iterator[PassOption]:
         """Yield the option with one of its loops in longer chunks."""
         planned = option.planned
         items, profile = planned.schedule.items, planned.profile()
         for at, loop in enumerate(items):
             if not isinstance(loop, Loop):
                 continue
-            for length in (each for each in lengths(loop.size) if loop.length < each < loop.size):
-                changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
-                yield self._option(
-                    replace(planned, schedule=self._with(changed)), _moved(profile, loop, at, length)
-                )
+            for length in (each for each in chunk_sizes(loop.size) if loop.length < each < loop.size):
+                yield self._resized(planned, items, at, length, profile)
 
-    def _new(self, planned: Pass, low: int, high: int) -> Iterator[Option]:
+    def _new(self, planned: TrainingPass, low: int, high: int) -> Iterator[PassOption]:
         items = planned.schedule.items
-        if any(self._is_fixed(item) for item in items[low : high + 1]):
+        if any(_is_fixed(item) for item in items[low : high + 1]):
             return
-        profile = planned.schedule.profile()
-        first, last = reach_of(items, low, high, _REACH)
-        at = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
-        seen: set[Any] = set()
-        for start in cuts(items, profile.before_bytes, range(first, at + 1), self._cuts):
-            for stop in cuts(items, profile.before_bytes, range(at + 1, last + 2), self._cuts):
-                window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
-                for region in self._regions.around(items[at], window):
-                    order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
-                    key = order, tuple(region.members), tuple(region.needs.values())
-                    if key not in seen:
-                        seen.add(key)
-                        yield from self._placed(planned, start, stop, region)
+        for changed, at, _ in self._placer.placements(items, planned.schedule.profile(), low, high):
+            loop = changed[at]
+            assert isinstance(loop, Loop)
+            profile = self._with(planned, changed).profile()
+            for length in self._lengths(loop, profile, at):
+                yield self._resized(planned, changed, at, length, profile)
 
-    def _placed(self, planned: Pass, start: int, stop: int, region: Region) -> Iterator[Option]:
-        items, schedule = planned.schedule.items, self._first.schedule
-        loop = self._regions.loop(region, used_in(items[stop:]) | set(schedule.outputs))
-        if loop is None:
-            return
-        at = start + len(region.before)
-        changed: list[fx.Node | Loop] = [*items[:start], *region.before, loop, *region.after, *items[stop:]]
-        trial = replace(planned, schedule=self._with(changed))
-        profile = trial.profile()
-        for length in self._lengths(loop, profile, at):
-            resized = [*changed[:at], loop.with_length(length), *changed[at + 1 :]]
-            yield self._option(
-                replace(planned, schedule=self._with(resized)), _moved(profile, loop, at, length)
-            )
+    def _resized(
+        self,
+        planned: TrainingPass,
+        items: list[fx.Node | Loop],
+        at: int,
+        length: int,
+        profile: Profile | None = None,
+    ) -> PassOption:
+        """Return the pass with chunks of `length` in the loop at a position; `profile` is that of `items`."""
+        loop = items[at]
+        assert isinstance(loop, Loop)
+        changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
+        moved = None if profile is None else _moved(profile, loop, at, length)
+        return self._option(self._with(planned, changed), moved)
 
     def _lengths(self, loop: Loop, profile: Profile, at: int) -> list[int]:
         """Return the longest chunks with which the peak is near the lowest: longer ones save time."""
-        sizes = [length for length in lengths(loop.size) if length < loop.size]
+        sizes = [length for length in chunk_sizes(loop.size) if length < loop.size]
         live, back = profile.live_bytes, len(profile.live_bytes) - 1 - at
         assert loop.backward is not None
         forward_bytes = live[at] - loop.memory.peak_bytes(loop.length)
@@ -229,39 +210,53 @@ class TrainingSearch:
         return list(dict.fromkeys(found))
 
 
-def regions_of(first: Pass) -> Regions:
-    """Return the regions of a graph, whose loops have a backward."""
+def placer_of(first: TrainingPass) -> LoopPlacer:
+    """Return the placer of loops that have a backward."""
     storages = first.schedule.storages
-    return Regions(storages, lambda loop: with_backward(loop, storages, first.saves), narrowed)
+    return LoopPlacer(
+        first.schedule,
+        lambda loop: with_backward(loop, storages, first.saves),
+        slice_inputs,
+        reach=_REACH,
+        cuts=_CUTS - _is_large(first),
+    )
 
 
-def scope_options(first: Pass, machine: Machine, repeats: int, around: Saved) -> list[Option]:
+def _is_large(first: TrainingPass) -> bool:
+    return len(first.schedule.items) > _LARGE
+
+
+def _is_fixed(item: fx.Node | Loop) -> bool:
+    return isinstance(item, fx.Node) and item.op != "call_function"
+
+
+def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: SavedFate) -> list[PassOption]:
     """Return options of a scope of less and less memory, the first with nothing chunked.
 
     Args:
-        first: nothing chunked.
-        machine: whose time is saved.
-        repeats: scopes like this one in the model.
-        around: what AC does with what it saves.
+        first: pass with nothing chunked.
+        machine: device whose time is saved.
+        repeats: number of such scopes in the model.
+        around: where AC leaves the scope's saved tensors.
     """
-    graph = next(iter(first.schedule.storages.of)).graph
-    if around is not Saved.KEPT or repeats == 1 or not may_run_again(graph):
+    graph = next(iter(first.schedule.storages.keys)).graph
+    if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(graph):
         return TrainingSearch(first, machine).path()
-    regions = regions_of(first)
+    placer = placer_of(first)
     again = [
-        replace(option, recomputes=True, seconds=option.as_call(machine, Saved.RECOMPUTED).seconds)
-        for option in TrainingSearch(first, machine, 1, regions).path()
+        replace(option, recomputes=True, seconds=option.as_call(machine, SavedFate.RECOMPUTED).seconds)
+        for option in TrainingSearch(first, machine, 1, placer).path()
     ]
-    return _front([*TrainingSearch(first, machine, repeats, regions).path(again), *again])
+    return _front([*TrainingSearch(first, machine, repeats, placer).path(again), *again])
 
 
-def _beats(option: Option, other: Option) -> bool:
+def _beats(option: PassOption, other: PassOption) -> bool:
     return option.weight_bytes <= other.weight_bytes and option.seconds <= other.seconds
 
 
-def _front(options: list[Option]) -> list[Option]:
+def _front(options: list[PassOption]) -> list[PassOption]:
     """Return the options that no other one beats, of less and less memory and more and more time."""
-    found: list[Option] = []
+    found: list[PassOption] = []
     for option in sorted(options, key=lambda each: (each.seconds, each.weight_bytes)):
         if not found or option.weight_bytes < found[-1].weight_bytes:
             found.append(option)

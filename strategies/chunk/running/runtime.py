@@ -1,4 +1,4 @@
-"""What runs a loop: chunks of tensors, and the module that calls a body once for each of them."""
+"""The runtime of loops: chunks of tensors, and the module that calls a loop's body for each chunk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.chunk.flow.axes import Axis
-from strategies.estimate.meter import LiveBytes
+from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
 
 _FEW = 3  # chunks, of which the last may be the one that is shorter
@@ -54,12 +54,12 @@ def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
-    """Where a result of a loop is put together.
+    """The memory in which an output of a loop is put together.
 
     Fields:
-        shape, strides, dtype, device: of the result.
-        axis: along which it is written; `None` for a sum.
-        into: position of the input whose memory it takes over, or `None`.
+        shape, strides, dtype, device: layout of the output.
+        axis: axis along which chunks are written; `None` for a sum.
+        into: position of the input whose buffer is reused, or `None`.
     """
 
     shape: tuple[int, ...]
@@ -69,10 +69,10 @@ class Buffer:
     axis: Axis | None
     into: int | None = None
 
-    def allocate(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
-        """Return the memory of the result."""
+    def allocate(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
+        """Return the memory of the output."""
         if self.into is not None and may_overwrite:
-            return takes[self.into]
+            return inputs[self.into]
         empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         return empty if self.axis is not None else empty.zero_()
 
@@ -82,7 +82,7 @@ _is_again: ContextVar[bool] = ContextVar("is_again", default=False)
 
 @contextmanager
 def running_again() -> Iterator[None]:
-    """Leave out loops whose results are unread: what runs inside runs for what autograd has saved."""
+    """Skip loops whose outputs are unread: a recomputation needs only what autograd saves."""
     token = _is_again.set(True)
     try:
         yield
@@ -120,10 +120,10 @@ def call_under(
 
 
 class ChunkLoop(nn.Module):
-    """A region as a loop over chunks: its body runs once for each, and writes to preallocated results.
+    """A region as a loop over chunks: its body runs once a chunk and writes to preallocated outputs.
 
-    Where gradients are asked for, nothing of a body is kept: backward runs the bodies again, chunk by chunk,
-    and adds up the gradients of what every chunk has used.
+    With gradients on, nothing that a body computes is saved. Backward runs the bodies again, chunk by
+    chunk, and adds up the gradients of inputs that every chunk uses.
 
     Args:
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
@@ -133,7 +133,7 @@ class ChunkLoop(nn.Module):
         copies: which chunks are copied.
         gives: where the results are put together.
         size, length: of the axis and of a chunk.
-        is_unread: autograd saves nothing that depends on the results.
+        is_unread: true where autograd saves nothing that depends on the outputs.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ChunkLoop(nn.Module):
         results: fx.GraphModule,
         axes: Sequence[Axis | None],
         copies: Sequence[bool],
-        gives: Sequence[Buffer],
+        outputs: Sequence[Buffer],
         size: int,
         length: int,
         is_unread: bool,
@@ -153,7 +153,7 @@ class ChunkLoop(nn.Module):
         self.results = results
         self.axes = tuple(axes)
         self.copies = tuple(copies)
-        self.gives = tuple(gives)
+        self.outputs = tuple(outputs)
         self.size = size
         self.length = length
         self.is_unread = is_unread
@@ -163,45 +163,45 @@ class ChunkLoop(nn.Module):
         """How often the body runs in a forward."""
         return ceil(self.size / self.length)
 
-    def forward(self, *takes: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> Any:
         """Return the results of the region, a tuple where there are several."""
-        if torch.is_grad_enabled() and any(take.requires_grad for take in takes):
-            results = _Recomputed.apply(self, *takes)
+        if torch.is_grad_enabled() and any(operand.requires_grad for operand in inputs):
+            results = _Recomputed.apply(self, *inputs)
         else:
-            results = self.run(takes, may_overwrite=True)
-        return results[0] if len(self.gives) == 1 else results
+            results = self.run(inputs, may_overwrite=True)
+        return results[0] if len(self.outputs) == 1 else results
 
-    def run(self, takes: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
+    def run(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> tuple[Tensor, ...]:
         """Return the results, without a graph of autograd."""
-        buffers = tuple(buffer.allocate(takes, may_overwrite=may_overwrite) for buffer in self.gives)
+        buffers = tuple(buffer.allocate(inputs, may_overwrite=may_overwrite) for buffer in self.outputs)
         if self.is_unread and _is_again.get():
             return buffers
-        for start, length in self.spans(takes):
-            self.body(start, length, *takes, *buffers)
+        for start, length in self.spans(inputs):
+            self.body(start, length, *inputs, *buffers)
         return buffers
 
-    def spans(self, takes: Sequence[Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Sequence[Tensor]) -> list[tuple[int, int]]:
         """Return start and length of each chunk; of more than three that do the same without data, of two."""
         starts: Sequence[int] = range(0, self.size, self.length)
-        if any(isinstance(take, FakeTensor) for take in takes) and not _is_watched():
+        if any(isinstance(operand, FakeTensor) for operand in inputs) and not _is_watched():
             starts = starts if self.chunks <= _FEW else starts[:2]
         return [(start, min(self.length, self.size - start)) for start in starts]
 
 
 def _is_watched() -> bool:
     """Whether something sees every operator: a selective region keeps results of each chunk."""
-    blind = FakeTensorMode | LiveBytes
+    blind = FakeTensorMode | LiveStorages
     return not all(isinstance(mode, blind) for mode in _get_current_dispatch_mode_stack())
 
 
 class _Recomputed(torch.autograd.Function):
-    """The loop for autograd: saves what it takes, and runs its bodies again in backward."""
+    """The loop for autograd: saves its inputs, and runs its bodies again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, loop: ChunkLoop, *takes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         ctx.loop = loop
-        ctx.save_for_backward(*takes)
-        results = loop.run(takes, may_overwrite=False)
+        ctx.save_for_backward(*inputs)
+        results = loop.run(inputs, may_overwrite=False)
         ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
         ctx.set_materialize_grads(False)
         return results
@@ -209,38 +209,38 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        takes = ctx.saved_tensors  # asked for once: hooks recompute them
-        needed = zip(ctx.needs_input_grad[1:], takes, strict=True)
-        wanted = [is_needed and take.is_floating_point() for is_needed, take in needed]
-        return None, *_backward(ctx.loop, takes, wanted, gradients)
+        inputs = ctx.saved_tensors  # asked for once: hooks recompute them
+        needed = zip(ctx.needs_input_grad[1:], inputs, strict=True)
+        wanted = [is_needed and operand.is_floating_point() for is_needed, operand in needed]
+        return None, *_backward(ctx.loop, inputs, wanted, gradients)
 
 
 def _backward(
-    loop: ChunkLoop, takes: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
+    loop: ChunkLoop, inputs: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
     leaves = [
-        take.detach().requires_grad_(is_wanted) if axis is None else take.detach()
-        for take, axis, is_wanted in zip(takes, loop.axes, wanted, strict=True)
+        operand.detach().requires_grad_(is_wanted) if axis is None else operand.detach()
+        for operand, axis, is_wanted in zip(inputs, loop.axes, wanted, strict=True)
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
         totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
-    for span in loop.spans(takes):
+    for span in loop.spans(inputs):
         _backward_chunk(loop, leaves, gradients, totals, span)
     return totals
 
 
-def _total(take: Tensor, *, is_sum: bool) -> Tensor:
+def _total(operand: Tensor, *, is_sum: bool) -> Tensor:
     """Return the memory of a gradient, in the layout in which autograd would make it."""
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(take)
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(operand)
     total = torch.empty_strided(
-        take.shape,
-        take.stride() if is_dense else contiguous_strides(take.shape),
-        dtype=take.dtype,
-        device=take.device,
+        operand.shape,
+        operand.stride() if is_dense else contiguous_strides(operand.shape),
+        dtype=operand.dtype,
+        device=operand.device,
     )
     return total.zero_() if is_sum else total
 
@@ -256,22 +256,17 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 def _backward_chunk(
     loop: ChunkLoop,
-    takes: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     totals: Sequence[Tensor | None],
     span: tuple[int, int],
 ) -> None:
     start, length = span
-    chunks = [
-        take
-        if axis is None
-        else take_chunk(take, axis, start, length, copy=copy).requires_grad_(total is not None)
-        for take, axis, copy, total in zip(takes, loop.axes, loop.copies, totals, strict=True)
-    ]
+    chunks = _chunks(loop, inputs, totals, span)
     with torch.enable_grad():
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
-    for result, gradient, buffer in zip(results, gradients, loop.gives, strict=True):
+    for result, gradient, buffer in zip(results, gradients, loop.outputs, strict=True):
         if gradient is not None and result.requires_grad:
             axis = buffer.axis
             outputs.append(result)
@@ -280,16 +275,20 @@ def _backward_chunk(
     if outputs:
         torch.autograd.backward(outputs, given)
     for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
-        if total is None or axis is None:
-            continue
-        gradient = chunk.grad
-        if gradient is None:
-            gradient = total.new_zeros(()).expand(_chunk_shape(total, axis, length))
-        write_chunk(total, axis, start, gradient)
-        chunk.grad = None
+        if total is not None and axis is not None:
+            gradient = total.new_zeros(()).expand(chunk.shape) if chunk.grad is None else chunk.grad
+            write_chunk(total, axis, start, gradient)
+            chunk.grad = None
 
 
-def _chunk_shape(tensor: Tensor, axis: Axis, length: int) -> list[int]:
-    shape = list(tensor.shape)
-    shape[axis.dim] = axis.factor(shape) * length
-    return shape
+def _chunks(
+    loop: ChunkLoop, inputs: Sequence[Tensor], totals: Sequence[Tensor | None], span: tuple[int, int]
+) -> list[Tensor]:
+    """Return what the body takes for one chunk; what has a total requires a gradient."""
+    parts = zip(inputs, loop.axes, loop.copies, totals, strict=True)
+    return [
+        operand
+        if axis is None
+        else take_chunk(operand, axis, *span, copy=copy).requires_grad_(total is not None)
+        for operand, axis, copy, total in parts
+    ]

@@ -12,39 +12,38 @@ Whatever is partial is then reduced to where it belongs; that is all the communi
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate import Candidate, Operand
-from strategies.shard.candidates.cost import Cost, Hardware
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, CandidateCost, Hardware
 from strategies.shard.candidates.layout import Placements, Shape
-from strategies.shard.candidates.operation import Choice, Dimensions, Operation
-from strategies.shard.candidates.redistribution import Collective, collectives, reversed_plan
-
-DEFAULT_HARDWARE = Hardware()
+from strategies.shard.candidates.operation import Choices, LabelledOperand, Operation
+from strategies.shard.candidates.redistribution import Collective, collectives, reversed_steps
+from strategies.shard.candidates.sharding_candidate import PlacedOperand, ShardingCandidate
 
 
 def derive(
     operation: Operation,
-    choices: tuple[Choice, ...],
+    choices: Choices,
     mesh_shape: Shape,
     *,
     name: str,
     hardware: Hardware = DEFAULT_HARDWARE,
     output: Placements | None = None,
-) -> Candidate:
+) -> ShardingCandidate:
     """Return the candidate in which mesh axis `a` shards the dimension `choices[a]`.
 
     Args:
         operation: the operator.
-        choices: one a mesh axis.
+        choices: label that each mesh axis shards, or `None`.
         mesh_shape: sizes of the mesh axes.
-        name: of the candidate.
-        hardware: what its cost is reckoned on.
-        output: where the output shall lie; by default where it is computed, reduced to `Replicate`. A
-            shard of what is partial is a reduce-scatter.
+        name: name of the candidate.
+        hardware: rates by which its cost is reckoned.
+        output: placements of the output; by default those in which it is computed, reduced to `Replicate`.
+            A shard of what is partial is a reduce-scatter.
 
     Raises:
         StrategyError: a dimension cannot be cut evenly, `output` shards one without a label, or there
@@ -52,19 +51,16 @@ def derive(
     """
     if output is not None and len(operation.outputs) > 1:
         raise StrategyError("output", f"cannot be placed where there are {len(operation.outputs)}")
-    first_term = operation.terms[0]
-    made = tuple(_made(operation, each, choices, mesh_shape, output) for each in operation.outputs)
+    term = operation.terms[0]
+    placing = _Placing(operation, mesh_shape)
+    made = tuple(placing.output(each, choices, output) for each in operation.outputs)
     following = _choices_of(operation.outputs[0], made[0].placements)
     inputs = tuple(
-        _input(operation, operand, choices if operand.name in first_term else following, mesh_shape)
-        for operand in operation.inputs
+        placing.input(each, choices if each.name in term else following) for each in operation.inputs
     )
-    statistics = tuple(
-        _operand(operation, each, *_met(operation, first_term[0], each, choices), mesh_shape)
-        for each in operation.statistics
-    )
+    statistics = tuple(placing.meeting(term[0], each, choices) for each in operation.statistics)
     communication = _communication(inputs, statistics, made)
-    return Candidate(
+    return ShardingCandidate(
         name=name,
         operation=operation,
         choices=choices,
@@ -76,35 +72,43 @@ def derive(
     )
 
 
-def _made(
-    operation: Operation,
-    output: Dimensions,
-    choices: tuple[Choice, ...],
-    mesh_shape: Shape,
-    wanted: Placements | None,
-) -> Operand:
-    _, computed = _met(operation, operation.terms[0][0], output, choices)
-    placements = _reduced(computed) if wanted is None else wanted
-    return _operand(operation, output, placements, computed, mesh_shape)
+@dataclass(frozen=True)
+class _Placing:
+    """Places operands of one operator on one mesh."""
+
+    operation: Operation
+    mesh_shape: Shape
+
+    def input(self, operand: LabelledOperand, choices: Choices) -> PlacedOperand:
+        placed = self.meeting(operand.name, operand, choices)
+        return placed if operand.is_differentiable else replace(placed, computed=placed.placements)
+
+    def output(self, output: LabelledOperand, choices: Choices, wanted: Placements | None) -> PlacedOperand:
+        placed = self.meeting(self.operation.terms[0][0], output, choices)
+        reduced = tuple(Replicate() if each.is_partial() else each for each in placed.computed)
+        return replace(placed, placements=reduced if wanted is None else wanted)
+
+    def meeting(self, name: str, operand: LabelledOperand, choices: Choices) -> PlacedOperand:
+        """Return an operand with what is summed for it in the term of `name`: partial where that has more."""
+        placements = operand.placements(choices)
+        summed = self.operation.term_of(name)
+        computed = tuple(
+            Partial() if choice in summed and placement.is_replicate() else placement
+            for choice, placement in zip(choices, placements, strict=True)
+        )
+        return PlacedOperand(
+            name=operand.name,
+            type=operand.type,
+            shape=operand.shape,
+            logical_shape=operand.logical_shape,
+            placements=placements,
+            computed=computed,
+            mesh_shape=self.mesh_shape,
+            itemsize=self.operation.dtype_of(operand).itemsize,
+        )
 
 
-def _met(
-    operation: Operation, name: str, operand: Dimensions, choices: tuple[Choice, ...]
-) -> tuple[Placements, Placements]:
-    """Return where an operand lies, and where what is summed for it in the term of `name` is computed."""
-    placements = operand.placements(choices)
-    meeting = operation.term_of(name)
-    return placements, tuple(
-        Partial() if choice in meeting and placement.is_replicate() else placement
-        for choice, placement in zip(choices, placements, strict=True)
-    )
-
-
-def _reduced(placements: Placements) -> Placements:
-    return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
-
-
-def _choices_of(output: Dimensions, placements: Placements) -> tuple[Choice, ...]:
+def _choices_of(output: LabelledOperand, placements: Placements) -> Choices:
     """Return what the axes shard for terms that are added to the output where it lies."""
     labels = tuple(
         output.labels[placement.dim] if isinstance(placement, Shard) else None for placement in placements
@@ -117,41 +121,16 @@ def _choices_of(output: Dimensions, placements: Placements) -> tuple[Choice, ...
     return labels
 
 
-def _input(
-    operation: Operation, operand: Dimensions, choices: tuple[Choice, ...], mesh_shape: Shape
-) -> Operand:
-    placements, gradient = _met(operation, operand.name, operand, choices)
-    computed = gradient if operand.is_differentiable else placements
-    return _operand(operation, operand, placements, computed, mesh_shape)
-
-
-def _operand(
-    operation: Operation,
-    operand: Dimensions,
-    placements: Placements,
-    computed: Placements,
-    mesh_shape: Shape,
-) -> Operand:
-    return Operand(
-        name=operand.name,
-        type=operand.type,
-        shape=operand.shape,
-        logical_shape=operand.logical_shape,
-        placements=placements,
-        computed=computed,
-        mesh_shape=mesh_shape,
-        itemsize=operation.dtype_of(operand).itemsize,
-    )
-
-
 def _communication(
-    inputs: tuple[Operand, ...], statistics: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    inputs: tuple[PlacedOperand, ...],
+    statistics: tuple[PlacedOperand, ...],
+    outputs: tuple[PlacedOperand, ...],
 ) -> tuple[Collective, ...]:
     found: list[Collective] = []
     for operand in (*statistics, *outputs):
         found += collectives(operand.reduction, phase="forward", operand=operand.name)
     for operand in outputs:
-        found += collectives(reversed_plan(operand.reduction), phase="backward", operand=operand.name)
+        found += collectives(reversed_steps(operand.reduction), phase="backward", operand=operand.name)
     for operand in (*statistics, *inputs):
         found += collectives(operand.reduction, phase="backward", operand=operand.name)
     return tuple(found)
@@ -159,15 +138,15 @@ def _communication(
 
 def _cost(
     operation: Operation,
-    choices: tuple[Choice, ...],
-    operands: tuple[Operand, ...],
+    choices: Choices,
+    operands: tuple[PlacedOperand, ...],
     communication: tuple[Collective, ...],
     hardware: Hardware,
-) -> Cost:
+) -> CandidateCost:
     mesh_shape = operands[0].mesh_shape
     ranks = prod(size for size, choice in zip(mesh_shape, choices, strict=True) if choice is not None)
     forward, backward = operation.forward_flops // ranks, operation.backward_flops // ranks
-    return Cost(
+    return CandidateCost(
         forward_flops=forward,
         backward_flops=backward,
         communicated_bytes=sum(collective.payload_bytes for collective in communication),

@@ -1,59 +1,52 @@
-"""Enumeration: an operator's candidates, all of them or those that the peer has too."""
+"""Enumeration: an operator's candidates on a mesh, all of them or those that the peer has too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import compress
 from typing import Literal, TypeAlias
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE, derive
-from strategies.shard.candidates.layout import Shape
-from strategies.shard.candidates.operation import Choice, Operation
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
+from strategies.shard.candidates.derivation import derive
+from strategies.shard.candidates.layout import checked_shape
+from strategies.shard.candidates.operation import Operation
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 
 Mode: TypeAlias = Literal["classic", "complete"]
 """The peer's set, or every choice that cuts evenly."""
-Rule: TypeAlias = Callable[[tuple[Choice, ...]], bool]
-"""Whether the peer has the choices of the axes of more than one rank."""
 
 
-def has_all(_used: tuple[Choice, ...]) -> bool:
-    """Be the rule of operators of which the peer misses nothing."""
-    return True
-
-
-def enumerate_candidates(
+def candidates(
     operation: Operation,
-    mesh_shape: Shape,
-    mode: Mode,
+    mesh_shape: Sequence[int],
+    mode: Mode = "classic",
     *,
-    name: Callable[[Operation, tuple[Choice, ...]], str],
-    is_classic: Rule = has_all,
     hardware: Hardware = DEFAULT_HARDWARE,
-) -> tuple[Candidate, ...]:
-    """Return the candidates of `operation`; never fewer than one, which is full replication.
+) -> tuple[ShardingCandidate, ...]:
+    """Return the sharding candidates of an operator; the first is full replication, if the mode has it.
+
+    What cannot be cut evenly is in neither mode, and an axis of size 1 replicates everything. Where the peer
+    has no candidate at all, `classic` is full replication.
 
     Args:
-        operation: the operator.
-        mesh_shape: sizes of the mesh axes.
-        mode: `classic` or `complete`.
-        name: names a candidate.
-        is_classic: the rule of mode `classic`.
-        hardware: what costs are reckoned on.
+        operation: the operator, as a function of `strategies.shard.operators` describes it.
+        mesh_shape: sizes of the mesh axes, each >= 1.
+        mode: `classic` for the set of the peer, ColossalAI; `complete` for every choice.
+        hardware: rates by which costs are reckoned.
 
     Raises:
-        StrategyError: the mode is none.
+        StrategyError: the mesh has no axes, or the mode is neither of the two.
     """
+    mesh = checked_shape("mesh_shape", mesh_shape)
     if mode not in ("classic", "complete"):
         raise StrategyError("mode", f"must be classic or complete, got {mode!r}")
-    possible = tuple(operation.choices(mesh_shape))
-    wanted = [each for each in possible if mode == "complete" or is_classic(_used(each, mesh_shape))]
+    possible = tuple(operation.choices(mesh))
+    wanted, is_classic = possible, operation.is_classic
+    if mode == "classic" and is_classic is not None:
+        has_several = [size > 1 for size in mesh]
+        wanted = tuple(each for each in possible if is_classic(tuple(compress(each, has_several))))
     return tuple(
-        derive(operation, choices, mesh_shape, name=name(operation, choices), hardware=hardware)
+        derive(operation, choices, mesh, name=operation.naming(operation, choices), hardware=hardware)
         for choices in wanted or possible[:1]
     )
-
-
-def _used(choices: tuple[Choice, ...], mesh_shape: Shape) -> tuple[Choice, ...]:
-    return tuple(choice for choice, ranks in zip(choices, mesh_shape, strict=True) if ranks > 1)

@@ -18,19 +18,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate import Candidate, Operand
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.operation import LocalOperands, Part
-from strategies.shard.candidates.redistribution import Step, reversed_plan
+from strategies.shard.candidates.redistribution import LayoutStep, Steps, reversed_steps
+from strategies.shard.candidates.sharding_candidate import PlacedOperand, ShardingCandidate
 
 
-def distribute(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -> dict[str, DTensor]:
+def distribute(
+    candidate: ShardingCandidate, mesh: DeviceMesh, operands: Mapping[str, Tensor]
+) -> dict[str, DTensor]:
     """Return whole operands as leaf DTensors in the candidate's placements, without communication.
 
     Args:
-        candidate: which placements.
-        mesh: of the candidate's shape.
-        operands: by name, whole and the same on every rank; what requires a gradient does so after.
+        candidate: candidate with the placements.
+        mesh: mesh of the candidate's shape.
+        operands: whole operands by name, the same on every rank; `requires_grad` is kept.
 
     Raises:
         StrategyError: the mesh has another shape, or an operand is missing, unknown or of another shape.
@@ -40,7 +42,7 @@ def distribute(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, Te
     return {operand.name: place(operands[operand.name], operand, mesh) for operand in candidate.inputs}
 
 
-def place(whole: Tensor, operand: Operand, mesh: DeviceMesh) -> DTensor:
+def place(whole: Tensor, operand: PlacedOperand, mesh: DeviceMesh) -> DTensor:
     """Return one whole operand as `distribute` does.
 
     Raises:
@@ -56,37 +58,26 @@ def place(whole: Tensor, operand: Operand, mesh: DeviceMesh) -> DTensor:
     return tensor
 
 
-def apply(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTensor]) -> DTensor:
-    """Return the output of the operator, computed where the candidate says.
+def apply(
+    candidate: ShardingCandidate, mesh: DeviceMesh, operands: Mapping[str, DTensor]
+) -> tuple[DTensor, ...]:
+    """Return the outputs of the operator, computed where the candidate says. Buffers are updated in place.
 
-    The output lies where the candidate places it, and so does, after the backward, the gradient of each
-    operand.
+    An output lies where the candidate places it. So does, after the backward, the gradient of each operand.
 
     Args:
-        candidate: what to realise.
-        mesh: of the candidate's shape.
-        operands: by name, in the candidate's placements.
+        candidate: candidate to run.
+        mesh: mesh of the candidate's shape.
+        operands: operands by name, in the candidate's placements.
 
     Raises:
-        StrategyError: the mesh has another shape, an operand is missing, unknown or placed otherwise, or
-            the operator has several outputs.
-    """
-    if len(candidate.outputs) > 1:
-        raise StrategyError("candidate", f"must have one output, got {len(candidate.outputs)}; use apply_all")
-    return apply_all(candidate, mesh, operands)[0]
-
-
-def apply_all(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTensor]) -> tuple[DTensor, ...]:
-    """Return all outputs of the operator, as `apply` does for one. Buffers are updated in place.
-
-    Raises:
-        StrategyError: as `apply`, whatever the number of outputs.
+        StrategyError: the mesh has another shape, or an operand is missing, unknown or placed otherwise.
     """
     _check_mesh(candidate, mesh)
     _check_names(candidate, operands)
     tensors = {operand.name: _entered(operands[operand.name], operand, mesh) for operand in candidate.inputs}
     reduction = candidate.output.reduction
-    finish = partial(redistribute, forward=reduction, backward=reversed_plan(reduction), mesh=mesh)
+    finish = partial(redistribute, forward=reduction, backward=reversed_steps(reduction), mesh=mesh)
     made = candidate.operation.compute(
         LocalOperands(
             tensors=tensors,
@@ -102,7 +93,7 @@ def apply_all(candidate: Candidate, mesh: DeviceMesh, operands: Mapping[str, DTe
     )
 
 
-def rank_parts(candidate: Candidate, coordinate: Sequence[int]) -> dict[str, Part]:
+def rank_parts(candidate: ShardingCandidate, coordinate: Sequence[int]) -> dict[str, Part]:
     """Return the part of every sharded label that the rank at `coordinate` of the mesh has.
 
     Where two axes shard one, the axis further left cuts first.
@@ -115,9 +106,7 @@ def rank_parts(candidate: Candidate, coordinate: Sequence[int]) -> dict[str, Par
     return parts
 
 
-def redistribute(
-    local: Tensor, *, forward: tuple[Step, ...], backward: tuple[Step, ...], mesh: DeviceMesh
-) -> Tensor:
+def redistribute(local: Tensor, *, forward: Steps, backward: Steps, mesh: DeviceMesh) -> Tensor:
     """Return `local` after the steps `forward`; its gradient goes through `backward`."""
     if not forward and not backward:
         return local
@@ -125,7 +114,7 @@ def redistribute(
     return moved
 
 
-def _synchronised(name: str, statistic: Tensor, *, candidate: Candidate, mesh: DeviceMesh) -> Tensor:
+def _synchronised(name: str, statistic: Tensor, *, candidate: ShardingCandidate, mesh: DeviceMesh) -> Tensor:
     """Return a statistic summed over ranks; its gradient is summed over the same."""
     reduction = next(each for each in candidate.statistics if each.name == name).reduction
     return redistribute(statistic, forward=reduction, backward=reduction, mesh=mesh)
@@ -136,7 +125,7 @@ class _Redistribution(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, local: Tensor, forward: tuple[Step, ...], backward: tuple[Step, ...], mesh: DeviceMesh
+        ctx: Any, local: Tensor, forward: Steps, backward: Steps, mesh: DeviceMesh
     ) -> Tensor:
         ctx.steps, ctx.mesh = backward, mesh
         return _run(local, forward, mesh) if forward else local.view_as(local)
@@ -147,13 +136,13 @@ class _Redistribution(torch.autograd.Function):
         return _run(gradient, ctx.steps, ctx.mesh), None, None, None
 
 
-def _run(local: Tensor, steps: tuple[Step, ...], mesh: DeviceMesh) -> Tensor:
+def _run(local: Tensor, steps: Steps, mesh: DeviceMesh) -> Tensor:
     for step in steps:
         local = _moved(local, step, mesh)
     return local
 
 
-def _moved(local: Tensor, step: Step, mesh: DeviceMesh) -> Tensor:
+def _moved(local: Tensor, step: LayoutStep, mesh: DeviceMesh) -> Tensor:
     """Return the local part after one step.
 
     Operators of `_c10d_functional` are what `torch.compile`, selective AC and meters know.
@@ -191,7 +180,7 @@ def _waited(tensor: Tensor) -> Tensor:
     return done
 
 
-def _entered(tensor: DTensor, operand: Operand, mesh: DeviceMesh) -> Tensor:
+def _entered(tensor: DTensor, operand: PlacedOperand, mesh: DeviceMesh) -> Tensor:
     """Return the local part of an operand, the gradient of which is reduced when it comes back."""
     if tensor.placements != operand.placements:
         raise StrategyError(
@@ -201,19 +190,14 @@ def _entered(tensor: DTensor, operand: Operand, mesh: DeviceMesh) -> Tensor:
     return redistribute(tensor.to_local(), forward=(), backward=operand.reduction, mesh=mesh)
 
 
-def _as_dtensor(local: Tensor, operand: Operand, mesh: DeviceMesh) -> DTensor:
+def _as_dtensor(local: Tensor, operand: PlacedOperand, mesh: DeviceMesh) -> DTensor:
     stride = torch.empty(operand.shape, device="meta").stride()
     return DTensor.from_local(
-        local,
-        mesh,
-        operand.placements,
-        run_check=False,
-        shape=torch.Size(operand.shape),
-        stride=stride,
+        local, mesh, operand.placements, run_check=False, shape=torch.Size(operand.shape), stride=stride
     )
 
 
-def _check_mesh(candidate: Candidate, mesh: DeviceMesh) -> None:
+def _check_mesh(candidate: ShardingCandidate, mesh: DeviceMesh) -> None:
     if tuple(mesh.shape) != candidate.mesh_shape:
         raise StrategyError("mesh", f"must have shape {candidate.mesh_shape}, got {tuple(mesh.shape)}")
 
@@ -225,7 +209,7 @@ def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
     return coordinate
 
 
-def _check_names(candidate: Candidate, operands: Mapping[str, Tensor]) -> None:
+def _check_names(candidate: ShardingCandidate, operands: Mapping[str, Tensor]) -> None:
     expected = {operand.name for operand in candidate.inputs}
     if set(operands) != expected:
         raise StrategyError("operands", f"must be {sorted(expected)}, got {sorted(operands)}")

@@ -6,7 +6,7 @@ as DTensor has it; every cut must be even.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -80,13 +80,33 @@ def sharding_sequence(placements: Placements, dims: int) -> tuple[str, ...]:
 
 def grouped_sequence(placements: Placements, groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """Return the sharding sequence where each group of dimensions is seen as one."""
-    return tuple(_axes(placements, group) for group in groups)
+    return tuple(
+        "".join(["S", *map(str, axes)]) if (axes := _axes(placements, group)) else "R" for group in groups
+    )
 
 
-def _axes(placements: Placements, dims: Sequence[int]) -> str:
-    axes = [
-        str(axis)
+def leading_dimensions(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
+    """Yield pairs of dimensions whose cuts are one: of a shape, and of another with as many elements.
+
+    Dimensions above 1 fall into the smallest groups that hold the same elements in both shapes; a pair leads
+    its group on either side.
+    """
+    left = [(dim, size) for dim, size in enumerate(before) if size > 1]
+    right = [(dim, size) for dim, size in enumerate(after) if size > 1]
+    while left:
+        (source, elements), (target, others) = left.pop(0), right.pop(0)
+        yield source, target
+        while elements != others:
+            if elements < others:
+                elements *= left.pop(0)[1]
+            else:
+                others *= right.pop(0)[1]
+
+
+def _axes(placements: Placements, dims: Sequence[int]) -> list[int]:
+    """Return the mesh axes that shard any of `dims`."""
+    return [
+        axis
         for axis, placement in enumerate(placements)
         if isinstance(placement, Shard) and placement.dim in dims
     ]
-    return f"S{''.join(axes)}" if axes else "R"

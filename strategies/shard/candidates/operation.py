@@ -9,10 +9,11 @@ dimension that may not, because the operator needs it whole. `linear` with two b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,30 +23,34 @@ from strategies.errors import StrategyError
 from strategies.shard.candidates.layout import Placements, Shape
 
 OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]
-Choice: TypeAlias = str | None
-"""What one mesh axis does: shard the dimensions with this label, or replicate everything."""
+Label: TypeAlias = str | None
+"""Name of a dimension; `None` for one that is never sharded."""
+Choices: TypeAlias = tuple[Label, ...]
+"""What each mesh axis does: shard the dimensions with this label, or replicate everything."""
+UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""All operands as they are described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dimensions:
+class LabelledOperand:
     """An operand as the operator sees it.
 
     Fields:
         name: role of the operand, `input`, `weight`, `bias`, `output`.
         type: `arg`, `param`, `buffer` or `output`.
         shape: physical shape.
-        labels: one a physical dimension; `None` where it is never sharded.
+        labels: label of each physical dimension; `None` if it is never sharded.
         logical: the operand as the operator's mathematics has it: each entry is one logical
             dimension and lists the physical ones it is made of.
         is_differentiable: whether it gets a gradient.
-        dtype: where it is another than the operator's.
-        below: for integers, what they are smaller than; they are at least 0.
+        dtype: its own dtype, if it is another than the operator's.
+        below: bound of integers, which are from 0 to one less.
     """
 
     name: str
     type: OperandType
     shape: Shape
-    labels: tuple[Choice, ...]
+    labels: tuple[Label, ...]
     logical: tuple[tuple[int, ...], ...]
     is_differentiable: bool = True
     dtype: torch.dtype | None = None
@@ -56,7 +61,7 @@ class Dimensions:
         """Shape of the operand in the operator's mathematics."""
         return tuple(prod(self.shape[dim] for dim in group) for group in self.logical)
 
-    def placements(self, choices: tuple[Choice, ...]) -> Placements:
+    def placements(self, choices: Choices) -> Placements:
         """Return `Shard` on the axes whose choice is a dimension of this operand, else `Replicate`."""
         return tuple(
             Shard(self.labels.index(choice)) if choice is not None and choice in self.labels else Replicate()
@@ -72,10 +77,6 @@ class Part:
     count: int = 1
 
 
-def _unchanged(_name: str, statistic: Tensor) -> Tensor:
-    return statistic
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOperands:
     """What the operator computes from on one rank.
@@ -85,13 +86,13 @@ class LocalOperands:
         parts: the rank's part of every label that is sharded.
         synchronise: sums a statistic, given by name, over the ranks that have a part of what it
             is a sum of.
-        finish: brings the first term from the layout in which it was computed to the output's;
+        finish: redistribution of the first term from the layout in which it was computed to the output's;
             `None` where they are the same. Other terms are added after it.
     """
 
     tensors: Mapping[str, Tensor]
     parts: Mapping[str, Part] = field(default_factory=dict)
-    synchronise: Callable[[str, Tensor], Tensor] = _unchanged
+    synchronise: Callable[[str, Tensor], Tensor] = lambda _name, statistic: statistic
     finish: Callable[[Tensor], Tensor] | None = None
 
     def part(self, label: str) -> Part:
@@ -111,31 +112,68 @@ class Operation:
     operator works on every entry by itself.
 
     Fields:
-        name: `linear`.
-        inputs: operands it reads.
-        outputs: operands it makes; where there are several, nothing is summed over.
+        name: the operator, `linear`.
+        inputs: operands that it reads.
+        outputs: operands that it makes; where there are several, nothing is summed over.
         terms: names of the operands that are multiplied with each other, a tuple a term. What the
             first term has and the output has not is summed over.
-        dtype: of all operands that have none of their own.
-        forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
-        backward_flops: of all gradients.
         compute: the operator on local parts; on whole operands it is the dense operator. It finishes
             the first term (`LocalOperands.finished`) before it adds others.
+        naming: the name of a candidate, from the operator and what each mesh axis shards.
+        is_classic: whether the peer has a candidate, from what the axes of more than one rank shard; `None`
+            where it has all of them.
+        forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
         statistics: sums over the first term that all of it needs, the way a batch norm needs the
             mean: each is synchronised in the forward, and its gradient in the backward.
         limits: labels that can be cut into fewer shards than their size, and into how many.
+        dtype: dtype of all operands that have none of their own.
     """
 
     name: str
-    inputs: tuple[Dimensions, ...]
-    outputs: tuple[Dimensions, ...]
+    inputs: tuple[LabelledOperand, ...]
+    outputs: tuple[LabelledOperand, ...]
     terms: tuple[tuple[str, ...], ...]
-    dtype: torch.dtype
-    forward_flops: int
-    backward_flops: int
     compute: Callable[[LocalOperands], Tensor | tuple[Tensor, ...]]
-    statistics: tuple[Dimensions, ...] = ()
+    naming: Callable[[Operation, Choices], str]
+    is_classic: Callable[[Choices], bool] | None = None
+    forward_flops: int = 0
+    statistics: tuple[LabelledOperand, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def typed(
+        self,
+        dtype: torch.dtype | None = None,
+        *,
+        dtypes: Mapping[str, torch.dtype] = UNCHANGED,
+        types: Mapping[str, OperandType] = UNCHANGED,
+    ) -> Operation:
+        """Return the operator on operands of other dtypes or types.
+
+        Args:
+            dtype: dtype of all operands that have none of their own; `None` for the one they have.
+            dtypes: dtypes of operands that have another, by name, as autocast makes them.
+            types: types of operands by name: `param` for a weight, `arg` for what the graph computes.
+        """
+
+        def retyped(operand: LabelledOperand) -> LabelledOperand:
+            own, type_ = dtypes.get(operand.name, operand.dtype), types.get(operand.name, operand.type)
+            return replace(operand, dtype=own, type=type_)
+
+        dtype = self.dtype if dtype is None else dtype
+        precise = torch.promote_types(dtype, torch.float32)  # statistics of half precision are single
+        return replace(
+            self,
+            dtype=dtype,
+            inputs=tuple(map(retyped, self.inputs)),
+            outputs=tuple(map(retyped, self.outputs)),
+            statistics=tuple(replace(each, dtype=precise) for each in self.statistics),
+        )
+
+    @property
+    def backward_flops(self) -> int:
+        """FLOPs of all gradients: a product has two operands, and the gradient of each is a product."""
+        return 2 * self.forward_flops
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -150,7 +188,7 @@ class Operation:
                     found[label] = gcd(size, found.get(label, 0))
         return found
 
-    def choices(self, mesh_shape: Shape) -> Iterator[tuple[Choice, ...]]:
+    def choices(self, mesh_shape: Shape) -> Iterator[Choices]:
         """Yield every choice vector, an entry a mesh axis, that cuts all dimensions evenly.
 
         The first replicates everything; an axis of size 1 always does.
@@ -171,25 +209,29 @@ class Operation:
         operands = (*(operand for operand in self.inputs if operand.name in names), *self.outputs)
         return frozenset(label for operand in operands for label in operand.labels if label is not None)
 
-    def dtype_of(self, operand: Dimensions) -> torch.dtype:
+    def dtype_of(self, operand: LabelledOperand) -> torch.dtype:
         """Return the dtype of an operand."""
         return self.dtype if operand.dtype is None else operand.dtype
 
 
-def described(
+def operand(
     name: str,
     shape: Sequence[int],
-    labels: Sequence[Choice],
-    *,
+    labels: Sequence[Label],
     type: OperandType = "arg",  # noqa: A002 (the field's name)
-) -> Dimensions:
-    """Return a differentiable operand whose mathematics sees it as it is."""
-    return Dimensions(
+    *,
+    logical: Sequence[Sequence[int]] | None = None,
+    dtype: torch.dtype | None = None,
+) -> LabelledOperand:
+    """Return a differentiable operand; without `logical` its mathematics sees every dimension by itself."""
+    groups = [(dim,) for dim in range(len(shape))] if logical is None else logical
+    return LabelledOperand(
         name=name,
         type=type,
         shape=tuple(shape),
         labels=tuple(labels),
-        logical=tuple((dim,) for dim in range(len(shape))),
+        logical=tuple(map(tuple, groups)),
+        dtype=dtype,
     )
 
 
@@ -206,7 +248,7 @@ def broadcast(where: str, *shapes: Shape) -> Shape:
         raise StrategyError(where, f"must broadcast with each other, got {texts}") from None
 
 
-def broadcast_labels(shape: Shape, onto: Shape, labels: Sequence[Choice]) -> tuple[Choice, ...]:
+def broadcast_labels(shape: Shape, onto: Shape, labels: Sequence[Label]) -> tuple[Label, ...]:
     """Return the labels of an operand that broadcasts to the shape `onto` with these `labels`."""
     start = len(onto) - len(shape)
     return tuple(

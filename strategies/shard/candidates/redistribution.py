@@ -8,7 +8,7 @@ A step changes the placement on one mesh axis:
     Shard(d)     → Shard(e)     all_to_all        backward: all_to_all
     Replicate    → Shard(d)     a slice           backward: all_gather
 
-Each is one collective over the ranks of one axis, or none. A plan names them all, so that what runs
+Each is one collective over the ranks of one axis, or none. All steps are planned ahead, so that what runs
 is what was promised, whatever shortcuts a release of DTensor takes.
 """
 
@@ -27,17 +27,17 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.errors import StrategyError
 from strategies.shard.candidates.layout import Placements, Shape, cuts, local_shape
 
-Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 Phase: TypeAlias = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class LayoutStep:
     """A change of placement on one mesh axis.
 
     Fields:
         axis: index of the mesh axis.
-        ranks: its size.
+        ranks: size of the axis.
         source: placement on the axis before.
         target: placement on the axis after.
         payload_bytes: the larger of what a rank has before and after.
@@ -50,7 +50,7 @@ class Step:
     payload_bytes: int
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> CollectiveKind | None:
         """The collective it takes; `None` for a slice of what every rank has."""
         if self.source.is_replicate():
             return None
@@ -59,21 +59,25 @@ class Step:
         return "all_to_all" if self.target.is_shard() else "all_gather"
 
 
+Steps: TypeAlias = tuple[LayoutStep, ...]
+"""Changes of placement, one after another."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """A collective that every rank takes part in once a step.
 
     Fields:
         phase: `forward` or `backward`.
-        kind: what it does.
+        kind: name of the operation.
         mesh_axis: the axis whose ranks meet.
-        ranks: how many they are.
+        ranks: number of these ranks.
         payload_bytes: the larger of what a rank gives and what it gets, as meters count it.
         operand: name of the operand that is moved, or whose gradient is.
     """
 
     phase: Phase
-    kind: Kind
+    kind: CollectiveKind
     mesh_axis: int
     ranks: int
     payload_bytes: int
@@ -89,9 +93,9 @@ class Collective:
 
 
 @lru_cache(maxsize=65536)
-def plan(
+def steps_between(
     source: Placements, target: Placements, *, shape: Shape, mesh_shape: Shape, itemsize: int
-) -> tuple[Step, ...]:
+) -> Steps:
     """Return the steps from `source` to `target` that move the fewest bytes a rank.
 
     An axis goes straight to its target, or by way of `Replicate` where two axes shard one dimension
@@ -100,24 +104,20 @@ def plan(
     Args:
         source: placements before, one an axis.
         target: placements after, `Partial` only where the source has it.
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         mesh_shape: sizes of the mesh axes.
         itemsize: bytes an element.
 
     Raises:
         StrategyError: a target cannot be reached, or does not cut the tensor evenly.
     """
-    for before, after in zip(source, target, strict=True):
-        if after.is_partial() and before != after:
-            raise StrategyError(
-                "placements", f"{before!r} cannot become {after!r}; reduce to Replicate or Shard"
-            )
+    _check_reachable(source, target)
     local_shape(shape, target, mesh_shape)
     start = tuple(
         after if size == 1 else before for before, after, size in zip(source, target, mesh_shape, strict=True)
     )
-    # cost of a way: bytes on the links, collectives, steps; the counter keeps the order total
-    queue: list[tuple[float, int, int, int, Placements, tuple[Step, ...]]] = [(0.0, 0, 0, 0, start, ())]
+    # cost of a path: bytes on the links, collectives, steps; the counter keeps the order total
+    queue: list[tuple[float, int, int, int, Placements, Steps]] = [(0.0, 0, 0, 0, start, ())]
     settled: set[Placements] = set()
     pushed = 0
     while True:
@@ -129,7 +129,7 @@ def plan(
         settled.add(state)
         for step in _steps(state, target, shape, mesh_shape, itemsize):
             pushed += 1
-            way = (
+            extended = (
                 link_bytes + (_link_share(step.kind, step.ranks) * step.payload_bytes if step.kind else 0.0),
                 collectives + (step.kind is not None),
                 length + 1,
@@ -137,16 +137,16 @@ def plan(
                 (*state[: step.axis], step.target, *state[step.axis + 1 :]),
                 (*steps, step),
             )
-            heapq.heappush(queue, way)
+            heapq.heappush(queue, extended)
 
 
-def reversed_plan(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def reversed_steps(steps: Steps) -> Steps:
     """Return what a gradient goes through, from the layout after `steps` to the one before.
 
     The gradient of what was `Partial` is replicated: an all-reduce needs nothing in return.
     """
     return tuple(
-        Step(
+        LayoutStep(
             axis=step.axis,
             ranks=step.ranks,
             source=step.target,
@@ -158,7 +158,7 @@ def reversed_plan(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     )
 
 
-def collectives(steps: tuple[Step, ...], *, phase: Phase, operand: str) -> tuple[Collective, ...]:
+def collectives(steps: Steps, *, phase: Phase, operand: str) -> tuple[Collective, ...]:
     """Return those of `steps` that communicate."""
     return tuple(
         Collective(
@@ -174,42 +174,21 @@ def collectives(steps: tuple[Step, ...], *, phase: Phase, operand: str) -> tuple
     )
 
 
-def resharding(
-    source: Placements,
-    target: Placements,
-    *,
-    shape: Shape,
-    mesh_shape: Shape,
-    itemsize: int,
-    operand: str = "input",
-) -> tuple[Collective, ...]:
-    """Return the collectives between two operators: the tensor forward, its gradient backward.
-
-    Args:
-        source: placements of the producer's output.
-        target: placements of the consumer's input, the gradient of which comes back in them.
-        shape: of the whole tensor.
-        mesh_shape: sizes of the mesh axes.
-        itemsize: bytes an element.
-        operand: what the collectives call the tensor.
-
-    Raises:
-        StrategyError: as `plan`.
-    """
-    steps = plan(source, target, shape=shape, mesh_shape=mesh_shape, itemsize=itemsize)
-    return (
-        *collectives(steps, phase="forward", operand=operand),
-        *collectives(reversed_plan(steps), phase="backward", operand=operand),
-    )
+def _check_reachable(source: Placements, target: Placements) -> None:
+    for before, after in zip(source, target, strict=True):
+        if after.is_partial() and before != after:
+            raise StrategyError(
+                "placements", f"{before!r} cannot become {after!r}; reduce to Replicate or Shard"
+            )
 
 
-def _link_share(kind: Kind, ranks: int) -> float:
+def _link_share(kind: CollectiveKind, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def _steps(
     state: Placements, target: Placements, shape: Shape, mesh_shape: Shape, itemsize: int
-) -> Iterator[Step]:
+) -> Iterator[LayoutStep]:
     """Yield the steps that are possible in `state` and may lead to `target`."""
     for axis, (current, wanted) in enumerate(zip(state, target, strict=True)):
         for after in {wanted: None, Replicate(): None}:
@@ -220,7 +199,7 @@ def _steps(
             if not _is_even(shape, following, mesh_shape):
                 continue
             sizes = (prod(local_shape(shape, each, mesh_shape)) for each in (state, following))
-            yield Step(
+            yield LayoutStep(
                 axis=axis,
                 ranks=mesh_shape[axis],
                 source=current,

@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from strategies.shard.candidates.candidate import Candidate, Operand
-from strategies.shard.candidates.execution import apply_all, distribute, place
-from strategies.shard.candidates.operation import Dimensions, LocalOperands, Operation
+from strategies.shard.candidates.execution import apply, distribute, place
+from strategies.shard.candidates.operation import LabelledOperand, LocalOperands, Operation
+from strategies.shard.candidates.sharding_candidate import PlacedOperand, ShardingCandidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class OperandDifference:
     """Something that this rank has and the dense operator has not.
 
     Fields:
         what: `output`, `gradient of weight`, or `buffer running_mean`.
-        problem: in words, with the largest relative difference where there is one.
+        problem: difference in words, with the largest relative one where there is one.
     """
 
     what: str
@@ -28,8 +28,8 @@ class Difference:
 
 
 def verify(
-    candidate: Candidate, mesh: DeviceMesh, *, relative: float = 1e-12, seed: int = 0
-) -> tuple[Difference, ...]:
+    candidate: ShardingCandidate, mesh: DeviceMesh, *, relative: float = 1e-12, seed: int = 0
+) -> tuple[OperandDifference, ...]:
     """Return in what this rank's parts of output and gradients differ from the dense operator's.
 
     Operands are drawn as by `draw`. Nothing is gathered: every rank compares its own parts, so a rank
@@ -37,11 +37,11 @@ def verify(
     rank of the mesh calls it.
 
     Args:
-        candidate: what to run.
-        mesh: of the candidate's shape.
+        candidate: candidate to run.
+        mesh: mesh of the candidate's shape.
         relative: largest accepted |actual - expected| / max|expected| of one tensor; sums over ranks
             are taken in another order than the dense ones.
-        seed: of the drawn operands; the same on all ranks.
+        seed: seed of the drawn operands; the same on all ranks.
 
     Raises:
         StrategyError: the mesh has another shape.
@@ -53,10 +53,10 @@ def verify(
     expected = (dense,) if isinstance(dense, Tensor) else dense
     torch.autograd.backward(expected, upstream)
 
-    outputs = apply_all(candidate, mesh, placed)
+    outputs = apply(candidate, mesh, placed)
     gradients = [place(each, to, mesh) for each, to in zip(upstream, candidate.outputs, strict=True)]
     torch.autograd.backward(outputs, gradients)
-    compared: list[tuple[str, Operand, Tensor | None, Tensor | None]] = [
+    compared: list[tuple[str, PlacedOperand, Tensor | None, Tensor | None]] = [
         (operand.name, operand, wanted.detach(), actual)
         for operand, wanted, actual in zip(candidate.outputs, expected, outputs, strict=True)
     ]
@@ -66,7 +66,7 @@ def verify(
         if operand.type == "buffer":
             compared.append((f"buffer {operand.name}", operand, wanted, actual))
     return tuple(
-        Difference(what=what, problem=problem)
+        OperandDifference(what=what, problem=problem)
         for what, operand, wanted, actual in compared
         if (problem := _problem(operand, wanted, actual, mesh, relative))
     )
@@ -81,9 +81,9 @@ def draw(
     gradient.
 
     Args:
-        operation: which operands.
-        seed: of the numbers, which are the same on every device.
-        device: where they go.
+        operation: operator whose operands are drawn.
+        seed: seed of the numbers, which are the same on every device.
+        device: type of the device on which they lie.
     """
     generator = torch.Generator().manual_seed(seed)
     operands = {
@@ -93,7 +93,7 @@ def draw(
     return operands, tuple(_drawn(each, operation, generator).to(device) for each in operation.outputs)
 
 
-def _drawn(operand: Dimensions, operation: Operation, generator: torch.Generator) -> Tensor:
+def _drawn(operand: LabelledOperand, operation: Operation, generator: torch.Generator) -> Tensor:
     dtype = operation.dtype_of(operand)
     if operand.below is not None:
         return torch.randint(operand.below, operand.shape, generator=generator, dtype=dtype)
@@ -101,7 +101,7 @@ def _drawn(operand: Dimensions, operation: Operation, generator: torch.Generator
 
 
 def _problem(
-    operand: Operand, expected: Tensor | None, actual: Tensor | None, mesh: DeviceMesh, relative: float
+    operand: PlacedOperand, expected: Tensor | None, actual: Tensor | None, mesh: DeviceMesh, relative: float
 ) -> str | None:
     """Return what is wrong with this rank's part of `actual`, `None` where nothing is."""
     if expected is None or actual is None:

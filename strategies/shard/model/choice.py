@@ -1,41 +1,37 @@
-"""Choices of options for a graph: Megatron's, and what any other one must keep."""
+"""Megatron's choice of options for a graph, and restrictions on other choices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 from strategies.errors import StrategyError
-from strategies.shard.model.graph import ModelGraph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.solver import Choice, Limits, cheapest, first_stop
-from strategies.shard.model.state import WHOLE
+from strategies.shard.model.graph import Choice, ModelGraph
+from strategies.shard.model.module_options import LeafModule, NodeOption
+from strategies.shard.model.placement_state import WHOLE
+from strategies.shard.model.solver import Limits, cheapest, first_stop
 
-Rule: TypeAlias = Callable[[Leaf, Option], bool]
+OptionRule: TypeAlias = Callable[[LeafModule, NodeOption], bool]
 """Whether a leaf module may run by an option."""
 
 _CHOICES = {"column": "n", "row": "k"}
 
 
-def restricted(graph: ModelGraph, rule: Rule) -> ModelGraph:
+def restricted(graph: ModelGraph, rule: OptionRule) -> ModelGraph:
     """Return `graph` with those options of leaf modules that `rule` allows."""
-    return replace(
-        graph,
-        nodes=tuple(
-            node
-            if (leaf := node.leaf) is None
-            else replace(node, options=tuple(option for option in node.options if rule(leaf, option)))
-            for node in graph.nodes
-        ),
-    )
+
+    def is_allowed(index: int, option: NodeOption) -> bool:
+        leaf = graph.nodes[index].leaf
+        return leaf is None or rule(leaf, option)
+
+    return graph.keeping(is_allowed)
 
 
 def megatron(graph: ModelGraph, *, where: str) -> Choice:
     """Return Megatron's choice: column before row where the model allows it, everything else whole.
 
     Args:
-        graph: of the model.
+        graph: graph of the model.
         where: configuration path of the strategy, for messages.
 
     Raises:
@@ -57,18 +53,11 @@ def with_random_numbers_of(graph: ModelGraph, choice: Choice) -> ModelGraph:
 
     Another shape would draw other numbers, and nothing could be compared.
     """
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(
-                node,
-                options=tuple(option for option in node.options if option.output.dim == chosen.output.dim),
-            )
-            if node.is_random
-            else node
-            for node, chosen in zip(graph.nodes, choice, strict=True)
-        ),
-    )
+
+    def is_allowed(index: int, option: NodeOption) -> bool:
+        return not graph.nodes[index].is_random or option.output.dim == choice[index].output.dim
+
+    return graph.keeping(is_allowed)
 
 
 def _stopped(graph: ModelGraph) -> str:
@@ -86,11 +75,12 @@ def _stopped(graph: ModelGraph) -> str:
     return f"{problem}: {stop.place or repr(stop.name)} reads {sources}; use mesh.tp=1"
 
 
-def _is_megatron(leaf: Leaf, option: Option) -> bool:
-    way = option.way
-    assert way is not None
+def _is_megatron(leaf: LeafModule, option: NodeOption) -> bool:
+    candidate = option.candidate
+    assert candidate is not None
     states = option.inputs[0], option.output
     if leaf.split is None:
-        return way.choice is None and states == (WHOLE, WHOLE)
-    between = (WHOLE, way.output) if leaf.split == "column" else (way.input, WHOLE)
-    return way.choice == _CHOICES[leaf.split] and states == between
+        return candidate.choice is None and states == (WHOLE, WHOLE)
+    is_column = leaf.split == "column"
+    between = (WHOLE, candidate.output) if is_column else (candidate.input, WHOLE)
+    return candidate.choice == _CHOICES[leaf.split] and states == between

@@ -1,4 +1,4 @@
-"""Leaf modules: those that run by sharding candidates, because their code is exactly what is known.
+"""Leaf modules: those with exactly the forward of torch's class, which sharding candidates describe.
 
 A subclass that changes the forward, a parametrisation, or a hook, does something that no candidate describes.
 Such a module is looked into, or takes wholes, like any other code.

@@ -1,33 +1,41 @@
-"""Ways of a leaf module: how it may run on one mesh axis, from its operator's sharding candidates.
+"""Options for one module: the sharding candidates of its operator, with the states of its input and output.
 
-Around a leaf module a strategy can stand, so that what it reads and gives may change its state there. An
-option is a way together with the states in which its input comes and its output goes.
+Resharding can stand around a module that is called once, because its class is exchanged for one that does it.
+So an option has, beside the candidate, the state in which the input arrives, the state in which the output
+leaves, and the collectives at both ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import derive
-from strategies.shard.candidates.operation import Choice
-from strategies.shard.candidates.redistribution import Collective, Step, collectives, plan, reversed_plan
-from strategies.shard.model.state import SUMMED, WHOLE, Move, State, Value, move, sharded
-from strategies.shard.operators import linear
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.operation import Label
+from strategies.shard.candidates.redistribution import (
+    Collective,
+    Steps,
+    collectives,
+    reversed_steps,
+    steps_between,
+)
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, Value, move, sharded
+from strategies.shard.operators.module_operations import module_operation
 
 REPLICATED = "replicated"
-"""Name of the way in which every rank computes everything, of modules that have no named candidates."""
+"""Name of the candidate in which every rank computes everything, of modules without named candidates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldParameter:
     """A parameter of a leaf module as one rank holds it.
 
     Fields:
@@ -36,29 +44,29 @@ class Held:
     """
 
     placement: Placement
-    reduction: tuple[Step, ...] = ()
+    reduction: Steps = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """How a leaf module runs on a rank.
+class ModuleCandidate:
+    """A sharding candidate of a leaf module on one mesh axis.
 
     Fields:
-        name: of the candidate.
-        choice: what the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
-        input: state in which it reads its input.
+        name: name of the candidate.
+        choice: label that the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
+        input: state in which the module reads its input.
         output: state in which it leaves its output.
-        finish: steps of the product of a linear, and of its gradient, before the bias is added.
-        parameters: by name.
-        flops: of one rank in one step.
+        finish: steps of a linear's product, and of its gradient, before the bias is added.
+        parameters: the module's parameters by name.
+        flops: FLOPs of one rank in one step.
     """
 
     name: str
-    choice: Choice
+    choice: Label
     input: State = WHOLE
     output: State = WHOLE
     finish: Move = field(default_factory=Move)
-    parameters: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: Mapping[str, HeldParameter] = field(default_factory=lambda: MappingProxyType({}))
     flops: int = 0
 
     @property
@@ -68,24 +76,24 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """A way of a leaf module, or of a function, between states.
+class NodeOption:
+    """One option of a node of the model's graph: a module by a candidate, or a function, between states.
 
     Fields:
-        inputs: states of the tensors that come in, in their order.
-        output: state of what goes out.
-        way: of a leaf module.
-        entering: brings a leaf module's input to its way.
-        leaving: brings its output away.
-        collectives: of one step.
-        seconds: of one rank in one step, computation and communication.
-        memory_bytes: of parameters, their gradients, and what goes out, on one rank.
-        fsdp_bytes: payload of FSDP's collectives of the parameters, which are larger the less the axis cuts.
+        inputs: states of the tensors that it reads, in their order.
+        output: state of what it gives.
+        candidate: candidate by which a leaf module runs; `None` for all other nodes.
+        entering: redistribution of a leaf module's input, from its state to the candidate's.
+        leaving: redistribution of its output, from the candidate's state.
+        collectives: collectives of one step.
+        seconds: time of one rank in one step, computation and communication.
+        memory_bytes: bytes of parameters, their gradients and the output on one rank.
+        fsdp_bytes: payload of FSDP's collectives of the parameters; the less the axis cuts, the larger.
     """
 
     inputs: tuple[State, ...]
     output: State
-    way: Way | None = None
+    candidate: ModuleCandidate | None = None
     entering: Move = field(default_factory=Move)
     leaving: Move = field(default_factory=Move)
     collectives: tuple[Collective, ...] = ()
@@ -100,18 +108,19 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leaf:
-    """A leaf module that is called once.
+class LeafModule:
+    """A module of torch's that is called once, so that it can run by any of its candidates.
 
     Fields:
-        fqn: its plain FQN.
-        module: a meta tensor's module is enough.
-        input, output: the tensors it reads and gives.
-        split: what the model allows for its features: `column`, that the code behind it runs on a shard of
-            its output features; `row`, that the code before it gives a shard of its input features.
-        parameter_bytes: what a rank keeps of each parameter that this module alone reads, and of its
-            gradient, where it is whole.
-        fsdp_bytes: payload of FSDP's collectives of each such parameter, where the axis leaves it whole.
+        fqn: plain FQN of the module.
+        module: the module, on any device.
+        input: tensor that it reads.
+        output: tensor that it gives.
+        split: rule of the model for its features: `column` if the code behind it runs on a shard of its
+            output features, `row` if the code before it gives a shard of its input features.
+        parameter_bytes: bytes that a rank keeps of each parameter that this module alone reads, with its
+            gradient, if the axis leaves it whole.
+        fsdp_bytes: payload of FSDP's collectives of each such parameter, if the axis leaves it whole.
     """
 
     fqn: str
@@ -123,14 +132,14 @@ class Leaf:
     fsdp_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def ways(leaf: Leaf, ranks: int, hardware: Hardware) -> tuple[Way, ...]:
-    """Return how a leaf module may run, full replication first."""
+def module_candidates(leaf: LeafModule, ranks: int, hardware: Hardware) -> tuple[ModuleCandidate, ...]:
+    """Return the candidates of a leaf module on an axis of `ranks`, full replication first."""
     module = leaf.module
     if isinstance(module, nn.Linear):
         return tuple(_linear(leaf, module, ranks, hardware))
-    whole = Way(name=REPLICATED, choice=None, parameters=_held(module, Replicate(), ranks))
+    whole = ModuleCandidate(name=REPLICATED, choice=None, parameters=_held(module, Replicate(), ranks))
     return whole, *(
-        Way(
+        ModuleCandidate(
             name=f"S{dim}",
             choice=f"b{dim}",
             input=sharded(dim),
@@ -142,69 +151,57 @@ def ways(leaf: Leaf, ranks: int, hardware: Hardware) -> tuple[Way, ...]:
     )
 
 
-def options(leaf: Leaf, way: Way, ranks: int, hardware: Hardware) -> Iterator[Option]:
-    """Yield a way between all states in which its input may come and its output may go."""
+def options(
+    leaf: LeafModule, candidate: ModuleCandidate, ranks: int, hardware: Hardware
+) -> Iterator[NodeOption]:
+    """Yield a candidate between all states in which its input may arrive and its output may leave."""
     for source in _edges(leaf.input, ranks, features=leaf.split == "row"):
-        entering = move(source, way.input, leaf.input, ranks)
+        entering = move(source, candidate.input, leaf.input, ranks)
         for target in _edges(leaf.output, ranks, features=leaf.split == "column"):
             is_shard_of_features = target.dim is not None and target.dim == len(leaf.output.shape) - 1
-            leaving = move(way.output, target, leaf.output, ranks)
-            if entering is None or leaving is None or (is_shard_of_features and way.output != target):
+            leaving = move(candidate.output, target, leaf.output, ranks)
+            if entering is None or leaving is None or (is_shard_of_features and candidate.output != target):
                 continue
-            passage = _Passage(source=source, entering=entering, target=target, leaving=leaving)
-            yield _option(leaf, way, passage, ranks, hardware)
+            option = NodeOption(
+                inputs=(source,), output=target, candidate=candidate, entering=entering, leaving=leaving
+            )
+            yield _costed(option, leaf, candidate, ranks, hardware)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Passage:
-    source: State
-    entering: Move
-    target: State
-    leaving: Move
-
-
-def _option(leaf: Leaf, way: Way, passage: _Passage, ranks: int, hardware: Hardware) -> Option:
-    entering, leaving = passage.entering, passage.leaving
+def _costed(
+    option: NodeOption, leaf: LeafModule, candidate: ModuleCandidate, ranks: int, hardware: Hardware
+) -> NodeOption:
+    """Return an option with its collectives, time and bytes."""
     moved = (
-        *entering.collectives("input"),
-        *way.finish.collectives("output"),
-        *leaving.collectives("output"),
+        *option.entering.collectives("input"),
+        *candidate.finish.collectives("output"),
+        *option.leaving.collectives("output"),
         *(
             collective
-            for name, held in way.parameters.items()
+            for name, held in candidate.parameters.items()
             for collective in collectives(held.reduction, phase="backward", operand=name)
         ),
     )
-    entered = leaf.input.local_bytes(way.input, ranks) if entering.forward else 0
-    fsdp_bytes = _on_rank(leaf.fsdp_bytes, way, ranks)
-    return Option(
-        inputs=(passage.source,),
-        output=passage.target,
-        way=way,
-        entering=entering,
-        leaving=leaving,
+    entered_bytes = leaf.input.local_bytes(candidate.input, ranks) if option.entering.forward else 0
+    left_bytes = leaf.output.local_bytes(option.output, ranks)
+    fsdp_bytes = _on_rank(leaf.fsdp_bytes, candidate, ranks)
+    # units are gathered whole, so that no parameter has a latency of its own
+    fsdp_s = fsdp_bytes / hardware.bandwidth_bytes_per_s
+    return replace(
+        option,
         collectives=moved,
-        # units are gathered whole, so that no parameter has a latency of its own
-        seconds=hardware.compute_s(way.flops)
-        + hardware.communication_s(moved)
-        + fsdp_bytes / hardware.bandwidth_bytes_per_s,
-        memory_bytes=entered
-        + leaf.output.local_bytes(passage.target, ranks)
-        + _on_rank(leaf.parameter_bytes, way, ranks),
+        seconds=hardware.compute_s(candidate.flops) + hardware.communication_s(moved) + fsdp_s,
+        memory_bytes=entered_bytes + left_bytes + _on_rank(leaf.parameter_bytes, candidate, ranks),
         fsdp_bytes=fsdp_bytes,
     )
 
 
-def summed_parameter(name: str, parameter: Tensor, ranks: int, hardware: Hardware) -> Option:
+def summed_parameter(name: str, parameter: Tensor, ranks: int, hardware: Hardware) -> NodeOption:
     """Return the option of a parameter whose readers give summands of its gradient."""
     leaving = Move(backward=_reduction(parameter, Partial(), ranks))
     moved = leaving.collectives(name)
-    return Option(
-        inputs=(),
-        output=SUMMED,
-        leaving=leaving,
-        collectives=moved,
-        seconds=hardware.communication_s(moved),
+    return NodeOption(
+        inputs=(), output=SUMMED, leaving=leaving, collectives=moved, seconds=hardware.communication_s(moved)
     )
 
 
@@ -218,51 +215,45 @@ def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
             yield sharded(dim)
 
 
-def _on_rank(whole_bytes: Mapping[str, int], way: Way, ranks: int) -> int:
+def _on_rank(whole_bytes: Mapping[str, int], candidate: ModuleCandidate, ranks: int) -> int:
     """Return the total of bytes of parameters, given for wholes, as a rank holds them."""
-    cut = {name for name, held in way.parameters.items() if held.placement.is_shard()}
+    cut = {name for name, held in candidate.parameters.items() if held.placement.is_shard()}
     return sum(count // (ranks if name in cut else 1) for name, count in whole_bytes.items())
 
 
-def _linear(leaf: Leaf, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[Way]:
-    # whole or in even shards: what the operator's own enumeration has
+def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[ModuleCandidate]:
     dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
-    found = linear.from_module(
-        module, leaf.input.shape, (ranks,), "complete", dtypes=dtypes, hardware=hardware
-    )
-    for candidate in found:
-        yield _way(candidate, leaf)
+    operation = module_operation(module, leaf.input.shape).typed(dtypes=dtypes)
+    for candidate in candidates(operation, (ranks,), "complete", hardware=hardware):
+        yield _module_candidate(candidate, leaf)
         if candidate.choices == ("k",):
             for dim in range(len(leaf.output.shape) - 1):
                 if leaf.output.can_be_cut(dim, ranks):
-                    yield _way(_scattered(candidate, dim, hardware), leaf)
+                    # the output reduced to shards of `dim`, rather than to wholes
+                    scattered = derive(
+                        operation,
+                        ("k",),
+                        (ranks,),
+                        name=candidate.name,
+                        hardware=hardware,
+                        output=(Shard(dim),),
+                    )
+                    yield _module_candidate(scattered, leaf)
 
 
-def _scattered(candidate: Candidate, dim: int, hardware: Hardware) -> Candidate:
-    """Return the candidate with its output reduced to shards of `dim`, rather than to wholes."""
-    return derive(
-        candidate.operation,
-        candidate.choices,
-        candidate.mesh_shape,
-        name=candidate.name,
-        hardware=hardware,
-        output=(Shard(dim),),
-    )
-
-
-def _way(candidate: Candidate, leaf: Leaf) -> Way:
+def _module_candidate(candidate: ShardingCandidate, leaf: LeafModule) -> ModuleCandidate:
     entered, output = candidate.operand("input"), candidate.output
     (placement,) = output.placements
     # the products of a linear's backward, one for each of input and weight, are of one size
     gradients = leaf.input.needs_gradient + _needs_gradient(leaf.module, "weight")
-    return Way(
+    return ModuleCandidate(
         name=candidate.name,
         choice=candidate.choices[0],
         input=State(value=entered.placements[0], gradient=entered.computed[0]),
         output=WHOLE if placement.is_replicate() else State(value=placement, gradient=placement),
-        finish=Move(forward=output.reduction, backward=reversed_plan(output.reduction)),
+        finish=Move(forward=output.reduction, backward=reversed_steps(output.reduction)),
         parameters={
-            operand.name: Held(
+            operand.name: HeldParameter(
                 placement=operand.placements[0],
                 reduction=operand.reduction if _needs_gradient(leaf.module, operand.name) else (),
             )
@@ -277,23 +268,23 @@ def _needs_gradient(module: nn.Module, name: str) -> bool:
     return parameter.requires_grad
 
 
-def _held(module: nn.Module, gradient: Placement, ranks: int) -> dict[str, Held]:
+def _held(module: nn.Module, gradient: Placement, ranks: int) -> dict[str, HeldParameter]:
     """Return the parameters of a module, whole on every rank, with gradients that are wholes or summands."""
     return {
-        name: Held(placement=Replicate(), reduction=_reduction(parameter, gradient, ranks))
+        name: HeldParameter(placement=Replicate(), reduction=_reduction(parameter, gradient, ranks))
         for name, parameter in module.named_parameters(recurse=False)
     }
 
 
-def _reduction(parameter: Tensor, gradient: Placement, ranks: int) -> tuple[Step, ...]:
+def _reduction(parameter: Tensor, gradient: Placement, ranks: int) -> Steps:
     """Return what makes the gradient of a parameter whole, if it gets one."""
     if not parameter.requires_grad:
         return ()
     sizes = {"shape": tuple(parameter.shape), "mesh_shape": (ranks,), "itemsize": parameter.element_size()}
-    return plan((gradient,), (Replicate(),), **sizes)
+    return steps_between((gradient,), (Replicate(),), **sizes)
 
 
-def _batch_dims(leaf: Leaf) -> int:
+def _batch_dims(leaf: LeafModule) -> int:
     """Return how many leading dimensions a module works on one entry at a time."""
     module, dims = leaf.module, len(leaf.input.shape)
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):

@@ -1,7 +1,7 @@
 """Realisation of a plan: every leaf module that the plan changes gets a class that runs it as planned.
 
-As with regions, the class is exchanged for a dynamic subclass: names, hooks and `state_dict` keys stay.
-What is sharded becomes a `DTensor` parameter of the mesh axis, which FSDP2 shards further.
+As with regions, the class is a dynamic subclass: names, hooks and `state_dict` keys stay. A sharded parameter
+becomes a `DTensor` of the mesh axis, which FSDP2 shards further.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
-from strategies.shard.candidates.redistribution import Step
-from strategies.shard.model.module_options import Held
-from strategies.shard.model.plans import PlacedModule, ShardPlan
+from strategies.shard.candidates.redistribution import Steps
+from strategies.shard.model.module_options import HeldParameter
+from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 from strategies.tracing.shadow import PARTS
 
 _PLACED = "_acbench_placed"
 _REDUCTIONS = "_acbench_reductions"
-_Reductions: TypeAlias = Mapping[str, tuple[Step, ...]]
+_Reductions: TypeAlias = Mapping[str, Steps]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +35,8 @@ class Placed:
     """What stands around the forward of one leaf module.
 
     Fields:
-        plan: its own.
-        mesh: of one axis.
+        plan: plan of the module.
+        mesh: mesh of one axis.
         where: configuration path of the strategy, for messages.
     """
 
@@ -48,19 +48,18 @@ class Placed:
         """Return what `module` gives, in the state that the option promises.
 
         Args:
-            module: whose parameters are used.
-            body: its own forward.
-            entered: the input.
+            module: module whose parameters are used.
+            body: forward of the plain module.
+            entered: the input, in the state in which it arrives.
 
         Raises:
             StrategyError: the input, or the mode of the module, is not what was planned for.
         """
         self._check(module, entered)
-        option, way = self.plan.option, self.plan.option.way
-        assert way is not None
-        entering, finish, leaving = option.entering, way.finish, option.leaving
+        option, candidate = self.plan.option, self.plan.candidate
+        entering, finish, leaving = option.entering, candidate.finish, option.leaving
         entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
-        reductions = {name: held.reduction for name, held in way.parameters.items()}
+        reductions = {name: held.reduction for name, held in candidate.parameters.items()}
         parameters = _reduced(module, reductions, self.mesh)
         bias = parameters.get("bias")
         is_partial = bool(finish.forward)
@@ -118,9 +117,9 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
     """Return `model`, the leaf modules of which run as planned; changed in place, without communication.
 
     Args:
-        model: plain, with the same parameters on every rank.
-        plan: of this model.
-        mesh: of one axis, with the ranks of the plan.
+        model: plain model, with the same parameters on every rank.
+        plan: plan of this model.
+        mesh: mesh of one axis, with the ranks of the plan.
         where: configuration path of the strategy, for messages.
 
     Raises:
@@ -134,8 +133,7 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
         if placed.is_plain:
             continue
         module = model.get_submodule(placed.fqn)
-        assert placed.option.way is not None
-        for name, held in placed.option.way.parameters.items():
+        for name, held in placed.candidate.parameters.items():
             if held.placement.is_shard():
                 _shard(module, name, held, mesh)
         stand = Placed(plan=placed, mesh=mesh, where=where)
@@ -148,7 +146,7 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
 
 def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
     """Return what makes gradients whole, by module and parameter."""
-    found: dict[str, dict[str, tuple[Step, ...]]] = {}
+    found: dict[str, dict[str, Steps]] = {}
     for placed in plan.parameters:
         home, _, name = placed.fqn.rpartition(".")
         found.setdefault(home, {})[name] = placed.option.leaving.backward
@@ -182,17 +180,12 @@ def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterato
             place[name] = before[name]
 
 
-def _shard(module: nn.Module, name: str, held: Held, mesh: DeviceMesh) -> None:
+def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) -> None:
     whole: nn.Parameter = getattr(module, name)
     part = local_part(whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()])
     local = part.contiguous().clone()
     sharded = DTensor.from_local(
-        local,
-        mesh,
-        (held.placement,),
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
+        local, mesh, (held.placement,), run_check=False, shape=whole.shape, stride=whole.stride()
     )
     parameter = nn.Parameter(sharded, requires_grad=whole.requires_grad)
     vars(parameter).update(vars(whole))  # what optimizers and users have noted on it

@@ -16,20 +16,22 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from operator import attrgetter
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from strategies.errors import StrategyError
-from strategies.shard.model.graph import ModelGraph, Node
-from strategies.shard.model.module_options import Option
-from strategies.shard.model.state import WHOLE, State
+from strategies.shard.model.graph import Choice, ModelGraph, Node
+from strategies.shard.model.module_options import NodeOption
+from strategies.shard.model.placement_state import WHOLE, State
 
-Choice: TypeAlias = tuple[Option, ...]
-"""One option a node."""
+Size: TypeAlias = Callable[[NodeOption], float]
 
-Size: TypeAlias = Callable[[Option], float]
+_seconds: Size = attrgetter("seconds")
+_memory: Size = attrgetter("memory_bytes")
+_communicated: Size = attrgetter("communicated_bytes")
 
 _EQUAL = 1e-9
 """Relative difference below which two times are one: rounding of sums of floats."""
@@ -40,7 +42,7 @@ class Limits:
     """What a plan may use on one rank; `None` for any amount.
 
     Fields:
-        memory_bytes: of parameters, their gradients, and what all calls give.
+        memory_bytes: bytes of parameters, their gradients, and the outputs of all calls.
         communicated_bytes: payload of all collectives of a step, FSDP's of placed parameters among them.
     """
 
@@ -52,7 +54,7 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
     """Return the options that together take the least time; `None` where none fit together.
 
     Of choices that take the same time it is one with the fewest communicated bytes. Where the model's code
-    does something else on a rank's parts than on the whole, what it stumbles over takes another state.
+    does something else on a rank's parts than on the whole, the tensor to blame takes another state.
 
     Raises:
         StrategyError: without that state none fit together any more.
@@ -106,18 +108,6 @@ def smallest_memory_bytes(graph: ModelGraph) -> int | None:
     return graph.resident_bytes + sum(option.memory_bytes for option in choice)
 
 
-def _seconds(option: Option) -> float:
-    return option.seconds
-
-
-def _memory(option: Option) -> float:
-    return option.memory_bytes
-
-
-def _communicated(option: Option) -> float:
-    return option.communicated_bytes
-
-
 def _solve(graph: ModelGraph, objective: Size, bounds: Mapping[Size, float]) -> Choice | None:
     """Return the choice with the least total `objective` whose other sizes are within `bounds`."""
     variables = _Variables(graph)
@@ -151,7 +141,7 @@ class _Variables:
 
     def __init__(self, graph: ModelGraph) -> None:
         self._graph = graph
-        self._options: list[Option] = []
+        self._options: list[NodeOption] = []
         self._of: list[range] = []
         for node in graph.nodes:
             start = len(self._options)
@@ -192,29 +182,33 @@ class _Variables:
 
     def minimise(self, objective: Size, rows: list[_Row]) -> Choice | None:
         costs = np.array([objective(option) for option in self._options])
-        row_of = [row for row, each in enumerate(rows) for _ in each.coefficients]
-        column_of = [at for each in rows for at in each.coefficients]
-        values = [value for each in rows for value in each.coefficients.values()]
         optimize = _scipy("optimize")
-        matrix = _scipy("sparse").csr_array((values, (row_of, column_of)), shape=(len(rows), len(costs)))
         solution = optimize.milp(
             costs / (costs.max() or 1.0),
             integrality=np.ones(len(costs)),
             bounds=optimize.Bounds(0, 1),
-            constraints=optimize.LinearConstraint(
-                matrix, [row.low for row in rows], [row.high for row in rows]
-            ),
+            constraints=_constraints(rows, len(costs)),
             options={"mip_rel_gap": 0.0},
         )
         if solution.x is None:
             return None
         return tuple(self._options[max(variables, key=lambda at: solution.x[at])] for variables in self._of)
 
-    def _by_state(self, index: int, state_of: Callable[[Option], State]) -> dict[State, list[int]]:
+    def _by_state(self, index: int, state_of: Callable[[NodeOption], State]) -> dict[State, list[int]]:
         found: dict[State, list[int]] = {}
         for at in self._of[index]:
             found.setdefault(state_of(self._options[at]), []).append(at)
         return found
+
+
+def _constraints(rows: list[_Row], variables: int) -> Any:
+    """Return rows as SciPy has them: a sparse matrix with bounds."""
+    row_of = [row for row, each in enumerate(rows) for _ in each.coefficients]
+    column_of = [at for each in rows for at in each.coefficients]
+    values = [value for each in rows for value in each.coefficients.values()]
+    matrix = _scipy("sparse").csr_array((values, (row_of, column_of)), shape=(len(rows), variables))
+    bounds = [row.low for row in rows], [row.high for row in rows]
+    return _scipy("optimize").LinearConstraint(matrix, *bounds)
 
 
 def _scipy(name: str) -> ModuleType:
@@ -222,9 +216,9 @@ def _scipy(name: str) -> ModuleType:
     return importlib.import_module(f"scipy.{name}")
 
 
-def _undominated(options: tuple[Option, ...]) -> list[Option]:
+def _undominated(options: tuple[NodeOption, ...]) -> list[NodeOption]:
     """Return the options that no other of the same states beats in seconds, bytes and memory."""
-    kept: dict[tuple[tuple[State, ...], State], list[Option]] = {}
+    kept: dict[tuple[tuple[State, ...], State], list[NodeOption]] = {}
     for option in sorted(options, key=_sizes):
         peers = kept.setdefault((option.inputs, option.output), [])
         if not any(all(a <= b for a, b in zip(_sizes(peer), _sizes(option), strict=True)) for peer in peers):
@@ -232,5 +226,5 @@ def _undominated(options: tuple[Option, ...]) -> list[Option]:
     return [option for peers in kept.values() for option in peers]
 
 
-def _sizes(option: Option) -> tuple[float, ...]:
+def _sizes(option: NodeOption) -> tuple[float, ...]:
     return option.seconds, option.communicated_bytes, option.memory_bytes

@@ -1,13 +1,13 @@
 """Soundness of a choice: whether the model's code does on every rank's parts what it does on the whole.
 
 The forward is recorded as a rank would run it. It must make the same calls in the same order, on the same
-tensors, with the same numbers; every result must be the part that its state says. What a rule says of one
-function is then true of the whole forward, whatever sizes its code reads.
+tensors, with the same numbers, and every result must be the part that its state says. Then the rules, which
+describe single functions, hold for the whole forward, whatever sizes its code reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,9 +16,9 @@ from typing import Any
 from torch import fx
 
 from strategies.shard.candidates.layout import Shape, local_shape
-from strategies.shard.model.flow import function_name, rule_of
-from strategies.shard.model.recording import Followed, Forward, Parts, Step
-from strategies.shard.model.state import WHOLE, State
+from strategies.shard.model.call_states import function_name, rule_of
+from strategies.shard.model.forward_recording import Followed, Forward, Parts, RecordedStep
+from strategies.shard.model.placement_state import WHOLE, State
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Conflict:
     """A difference between the forward on parts and on the whole.
 
     Fields:
-        problem: in words.
+        problem: difference in words.
         suspects: nodes whose state may be to blame, the most likely first; all are in another than whole.
     """
 
@@ -35,16 +35,16 @@ class Conflict:
 
 
 def first_conflict(
-    forward: Forward, whole: Followed, states: Mapping[fx.Node, State], leaves: AbstractSet[str], ranks: int
+    forward: Forward, whole: Followed, leaves: AbstractSet[str], ranks: int, states: Mapping[fx.Node, State]
 ) -> Conflict | None:
-    """Return the first difference; `None` where a rank does what the whole does.
+    """Return the first difference; `None` if a rank does on its parts what the forward does on the whole.
 
     Args:
-        forward: to record once more.
-        whole: what it does on whole tensors.
-        states: of what nodes of it give, if anybody uses that.
+        forward: the forward, to record once more.
+        whole: steps of the forward on whole tensors.
         leaves: FQNs of the modules that may give another state than they take.
-        ranks: on the mesh axis.
+        ranks: number of ranks on the mesh axis.
+        states: states of what its nodes give, if anybody uses that.
     """
     parts: Parts = {
         str(step.node.target): (_part(step.shapes[0], states[step.node], ranks), step.node.meta["val"])
@@ -76,7 +76,7 @@ class _Comparison:
             return self._read(len(self._whole.steps), f"it returns {actual} for {expected}", expected, actual)
         return self._kept()
 
-    def _between(self, number: int, whole: Step, part: Step) -> Conflict | None:
+    def _between(self, number: int, whole: RecordedStep, part: RecordedStep) -> Conflict | None:
         here = described(whole)
         if (whole.node.op, whole.node.target) != (part.node.op, part.node.target):
             return self._read(number, f"{described(part)} is called, on the whole {here}")
@@ -90,10 +90,11 @@ class _Comparison:
         expected_shapes = tuple(_part(shape, state or WHOLE, self._ranks) for shape in whole.shapes)
         if state is None or expected_shapes == part.shapes:
             return None
-        text = f"{here} gives {_texts(part.shapes)}, where the part is {_texts(expected_shapes)}"
+        given, wanted = (" and ".join(map(str, shapes)) for shapes in (part.shapes, expected_shapes))
+        text = f"{here} gives {given}, where the part is {wanted}"
         return self._here(number, whole, text)
 
-    def _ended(self, number: int, whole: Step | None) -> Conflict:
+    def _ended(self, number: int, whole: RecordedStep | None) -> Conflict:
         """Return what it is that the forward ends too early, or goes on."""
         if self._part.stop is None:
             return self._read(number, "it makes more or fewer calls than on the whole")
@@ -109,7 +110,7 @@ class _Comparison:
                 return Conflict(problem=f"somebody else keeps what {what} gives", suspects=(node,))
         return None
 
-    def _here(self, number: int, whole: Step, problem: str) -> Conflict:
+    def _here(self, number: int, whole: RecordedStep, problem: str) -> Conflict:
         """Blame the step itself, and then what was read before it."""
         found = self._read(number, problem)
         own = (whole.node,) if self._states.get(whole.node, WHOLE) != WHOLE else ()
@@ -122,12 +123,12 @@ class _Comparison:
         likely = [node for node, step in steps.items() if sizes and sizes in self._sizes(step)]
         return Conflict(problem=problem, suspects=tuple(dict.fromkeys((*likely, *steps))))
 
-    def _sizes(self, step: Step) -> Iterator[tuple[int, int]]:
+    def _sizes(self, step: RecordedStep) -> Iterator[tuple[int, int]]:
         for shape in step.shapes:
             yield from zip(shape, _part(shape, self._states[step.node], self._ranks), strict=True)
 
 
-def described(step: Step) -> str:
+def described(step: RecordedStep) -> str:
     """Return what is called and where, `'relu' at model.py:12`."""
     name = function_name(step.node) or str(step.node.target)
     return f"{name!r} at {step.line}" if step.line else repr(name)
@@ -137,19 +138,22 @@ def _part(shape: Shape, state: State, ranks: int) -> Shape:
     return local_shape(shape, (state.value,), (ranks,))
 
 
-def _texts(shapes: Sequence[Shape]) -> str:
-    return " and ".join(map(str, shapes))
-
-
 def _differences(whole: Any, part: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what differs between arguments, constants and places."""
-    if isinstance(whole, list | tuple) and isinstance(part, list | tuple) and len(whole) == len(part):
-        for one, other in zip(whole, part, strict=True):
+    """Yield what differs between arguments, constants and recorded tensors."""
+    entries = _entries(whole, part)
+    if entries is not None:
+        for one, other in entries:
             yield from _differences(one, other)
-    elif isinstance(whole, dict) and isinstance(part, dict) and whole.keys() == part.keys():
-        for key in whole:
-            yield from _differences(whole[key], part[key])
-    elif isinstance(whole, slice) and isinstance(part, slice):
-        yield from _differences((whole.start, whole.stop, whole.step), (part.start, part.stop, part.step))
     elif not (type(whole) is type(part) and (whole == part or whole != whole)):  # noqa: PLR0124 (NaN)
         yield whole, part
+
+
+def _entries(whole: Any, part: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the entries of two containers of one form, in pairs; `None` if they are no such containers."""
+    if isinstance(whole, slice) and isinstance(part, slice):
+        return zip((whole.start, whole.stop, whole.step), (part.start, part.stop, part.step), strict=True)
+    if isinstance(whole, dict) and isinstance(part, dict) and whole.keys() == part.keys():
+        return [(value, part[key]) for key, value in whole.items()]
+    if isinstance(whole, list | tuple) and isinstance(part, list | tuple) and len(whole) == len(part):
+        return zip(whole, part, strict=True)
+    return None

@@ -1,1 +1,1 @@
-"""Sharding candidates of single operators."""
+"""Operators, described by the labels of their dimensions; `catalogue` is the table of all of them."""

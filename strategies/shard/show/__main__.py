@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from strategies.errors import StrategyError
-from strategies.shard.show.operators import OPERATORS
-from strategies.shard.show.options import joined, sizes
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.operators.catalogue import OPERATORS
+from strategies.shard.show.options import add_argument, joined, sizes
 from strategies.shard.show.table import print_candidates
 
 
@@ -18,18 +19,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m strategies.shard.show", description="Sharding candidates of an operator on a mesh."
     )
     commands = parser.add_subparsers(dest="operator", required=True, metavar="OPERATOR")
-    for name, shown in OPERATORS.items():
-        command = commands.add_parser(name, help=shown.summary, description=shown.summary)
+    for name, operator in OPERATORS.items():
+        command = commands.add_parser(name, help=operator.summary, description=operator.summary)
         command.add_argument(
             "--mesh", type=sizes, required=True, metavar="N,M", help="sizes of the mesh axes"
         )
-        if shown.has_modes:
+        if operator.has_modes:
             command.add_argument("--mode", choices=("classic", "complete"), default="classic")
-        for option in shown.options:
-            option.add_to(command)
-    options = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
+        for each, argument in operator.arguments.items():
+            add_argument(command, each, argument)
+    options = vars(parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments)))
+    operator = OPERATORS[options["operator"]]
     try:
-        found = OPERATORS[options.operator].candidates(options)
+        operation = operator.describe(**{name: options[name] for name in operator.arguments})
+        found = candidates(operation, options["mesh"], options.get("mode", "complete"))
     except StrategyError as error:
         sys.stderr.write(f"{error}\n")
         return 2

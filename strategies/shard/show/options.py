@@ -5,50 +5,32 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from strategies.shard.candidates.layout import Shape
-from strategies.shard.operators.getitem import Entry, Index
+from strategies.shard.operators.catalogue import Argument, ArgumentKind
+from strategies.shard.operators.views import Index, IndexEntry
 
 _NEGATIVE = re.compile(r"-\d")
-_CONSTANTS: dict[str, Entry] = {"None": None, "...": ...}
+_CONSTANTS: dict[str, IndexEntry] = {"None": None, "...": ...}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """An option of one operator.
-
-    Fields:
-        flag: `--input`.
-        help: what it is.
-        metavar: what stands for its value; an option without is a switch.
-        type: reads the value.
-        default: without the option; `None` where it is required.
-        is_repeated: whether it may stand several times.
-    """
-
-    flag: str
-    help: str
-    metavar: str | None = None
-    type: Callable[[str], Any] = int
-    default: Any = None
-    is_repeated: bool = False
-
-    def add_to(self, parser: ArgumentParser) -> None:
-        """Add it to the command line."""
-        if self.metavar is None:
-            parser.add_argument(self.flag, action="store_true", help=self.help)
-            return
-        parser.add_argument(
-            self.flag,
-            type=self.type,
-            metavar=self.metavar,
-            required=self.default is None,
-            default=self.default,
-            action="append" if self.is_repeated else "store",
-            help=self.help,
-        )
+def add_argument(parser: ArgumentParser, name: str, argument: Argument) -> None:
+    """Add an operator's argument to a command line, which parses it under `name`."""
+    if argument.kind in ("present", "absent"):
+        action = "store_true" if argument.kind == "present" else "store_false"
+        parser.add_argument(argument.flag, dest=name, action=action, help=argument.help)
+        return
+    parser.add_argument(
+        argument.flag,
+        dest=name,
+        type=_READERS[argument.kind],
+        metavar=argument.metavar,
+        required=argument.default is None,
+        default=argument.default,
+        action="append" if argument.kind == "several sizes" else "store",
+        help=argument.help,
+    )
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
@@ -89,7 +71,15 @@ def index(text: str) -> Index:
         ) from None
 
 
-def _entry(text: str) -> Entry:
+_READERS: dict[ArgumentKind, Callable[[str], Any]] = {
+    "sizes": sizes,
+    "several sizes": sizes,
+    "number": int,
+    "index": index,
+}
+
+
+def _entry(text: str) -> IndexEntry:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if ":" in text:

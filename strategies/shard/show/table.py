@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.redistribution import Collective, Phase
+from strategies.shard.candidates.redistribution import Phase
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 
 _LEGEND = (
     "Placements by dimension: S01 is sharded over mesh axes 0 and 1, R is replicated. Collectives by "
@@ -20,7 +20,7 @@ _LEGEND = (
 _GAP = 3
 
 
-def print_candidates(candidates: Sequence[Candidate], *, stream: TextIO | None = None) -> None:
+def print_candidates(candidates: Sequence[ShardingCandidate], *, stream: TextIO | None = None) -> None:
     """Print one line a candidate, as wide as it takes."""
     cheapest = sorted(candidates, key=lambda each: (each.cost.total_s, each.cost.memory_bytes))
     columns = (
@@ -45,7 +45,7 @@ def print_candidates(candidates: Sequence[Candidate], *, stream: TextIO | None =
     console.print(f"{len(rows)} candidates. {_LEGEND}", soft_wrap=True)
 
 
-def _row(candidate: Candidate) -> tuple[str, ...]:
+def _row(candidate: ShardingCandidate) -> tuple[str, ...]:
     cost = candidate.cost
     return (
         candidate.name,
@@ -58,17 +58,14 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _collectives(candidate: Candidate, phase: Phase) -> str:
+def _collectives(candidate: ShardingCandidate, phase: Phase) -> str:
     """Return `all_reduce output@0 4096 B`; axes over which the same happens stand together."""
     axes: dict[tuple[str, str, int], list[str]] = {}
     for collective in candidate.communication:
         if collective.phase == phase:
-            axes.setdefault(_what(collective), []).append(str(collective.mesh_axis))
+            what = collective.kind, collective.operand, collective.payload_bytes
+            axes.setdefault(what, []).append(str(collective.mesh_axis))
     words = [
         f"{kind} {operand}@{','.join(over)} {payload} B" for (kind, operand, payload), over in axes.items()
     ]
     return "; ".join(words) or "-"
-
-
-def _what(collective: Collective) -> tuple[str, str, int]:
-    return collective.kind, collective.operand, collective.payload_bytes

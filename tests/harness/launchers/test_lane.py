@@ -12,16 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness.launchers.lane import (
-    STOP,
-    TERMINATED_STATUS,
-    TIME_LIMIT_STATUS,
-    Halts,
-    LaneSpec,
-    Location,
-    _Lane,
-    _status,
-)
+from harness.launchers.lane import Halts, Location, _Lane, _status
+from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.resource_shape import Resources
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task

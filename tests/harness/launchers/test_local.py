@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.launchers import local
-from harness.launchers.lane import LaneSpec
+from harness.launchers.lane_spec import LaneSpec
 from harness.launchers.local import Local
 from harness.launchers.packing import Need, Slice
 from harness.launchers.resource_shape import Resources

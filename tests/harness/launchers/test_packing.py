@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from harness.launchers import packing
-from harness.launchers.lane import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
+from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, by_shape
 from harness.launchers.task import Task

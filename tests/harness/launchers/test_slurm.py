@@ -16,7 +16,7 @@ from harness.launchers import slurm as arrays
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_ends as ends
 from harness.launchers.base import End, Flight, Sweep
-from harness.launchers.lane import STOP
+from harness.launchers.lane_spec import STOP
 from harness.launchers.slurm import Slurm
 from harness.launchers.slurm_client import JobState, SlurmUnreachableError
 from harness.launchers.slurm_ends import Look, end_of

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
-from harness.launchers.lane import COMMAND, LaneSpec
+from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Slice
 from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.slurm_packed import SlurmPacked, _Allocation, _start

@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.errors import ConfigError
 from harness.models import ModelSpec
-from harness.models.evoformer import Evoformer, EvoformerBlock, EvoformerSpec
+from harness.models.evoformer import EvoformerSpec
 from harness.models.parts.gated_attention import GatedAttention
 from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention
+from harness.models.parts.protein_trunk import Evoformer, EvoformerBlock
 from harness.models.parts.shared_dropout import SharedDropout
 from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
 
@@ -137,7 +138,8 @@ def test_triangle_attention_is_among_edges_of_one_node(is_ending: bool) -> None:
 
 
 def test_a_block_updates_both_in_the_order_of_algorithm_6(make_spec: MakeSpec) -> None:
-    block = randomised(EvoformerBlock(spec_of(make_spec, **SMALL)))
+    block = randomised(spec_of(make_spec, **SMALL).build().get_submodule("layers.0"))
+    assert isinstance(block, EvoformerBlock)
     called: list[str] = []
     for name, child in block.named_children():
         child.register_forward_pre_hook(lambda *_, name=name: called.append(name))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from harness.models import Batch, ModelSpec
-from harness.models.moe import MoESpec, RoutedExperts
+from harness.models.moe import MoESpec
+from harness.models.parts.feed_forward import RoutedExperts
 
 MakeSpec = Callable[..., ModelSpec]
 
@@ -16,7 +17,9 @@ def routed(make_spec: MakeSpec, **changes: int) -> RoutedExperts:
     spec = make_spec("moe_nano", **changes)
     assert isinstance(spec, MoESpec)
     torch.manual_seed(0)
-    return RoutedExperts(spec)
+    return RoutedExperts(
+        width=spec.width, hidden_width=spec.hidden_width, n_experts=spec.n_experts, top_k=spec.top_k
+    )
 
 
 def dense(layer: RoutedExperts, x_TD: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from harness.errors import ConfigError
 from harness.models import ModelSpec
+from harness.models.parts.denoiser import UNet
 from harness.models.parts.unet_block import BlockPlan, ResidualBlock
-from harness.models.unet import UNet, UNetSpec
+from harness.models.unet import UNetSpec
 
 MakeSpec = Callable[..., ModelSpec]
 

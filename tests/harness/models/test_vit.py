@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from harness.errors import ConfigError
 from harness.models import ModelSpec
-from harness.models.vit import ViT, ViTBlock, ViTSpec
+from harness.models.parts.image_classifier import ViT, ViTBlock
+from harness.models.vit import ViTSpec
 
 MakeSpec = Callable[..., ModelSpec]
 
@@ -34,19 +35,23 @@ def torchs_block(block: ViTBlock, spec: ViTSpec) -> nn.Module:
     layer = nn.TransformerEncoderLayer(
         spec.width, spec.n_heads, spec.hidden_width, 0.0, functional.gelu, 1e-6, True, norm_first=True
     ).double()
-    projections = [block.attention.wq, block.attention.wk, block.attention.wv]
+    projections = [block.get_submodule(f"attention.{name}") for name in ("wq", "wk", "wv")]
     pairs = {
-        layer.self_attn.out_proj: block.attention.wo,
+        layer.self_attn.out_proj: block.get_submodule("attention.wo"),
         layer.norm1: block.attention_norm,
         layer.norm2: block.feed_forward_norm,
-        layer.linear1: block.feed_forward.up,
-        layer.linear2: block.feed_forward.down,
+        layer.linear1: block.get_submodule("feed_forward.up"),
+        layer.linear2: block.get_submodule("feed_forward.down"),
     }
     for target, source in pairs.items():
         target.load_state_dict(source.state_dict())
     with torch.no_grad():
-        layer.self_attn.in_proj_weight.copy_(torch.cat([linear.weight for linear in projections]))
-        layer.self_attn.in_proj_bias.copy_(torch.cat([linear.bias for linear in projections]))
+        layer.self_attn.in_proj_weight.copy_(
+            torch.cat([linear.get_parameter("weight") for linear in projections])
+        )
+        layer.self_attn.in_proj_bias.copy_(
+            torch.cat([linear.get_parameter("bias") for linear in projections])
+        )
     return layer
 
 

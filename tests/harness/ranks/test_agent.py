@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
 
-from harness.ranks.agent import Agent, RankJob, hosted, sigterm_exits
+from harness.ranks.agent import Agent, RankJob, sigterm_exits
 from harness.ranks.culprit import Outcome
 from harness.ranks.forkserver import ForkServer, ForkServerError, server_environment
 from harness.ranks.node_report import Halt
@@ -359,14 +357,6 @@ def test_a_signal_to_all_processes_is_the_agents_though_ranks_die_of_it_first(
     outcome = agent.run(job, halt=lambda: halt if _is_over(tmp_path, 1) else None)
     assert outcome.error is not None
     assert (outcome.status, outcome.error.kind, outcome.error.rank) == ("lost", "SIGTERM", None)
-
-
-def test_a_store_is_hosted_on_a_free_port() -> None:
-    with hosted("127.0.0.2") as (host, port), hosted("localhost") as (_, other):
-        assert (host, port != other) == ("127.0.0.2", True)
-        TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "value")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, port)).close()
 
 
 def _process_of(agent: Agent, folder: Path) -> int:

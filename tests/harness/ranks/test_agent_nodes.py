@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from harness.ranks.agent import Agent, RankJob, hosted
+from harness.ranks.agent import Agent, RankJob
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.node_report import Halt, NodeReport, read_node_reports
+from harness.ranks.nodes import hosted
 from harness.ranks.rank_report import read_reports
 from tests.harness.processes import Waiter, has_begun, require_dead
 
@@ -182,6 +183,7 @@ _NODE = f"""
 import signal, sys
 from pathlib import Path
 from harness.ranks.agent import Agent, RankJob
+from harness.ranks.nodes import hosted
 from harness.ranks.node_report import Halt
 
 folder, node, host, port = sys.argv[1:]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.ranks.entry import RankContext, RankStart
+from harness.ranks.entry import RankContext
 from harness.ranks.rank_report import RankReport, read_reports
+from harness.ranks.start import RankStart
 
 
 def _context(folder: Path, rank: int = 0) -> RankContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness.ranks.agent import Agent, RankJob
 from harness.ranks.culprit import Outcome
 from harness.ranks.live_ranks import HaltCheck
 from harness.ranks.node_report import Halt, NodeReport
-from harness.ranks.nodes import Director, follow, hosting, join
+from harness.ranks.nodes import Director, follow, hosted, hosting, join
 from harness.ranks.rank_report import RankReport, report_path
 
 HOSTS = ("localhost", "beta")
@@ -112,6 +113,14 @@ class _Running:
                 trial_dir=folder, entry="nobody:runs", payload=None, ranks=1, world_size=2, deadline_s=60.0
             )
         )
+
+
+def test_a_store_is_hosted_on_a_free_port() -> None:
+    with hosted("127.0.0.2") as (host, port), hosted("localhost") as (_, other):
+        assert (host, port != other) == ("127.0.0.2", True)
+        TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "value")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port)).close()
 
 
 def test_trials_are_announced_run_and_reported_one_after_the_other(lane: _Pair, tmp_path: Path) -> None:

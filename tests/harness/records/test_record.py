@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.records.record import Ending, Record, build, refused, validate
-from harness.report.model.flat import flat_summary
+from harness.report.facts.flat_record import flat_summary
 from tests.harness.records_fixture import (
     FINISHED,
     OK,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment
 from harness.trial.plan_sharding import plan_sharding
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.shadow import Shadow, compute_in
 from tests.harness.composing import experiment_of
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from harness.errors import ConfigError, Terminated
-from harness.experiment.mesh import Mesh
+from harness.experiment import devices
 from harness.launchers.local import RANKS_PER_CORE
 from harness.models import ModelSpec
-from harness.trial.preflight import Preflight, device_type
+from harness.trial.preflight import Preflight
 from tests.harness import user_models
 from tests.harness.composing import experiment_of, point_of, refusal_of, rows
 
@@ -101,7 +101,7 @@ def test_a_region_may_begin_in_one_block_and_end_in_the_next() -> None:
             "shard=cheapest shard.memory_limit_mib=1": "shard.memory_limit_mib: no plan fits 1.0 MiB a rank; "
             "the smallest takes 28.571",
             "shard=megatron model=moe_nano": "shard: needs sizes that do not depend on data; those of 'where' at "
-            "moe.py do; use mesh.tp=1",
+            "feed_forward.py do; use mesh.tp=1",
         }
     ),
 )
@@ -296,18 +296,10 @@ def test_refuses_cuda_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_refuses_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_DRIVERS", ("/dev/null",))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert refusal_of("mesh=shard2 mesh.device=auto") == "mesh: shard2 needs 2 CUDA devices a node, found 1"
-
-
-@pytest.mark.parametrize(
-    ("asked", "has_cuda", "used"),
-    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", False, "cuda")],
-)
-def test_device_type(monkeypatch: pytest.MonkeyPatch, asked: str, has_cuda: bool, used: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    assert device_type(Mesh(device=asked)) == used
 
 
 def test_a_model_of_any_size_is_checked_without_its_memory() -> None:

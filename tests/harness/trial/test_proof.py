@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records.parity import Compared, Difference, Parity, PartParity
-from harness.trial.proof import chain
+from harness.experiment.links import chain
+from harness.records.parity_result import Compared, FirstDifference, Parity, PartParity
 from tests.harness.composing import experiment_of
 
 _TWIN = "ac=none chunk=none shard=none"
@@ -80,7 +80,7 @@ def test_the_sharding_is_that_of_the_trial_in_every_link() -> None:
 
 
 def test_a_difference_along_the_chain_says_between_what() -> None:
-    difference = Difference(name="w", index=(1,), rank=0, step=0, expected=1.0, actual=2.0)
+    difference = FirstDifference(name="w", index=(1,), rank=0, step=0, expected=1.0, actual=2.0)
     unequal = PartParity(equal=False, max_abs=1.0, max_rel=1.0, first_difference=difference)
     equal = Parity(
         level="bitwise",

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.records.parity import PARTS
+from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run, run_sweep
-from strategies.regions.operators import PRESETS
+from strategies.regions.presets import PRESETS
 from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]
 
-SHORT = "protocol=smoke protocol.timed_pairs=0"
+SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1"
 SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
 USER = "model=python model.factory=tests.harness.user_models"
+DROPOUT = "ac=full model.dropout=0.1 protocol.parity_steps=3"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
 TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
 KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
@@ -35,7 +36,7 @@ LINES = [
     "ac=selective_op ac.save_ops=modalities model=llama_nano",
     "ac=selective_op ac.save_ops=[attention,topk]",
     "ac=offload",
-    "ac=full model.dropout=0.1",
+    DROPOUT,
     WRONG_DROPOUT,
     "ac=full mesh=shard2",
     "ac=nested",
@@ -137,7 +138,7 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=selective_op", "neutral"),
         ("ac=selective_op ac.save_ops=modalities model=llama_nano", "neutral"),
         ("ac=offload", "neutral"),
-        ("ac=full model.dropout=0.1", "neutral"),
+        (DROPOUT, "neutral"),
         ("ac=full mesh=shard2", "neutral"),
         (f"{USER}:regression ac=full", "neutral"),
         (f"{USER}:regression model.layers_fqn=''", "neutral"),
@@ -232,7 +233,7 @@ def test_saved_bytes_are_what_the_variants_claim(trial: Trial) -> None:
     assert saved["ac=selective_layer"] == outside + blocks // 2 + 2 * (INPUT_BYTES + RNG_BYTES)
     assert saved["ac=selective_layer ac.ac_freq=99"] == saved["ac=none"]
     assert saved["ac=full"] < saved["ac=selective_op"] < saved["ac=none"]
-    assert saved["ac=full model.dropout=0.1"] - saved[WRONG_DROPOUT] == _L * RNG_BYTES
+    assert saved[DROPOUT] - saved[WRONG_DROPOUT] == _L * RNG_BYTES
 
 
 def test_the_baseline_of_a_trial_is_the_trial_without_the_variant(trial: Trial) -> None:
@@ -281,7 +282,7 @@ def test_other_random_numbers_in_recomputation_are_found_in_the_gradients(trial:
 
 
 def test_equal_parts_differ_by_nothing(trial: Trial) -> None:
-    parity = trial("ac=full model.dropout=0.1").parity
+    parity = trial(DROPOUT).parity
     assert parity is not None
     assert (parity.level, parity.steps, len(parity.losses)) == ("bitwise", 3, 3)
     for name in PARTS:

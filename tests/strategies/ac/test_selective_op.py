@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from strategies import StrategyError
 from strategies.ac.selective_op import SelectiveOp
-from strategies.regions.operators import PRESETS
+from strategies.regions.presets import PRESETS
 from tests.strategies.toys import Stack, differences, toy, train_step
 
 MODALITIES = PRESETS["modalities"].operators

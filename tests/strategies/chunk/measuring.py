@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.measure.memory.live_storages import LiveStorages, is_activation, mark_backward, mark_forward
 from harness.measure.memory.locator import Locator
+from harness.measure.memory.totals import mark_backward, mark_forward
+from strategies.estimate.ledger import is_activation
+from strategies.estimate.live_storages import LiveStorages
 
 
 def forward_peak_bytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
@@ -35,7 +37,7 @@ def _peak_bytes(model: nn.Module, inputs: tuple[Tensor, ...], *, with_backward: 
     live = LiveStorages(locator, device="cpu", is_host=lambda: False)
     gc.collect()
     with locator, live:
-        live.stand([*model.parameters(), *model.buffers(), *inputs])
+        live.add_standing([*model.parameters(), *model.buffers(), *inputs])
         outputs = model(*inputs)
         if with_backward:
             loss = loss_of(outputs)

@@ -141,8 +141,8 @@ MODELS = {
     "a function with a backward of its own": (
         _Custom,
         (
-            "'layers.1.down' uses what the torch.autograd.Function '_Cubes' gives, whose backward no graph "
-            "of its forward has; write it with torch's functions, or plan a model without it"
+            "'layers.1.down' calls the custom autograd function '_Cubes', whose backward would be lost: "
+            "chunks are recomputed from the forward graph; rewrite it with torch operators, or use chunk=none"
         ),
     ),
     "a tensor that is kept": (
@@ -217,6 +217,6 @@ def test_regions_inside_of_a_block() -> None:
     with pytest.raises(StrategyError) as caught:
         Budget(fraction=0.5).for_step(step).apply(model, inputs)
     assert str(caught.value) == (
-        "ac: 'layers.0.attention' is no block that is called with a forward of its own under chunks, which "
-        "would not run its region; name whole blocks, or use chunk=none"
+        "ac: the region around 'layers.0.attention' would never run, because chunk replaces the forward of "
+        "its block; put regions around whole blocks, or use chunk=none"
     )

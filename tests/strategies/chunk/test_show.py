@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench.trials import experiments
-from harness.trial.preflight import _without_memory, show
+from harness.trial.without_memory import _without_memory, show
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 MODELS = {

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.chunk.planning.plan import Planning
+from strategies.chunk.planning.chunk_plan import Planner
 from strategies.estimate.liveness import Storages
-from strategies.nested.program import shadowed
-from strategies.tracing.operators import record_scopes
-from strategies.tracing.shadow import Shadow
+from strategies.tracing.operator_graph import record_scopes
+from strategies.tracing.shadow import Shadow, shadowed
 from tests.strategies.chunk.measuring import forward_peak_bytes
 
 WIDTH = 8
@@ -84,7 +83,7 @@ def test_a_plan_holds_one_copy_less_and_gives_the_same() -> None:
     model, x = Code(lambda y, _: functional.silu(y)).eval(), torch.randn(3, WIDTH)
     unchunked, one = forward_peak_bytes(model, (x,)), 3 * WIDTH * 4
     expected = model(x)
-    plan = Planning.of(model, (x,)).plan(unchunked - 1)
+    plan = Planner.of(model, (x,)).plan(unchunked - 1)
     planned = plan.apply(model)
     with torch.no_grad():
         assert torch.equal(planned(x), expected)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from strategies.estimate.liveness import Step, simulate
+from strategies.estimate.liveness import StorageStep, simulate
 
 
-def step(makes: dict[Any, int], holds: str = "", private_bytes: int = 0) -> Step:
-    return Step(makes=makes, holds=frozenset(holds), private_bytes=private_bytes)
+def step(makes: dict[Any, int], holds: str = "", private_bytes: int = 0) -> StorageStep:
+    return StorageStep(makes=makes, holds=frozenset(holds), private_bytes=private_bytes)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def step(makes: dict[Any, int], holds: str = "", private_bytes: int = 0) -> Step
         pytest.param([step({}, "x"), step({"a": 1}, "x")], "", [0, 1], id="inputs have no bytes"),
     ],
 )
-def test_bytes_alive(steps: list[Step], kept: str, live: list[int]) -> None:
+def test_bytes_alive(steps: list[StorageStep], kept: str, live: list[int]) -> None:
     profile = simulate(steps, kept)
     assert list(profile.live_bytes) == live
     assert profile.peak_bytes == max(live, default=0)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.nested.forward import PROGRAMS, NestedForward
+from strategies.nested.nested_forward import PROGRAMS, NestedForward
 from strategies.regions.region import regions
 from tests.strategies.nested.examination import Calls, Case, Given, different, rows, step
 

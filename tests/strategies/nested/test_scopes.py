@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.nested.forward import NestedForward
+from strategies.nested.nested_forward import NestedForward
 from strategies.regions.region import regions
 from tests.strategies.nested.examination import Calls, different, rows, step
 

@@ -132,12 +132,24 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
     return draw(numbers), draw(numbers), draw(labelled(count))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+Case = tuple[list[int], list[int], list[list[int]]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(cases())
-def test_every_region_around_a_node_is_one_more_call(
-    case: tuple[list[int], list[int], list[list[int]]],
-) -> None:
-    back, glue, paths = case
+def test_every_region_around_a_node_is_one_more_call(case: Case) -> None:
+    assert_one_call_a_region(*case)
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(cases())
+def test_every_region_around_a_node_of_many_more_trees(case: Case) -> None:
+    assert_one_call_a_region(*case)
+
+
+def assert_one_call_a_region(back: list[int], glue: list[int], paths: list[list[int]]) -> None:
     torch.manual_seed(0)
     plain = Branched(back, glue)
     labels = {f"nodes.{at}": path for at, path in enumerate(paths)}

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.model.graph import ModelGraph, TensorAxis, model_graph
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.shard.model.graph import ModelGraph, TensorAxis
+from strategies.shard.model.graph_building import model_graph
 
 SPLITS = {"blocks.*.up": "column", "blocks.*.down": "row"}
 AXIS = TensorAxis(ranks=2, splits=SPLITS)

@@ -13,8 +13,8 @@ from torch.nn import functional
 from bench.collectives import Collectives, Counts, promised
 from strategies import StrategyError
 from strategies.shard.base import Sharding
-from strategies.shard.model.plans import ShardPlan
 from strategies.shard.model.realisation import realise
+from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.models import AXIS, Chain
 from tests.strategies.shard.shard_ranks import mesh_of
 
@@ -69,8 +69,8 @@ def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
 def _forgetting(plan: ShardPlan, fqn: str, what: str) -> ShardPlan:
     def forget(option: Any) -> Any:
         if what == "parameters":
-            held = {name: replace(each, reduction=()) for name, each in option.way.parameters.items()}
-            return replace(option, way=replace(option.way, parameters=held))
+            held = {name: replace(each, reduction=()) for name, each in option.candidate.parameters.items()}
+            return replace(option, candidate=replace(option.candidate, parameters=held))
         return replace(option, entering=replace(option.entering, backward=()))
 
     modules = tuple(

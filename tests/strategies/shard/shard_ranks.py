@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from bench.collectives import Collectives, Counts
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.execution import apply, distribute, place, redistribute
 from strategies.shard.candidates.layout import Placements, Shape, local_part
 from strategies.shard.candidates.operation import LocalOperands
-from strategies.shard.candidates.redistribution import plan, reversed_plan
-from strategies.shard.candidates.verification import Difference, draw, verify
+from strategies.shard.candidates.redistribution import reversed_steps, steps_between
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.candidates.verification import OperandDifference, draw, verify
 from tests.strategies.shard.operators.operator_cases import CASES, MESH
 
 SHARDED_ROWS = 2
@@ -32,11 +32,11 @@ def mesh_of(shape: Shape) -> DeviceMesh:
     return init_device_mesh("cpu", shape)
 
 
-Examined: TypeAlias = tuple[tuple[Difference, ...], Counts]
+Examined: TypeAlias = tuple[tuple[OperandDifference, ...], Counts]
 """What is wrong with a candidate on one rank, and the collectives that it ran."""
 
 
-def examine(_rank: int, candidates: Sequence[Candidate], mesh_shape: Shape) -> list[Examined]:
+def examine(_rank: int, candidates: Sequence[ShardingCandidate], mesh_shape: Shape) -> list[Examined]:
     """Verify candidates; all collectives of a verification are the candidate's."""
     mesh, found = mesh_of(mesh_shape), []
     for candidate in candidates:
@@ -67,7 +67,7 @@ def _plain(tensor: Tensor) -> Placements:
     return tuple(Partial() if each.is_partial() else each for each in tensor.placements)
 
 
-def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: str) -> str:
+def apply_elsewhere(_rank: int, candidate: ShardingCandidate, mesh_shape: Shape, kind: str) -> str:
     """Return the message with which unsuitable arguments are refused."""
     mesh = mesh_of(mesh_shape)
     whole = {operand.name: torch.zeros(operand.shape) for operand in candidate.inputs}
@@ -77,8 +77,6 @@ def apply_elsewhere(_rank: int, candidate: Candidate, mesh_shape: Shape, kind: s
         if kind == "names":
             distribute(candidate, mesh, {"input": whole["input"]})
         placed = distribute(candidate, mesh, whole)
-        if kind == "outputs":
-            apply(candidate, mesh, placed)
         operand = replace(candidate.operand("weight"), placements=(Replicate(), Replicate()))
         apply(candidate, mesh, {**placed, "weight": place(whole["weight"], operand, mesh)})
     except ValueError as error:
@@ -102,8 +100,8 @@ def _move(
     assert coordinate is not None
     whole = torch.arange(1.0, 1 + torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
     back = whole.flip(0)
-    steps = plan(source, target, shape=shape, mesh_shape=mesh_shape, itemsize=8)
-    returning = reversed_plan(steps)
+    steps = steps_between(source, target, shape=shape, mesh_shape=mesh_shape, itemsize=8)
+    returning = reversed_steps(steps)
     start = _summand(local_part(whole, source, mesh_shape, coordinate), source, coordinate, mesh_shape)
     start.requires_grad_()
     with Collectives() as counter:

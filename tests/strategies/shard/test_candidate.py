@@ -7,7 +7,7 @@ import pytest
 
 from strategies import StrategyError
 from strategies.shard.candidate import OneCandidate
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, meta
 
 _COLUMN, _ROW, _BATCH = "RS0 = RR x RS0", "RR = RS0 x S0R", "S0R = S0R x RR_0"

@@ -11,7 +11,7 @@ from strategies import StrategyError
 from strategies.shard.cheapest import Cheapest
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from tests.parity.cases import MODELS
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, meta
 

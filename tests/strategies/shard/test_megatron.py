@@ -8,7 +8,7 @@ import pytest
 from strategies import StrategyError
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import TensorAxis
-from strategies.shard.model.plans import ShardPlan
+from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Sorted, Unlisted, meta
 
 _ACTIVATION = 4 * 6 * 8 * 4

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from strategies.shard.operators.catalogue import OPERATORS
 from strategies.shard.show.__main__ import main
 
 _NOTE = Path(__file__).parents[3] / "docs/design/0009-sharding-candidates.md"
@@ -28,7 +29,7 @@ def test_the_complete_set_has_a_line_a_candidate(capsys: pytest.CaptureFixture[s
     assert "bias" not in table
 
 
-OPERATORS: dict[str, tuple[str, int]] = {
+COMMANDS: dict[str, tuple[str, int]] = {
     "matmul": ("matmul --input 4,8 --other 8,16", 14),
     "matmul, complete": ("matmul --input 4,8 --other 8,16 --mode complete", 16),
     "bmm": ("bmm --input 4,8,16 --other 4,16,8", 7),
@@ -52,7 +53,11 @@ OPERATORS: dict[str, tuple[str, int]] = {
 }
 
 
-@pytest.mark.parametrize(("command", "count"), OPERATORS.values(), ids=OPERATORS)
+def test_every_operator_of_the_table_has_a_command() -> None:
+    assert {"linear", *(command.partition(" ")[0] for command, _ in COMMANDS.values())} == set(OPERATORS)
+
+
+@pytest.mark.parametrize(("command", "count"), COMMANDS.values(), ids=COMMANDS)
 def test_every_operator_is_shown(command: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--mesh", "2,2"]) == 0
     table = capsys.readouterr().out

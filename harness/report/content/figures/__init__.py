@@ -5,14 +5,14 @@ from __future__ import annotations
 from harness.report.content.figures.bars import memory_figure, work_figure
 from harness.report.content.figures.curves import chunk_figure, timeline_figure
 from harness.report.content.figures.scatter import front_figure, prediction_figure
-from harness.report.model.document import Figure
-from harness.report.model.sweep import Entry, Sweep
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 MOST_BARS = 40
 """Trials in a figure that has a bar a trial; all are in the tables."""
 
 
-def figures(sweep: Sweep) -> tuple[Figure, ...]:
+def figures(sweep: SweepRecords) -> tuple[Figure, ...]:
     """Return the figures that the records have numbers for."""
     shown = _shown(sweep)
     found = (
@@ -26,7 +26,7 @@ def figures(sweep: Sweep) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure is not None)
 
 
-def _shown(sweep: Sweep) -> tuple[Entry, ...]:
+def _shown(sweep: SweepRecords) -> tuple[Entry, ...]:
     """Return the trials that get a bar each: all, or those of the largest setting with the lowest peaks."""
     if len(sweep.entries) <= MOST_BARS:
         return sweep.entries

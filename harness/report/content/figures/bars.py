@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.content.figures.parts import BAR_HEIGHT, MIB, bars_height, names_axis, row_of, tip
-from harness.report.model.document import Figure
-from harness.report.model.sweep import Entry
+from harness.report.content.figures.encodings import (
+    BAR_HEIGHT,
+    MIB,
+    bars_height,
+    names_axis,
+    paths_of,
+    row_of,
+    tip,
+)
+from harness.report.facts import quantities
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import Entry
 
 _KINDS = {
-    "parameters": "memory/parameter_bytes",
-    "gradients": "memory/gradient_bytes",
-    "optimizer": "memory/optimizer_bytes",
-    "saved": "memory/saved_bytes",
+    "parameters": quantities.PARAMETERS,
+    "gradients": quantities.GRADIENTS,
+    "optimizer": quantities.OPTIMIZER,
+    "saved": quantities.SAVED,
 }
 
 
 def memory_figure(entries: Sequence[Entry]) -> Figure | None:
     """Return stacked memory by kind, a bar a trial, with the peak as a tick."""
-    columns = _KINDS | {"activations": "memory/activation_peak_bytes", "peak": "memory/peak_bytes"}
+    columns = _KINDS | {"activations": quantities.ACTIVATION_PEAK, "peak": quantities.PEAK}
     rows = [
         row_of(entry, columns) | {"owner": f"{memory.peak_phase}, {memory.peak_module}"}
         for entry in entries
@@ -66,16 +75,16 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
         ),
         spec={"height": bars_height(rows), "layer": [bars, peaks]},
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )
 
 
 def work_figure(entries: Sequence[Entry]) -> Figure | None:
     """Return FLOPs of a step, a bar a trial: forward, backward, recomputed."""
     columns = {
-        "forward": "work/forward_flops",
-        "backward_all": "work/backward_flops",
-        "recomputed": "work/recomputed_flops",
+        "forward": quantities.FORWARD_FLOPS,
+        "backward_all": quantities.BACKWARD_FLOPS,
+        "recomputed": quantities.RECOMPUTED_FLOPS,
     }
     rows = [row_of(entry, columns) for entry in entries if entry.record.work is not None]
     if not rows:
@@ -111,5 +120,5 @@ def work_figure(entries: Sequence[Entry]) -> Figure | None:
             },
         },
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.content.figures.parts import MIB, SYMBOLS, row_of, tip
-from harness.report.model.document import Figure
-from harness.report.model.sweep import Entry, Sweep
+from harness.records.measured import Moment
+from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
+from harness.report.facts import quantities
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _MOST_LINES = 10
 
 
 def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
     """Return memory through the step, a line a trial, with where each peak was reached."""
-    known = [entry for entry in entries if entry.value("memory/timeline")]
+    known = [(entry, moments) for entry in entries if (moments := _timeline(entry))]
     rows = [
         {
             "trial_id": entry.trial_id,
@@ -23,9 +25,9 @@ def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
             "where": f"{moment.phase}, {moment.module}",
             "is_peak": moment.bytes == peak,
         }
-        for entry in known[:_MOST_LINES]
-        for peak in [max(moment.bytes for moment in entry.value("memory/timeline"))]
-        for number, moment in enumerate(entry.value("memory/timeline"))
+        for entry, moments in known[:_MOST_LINES]
+        for peak in [max(moment.bytes for moment in moments)]
+        for number, moment in enumerate(moments)
     ]
     if not rows:
         return None
@@ -58,21 +60,26 @@ def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
             "layer": layers,
         },
         rows=tuple(rows),
-        paths={"bytes": "memory/timeline/{moment}/bytes"},
+        paths={"bytes": quantities.timeline_bytes(quantities.column("moment")).path},
     )
 
 
-def chunk_figure(sweep: Sweep, option: str) -> Figure | None:
+def _timeline(entry: Entry) -> tuple[Moment, ...]:
+    return () if entry.record.memory is None else entry.record.memory.timeline
+
+
+def chunk_figure(sweep: SweepRecords, option: str) -> Figure | None:
     """Return activation peak and step time against the budget that chunking was given."""
     columns = {
-        "budget": f"experiment/chunk/{option}",
-        "activations": "memory/activation_peak_bytes",
-        "ratio": "time/ratio_to_baseline/median",
+        "budget": quantities.chunk_option(option),
+        "activations": quantities.ACTIVATION_PEAK,
+        "ratio": quantities.RATIO,
     }
     rows = [
         row | {"place": sweep.where(entry), "variant": entry.family}
         for entry in sweep.entries
-        if {"budget", "activations"} <= (row := row_of(entry, columns)).keys()
+        if entry.record.memory is not None
+        and {"budget", "activations"} <= (row := row_of(entry, columns)).keys()
     ]
     if len(rows) < 2:  # noqa: PLR2004 (a curve has two points)
         return None
@@ -99,5 +106,5 @@ def chunk_figure(sweep: Sweep, option: str) -> Figure | None:
             },
         },
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import is_baseline
-from harness.report.content.figures.parts import MIB, SYMBOLS, row_of, tip
-from harness.report.content.pareto import front
-from harness.report.model.baseline import of_baselines
-from harness.report.model.document import Figure
-from harness.report.model.sweep import Sweep
+from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
+from harness.report.content.pareto import pareto_front
+from harness.report.facts import quantities
+from harness.report.facts.baseline import of_baselines
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import Entry, SweepRecords
 
 _MOST_LABELLED = 14
 _MOST_WHISKERS = 300
@@ -19,32 +20,21 @@ _RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
 _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
 
-def front_figure(sweep: Sweep) -> Figure | None:
+_Channel = Mapping[str, Any]
+_Row = Mapping[str, Any]
+_FRONT_COLUMNS = {
+    "share": quantities.PEAK_SHARE,
+    "ratio": quantities.RATIO,
+    "low": quantities.RATIO_LOW,
+    "high": quantities.RATIO_HIGH,
+    "peak_bytes": quantities.PEAK,
+}
+
+
+def front_figure(sweep: SweepRecords) -> Figure | None:
     """Return peak memory against step time, both as shares of the baseline's; the front is filled."""
-    columns = {
-        "share": "memory/peak_bytes : memory/baseline/peak_bytes",
-        "ratio": "time/ratio_to_baseline/median",
-        "low": "time/ratio_to_baseline/low",
-        "high": "time/ratio_to_baseline/high",
-        "peak_bytes": "memory/peak_bytes",
-    }
-    rows = []
-    for entries in sweep.by_setting.values():
-        found = front(entries)
-        for point in found.points:
-            by, experiment = found.dominated.get(point.entry.trial_id), point.entry.record.experiment
-            rows.append(
-                row_of(point.entry, columns)
-                | {
-                    "variant": point.entry.family,
-                    "place": sweep.where(point.entry),
-                    "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
-                    "is_best": by is None,
-                    "label": point.entry.choice if by is None and not is_baseline(experiment) else "",
-                    "verdict": point.entry.record.verdict,
-                }
-            )
-    rows = [row | {"number": number} for number, row in enumerate(rows) if "share" in row]
+    numbered = enumerate(row for entries in sweep.by_setting.values() for row in _front_rows(sweep, entries))
+    rows = [row | {"number": number} for number, row in numbered if "share" in row]
     if not rows:
         return None
     drawn = {row["trial_id"] for row in rows}
@@ -79,15 +69,7 @@ def front_figure(sweep: Sweep) -> Figure | None:
             else {}
         ),
     }
-    layers: list[dict[str, Any]] = [points]
-    if len(rows) <= _MOST_WHISKERS:
-        whiskers = {"x": x | {"field": "low", "title": ""}, "x2": {"field": "high"}, "y": y | {"title": ""}}
-        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
-        layers.insert(0, {"mark": {"type": "rule", "opacity": 0.35}, "encoding": whiskers | colour})
-    labelled = [row["number"] for row in rows if row["label"]]
-    if len(labelled) <= _MOST_LABELLED:
-        parities = sorted({number % 2 for number in labelled})
-        layers += [_labels(parity, x | {"title": ""}, y | {"title": ""}) for parity in parities]
+    layers = [*_whiskers(rows, x, y), points, *_all_labels(rows, x, y)]
     return Figure(
         key="front",
         title="Memory against time",
@@ -98,11 +80,43 @@ def front_figure(sweep: Sweep) -> Figure | None:
         ),
         spec={"height": 380, "layer": layers},
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(_FRONT_COLUMNS),
     )
 
 
-def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
+def _front_rows(sweep: SweepRecords, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    """Yield the row of each trial of a setting that has memory and time."""
+    found = pareto_front(entries)
+    for point in found.points:
+        entry, by = point.entry, found.dominated.get(point.entry.trial_id)
+        is_labelled = by is None and not is_baseline(entry.record.experiment)
+        yield row_of(entry, _FRONT_COLUMNS) | {
+            "variant": entry.family,
+            "place": sweep.where(entry),
+            "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
+            "is_best": by is None,
+            "label": entry.choice if is_labelled else "",
+            "verdict": entry.record.verdict,
+        }
+
+
+def _whiskers(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+    """Yield the layer of intervals, unless there are too many to tell apart."""
+    if len(rows) <= _MOST_WHISKERS:
+        ends = {"x": {**x, "field": "low", "title": ""}, "x2": {"field": "high"}, "y": {**y, "title": ""}}
+        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
+        yield {"mark": {"type": "rule", "opacity": 0.35}, "encoding": ends | colour}
+
+
+def _all_labels(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+    """Yield the layers of names, unless there are too many to read."""
+    labelled = [row["number"] for row in rows if row["label"]]
+    if len(labelled) <= _MOST_LABELLED:
+        for parity in sorted({number % 2 for number in labelled}):
+            yield _labels(parity, {**x, "title": ""}, {**y, "title": ""})
+
+
+def _labels(parity: int, x: _Channel, y: _Channel) -> dict[str, Any]:
     """Return the names of points on the front, in turns above and below: neighbours are often close."""
     return {
         "transform": [{"filter": f"datum.label && datum.number % 2 == {parity}"}],
@@ -111,9 +125,9 @@ def _labels(parity: int, x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str
     }
 
 
-def prediction_figure(sweep: Sweep) -> Figure | None:
+def prediction_figure(sweep: SweepRecords) -> Figure | None:
     """Return predicted against measured peak; on the diagonal they agree."""
-    columns = {"predicted": "memory/predicted_peak_bytes", "measured": "memory/peak_bytes"}
+    columns = {"predicted": quantities.PREDICTED_PEAK, "measured": quantities.PEAK}
     rows = [row for entry in sweep.entries if "predicted" in (row := row_of(entry, columns))]
     if not rows:
         return None
@@ -149,5 +163,5 @@ def prediction_figure(sweep: Sweep) -> Figure | None:
         about="On the dashed diagonal, what was predicted before the trial ran is what was measured.",
         spec={"height": 320, "layer": [diagonal, points]},
         rows=tuple(rows),
-        paths=columns,
+        paths=paths_of(columns),
     )

@@ -29,9 +29,10 @@ from harness.measure.gloo.wait import settled_collectives
 from harness.measure.memory import allocator
 from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
-from harness.measure.tensors import storage_key, tensors_in
 from harness.models.base import Batch
 from harness.ranks.forkserver import ForkServer
+from strategies.estimate.liveness import key_of
+from strategies.estimate.tensors import tensors_in
 from tests.harness.measure.metered import LENGTH, Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
 
@@ -212,7 +213,7 @@ def test_the_program_keeps_its_own_tensors() -> None:
     with settled_collectives():
         assert functional.wait_tensor(functional.all_reduce_(x, "sum", name)) is x
         result = functional.wait_tensor(functional.all_reduce(x, "sum", name))
-    assert storage_key(result) != storage_key(x)
+    assert key_of(result) != key_of(x)
     assert torch.equal(result, x)
 
 

@@ -16,10 +16,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.memory import allocator
 from harness.measure.memory import counting_allocator as counting
-from harness.measure.memory.allocator import AllocatorReport, CpuWorkspaceProbe, LiveTotals
+from harness.measure.memory.allocator import CpuWorkspaceProbe, LiveTotals
 from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
 from harness.measure.step import StepReport, allocator_truth, instrument
 from harness.models.base import Batch
+from harness.records.measured import Allocator
 from tests.harness.measure.metered import REGIONS, Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
 
@@ -52,7 +53,7 @@ def test_live_storages_are_what_the_allocator_hands_out(
     between = counted.read()
     truth = allocator_truth(trainee, tokens(), report.live)
     after = counted.read()
-    assert truth == AllocatorReport(
+    assert truth == Allocator(
         source="counting allocator",
         peak_requested_bytes=report.memory.peak_bytes,
         peak_allocated_bytes=None,
@@ -150,7 +151,7 @@ def test_batch_normalisation_is_explained(region: str, counted: CountingAllocato
     assert report.workspaces.largest_by_op["aten.native_batch_norm_backward.default"] > 0
 
 
-def _probed(trainee: Metered, batch: Batch, counted: CountingAllocator) -> tuple[AllocatorReport, StepReport]:
+def _probed(trainee: Metered, batch: Batch, counted: CountingAllocator) -> tuple[Allocator, StepReport]:
     """Return what the allocator saw of a step, and what the meter and a probe did."""
     warmed(trainee, batch)
     report = instrument(trainee, batch, probe=CpuWorkspaceProbe(counted))
@@ -267,7 +268,7 @@ def test_parameters_that_are_sharded_are_counted_to_the_byte(region: str, counte
     assert (truth.workspace_bytes, truth.peak_requested_bytes) == (0, report.memory.peak_bytes)
 
 
-def _on_gloo(_: int) -> AllocatorReport | None:
+def _on_gloo(_: int) -> Allocator | None:
     assert allocator.install()
     trainee = _sharded("full")
     report = instrument(trainee, tokens())

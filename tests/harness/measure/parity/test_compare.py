@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, steps, summarise
 from harness.measure.parity.compare import compare as parity
 from harness.measure.parity.snapshot import Captured, Structure, flatten
-from harness.records.parity import PARTS, Difference, Parity, PartParity, describe_difference
+from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity, describe_difference
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
 
 NAN, INF = float("nan"), float("inf")
@@ -363,7 +363,7 @@ class TestSummary:
             for step, (one, other) in enumerate(values)
         ]
         summary = summarise(compared_steps)
-        first = Difference(name="w", index=(0,), rank=0, step=1, expected=1.0, actual=1.25)
+        first = FirstDifference(name="w", index=(0,), rank=0, step=1, expected=1.0, actual=1.25)
         assert summary.gradients == PartParity(equal=False, max_abs=2.0, max_rel=2.0, first_difference=first)
         assert (summary.level, summary.steps, summary.losses) == ("bitwise", 3, (1.0, 1.25, 3.0))
         assert not summary.is_equal
@@ -406,39 +406,39 @@ class TestSummary:
 MESSAGES = [
     (
         "gradients",
-        Difference(
+        FirstDifference(
             name="layers.0.mlp.up.weight", index=(3, 17), rank=1, step=0, expected=0.125, actual=0.1252
         ),
         "parity: gradient of 'layers.0.mlp.up.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252",
     ),
     (
         "gradients",
-        Difference(name="w", index=(0,), rank=0, step=0, expected=1.0, actual=1.0 + 2**-23),
+        FirstDifference(name="w", index=(0,), rank=0, step=0, expected=1.0, actual=1.0 + 2**-23),
         "parity: gradient of 'w' differs first at (0,) on rank 0: 1.0000000 vs 1.0000001",
     ),
     (
         "buffers",
-        Difference(name="norm.count", index=(), rank=0, step=0, expected=1, actual=2),
+        FirstDifference(name="norm.count", index=(), rank=0, step=0, expected=1, actual=2),
         "parity: buffer 'norm.count' differs on rank 0: 1 vs 2",
     ),
     (
         "outputs",
-        Difference(name="outputs[0]", index=(1,), rank=0, step=0, expected=0.0, actual=-0.0),
+        FirstDifference(name="outputs[0]", index=(1,), rank=0, step=0, expected=0.0, actual=-0.0),
         "parity: output 'outputs[0]' differs first at (1,) on rank 0: 0.000 vs -0.000",
     ),
     (
         "parameters",
-        Difference(name="w", index=(1,), rank=0, step=0, expected=0.5, actual="nan"),
+        FirstDifference(name="w", index=(1,), rank=0, step=0, expected=0.5, actual="nan"),
         "parity: parameter 'w' differs first at (1,) on rank 0: 0.5 vs nan",
     ),
     (
         "gradients",
-        Difference(name="w", index=None, rank=3, step=0, expected=VECTOR, actual="absent"),
+        FirstDifference(name="w", index=None, rank=3, step=0, expected=VECTOR, actual="absent"),
         "parity: gradient of 'w' differs on rank 3: Tensor float32 (2,) on cpu vs absent",
     ),
     (
         "rng_state",
-        Difference(name="cpu", index=(8,), rank=0, step=0, expected=1, actual=2),
+        FirstDifference(name="cpu", index=(8,), rank=0, step=0, expected=1, actual=2),
         "parity: RNG state 'cpu' differs first at (8,) on rank 0: 1 vs 2",
     ),
 ]
@@ -446,7 +446,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("part", "difference", "message"), MESSAGES)
 def test_the_message_names_part_item_place_rank_and_values(
-    part: str, difference: Difference, message: str
+    part: str, difference: FirstDifference, message: str
 ) -> None:
     assert describe_difference(part, difference) == message
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import Captured
-from harness.records.parity import Difference, Parity
+from harness.records.parity_result import FirstDifference, Parity
 from tests.rank_pool import RankPool
 from tests.toy_trainee import ToyTrainee, toy_steps, toy_trainee
 
@@ -115,7 +115,7 @@ def test_recomputation_is_neutral_on_every_rank(pool2: RankPool, kind: str) -> N
 def test_the_rank_that_differs_is_named(pool2: RankPool, kind: str, name: str | None) -> None:
     innocent, guilty = pool2.run(compare_on, kind, 1)
     first: Any = guilty.gradients.first_difference
-    assert isinstance(first, Difference)
+    assert isinstance(first, FirstDifference)
     assert (first.rank, first.step) == (1, 0)
     assert name is None or first.name == name
     # only what ranks exchange in the next step carries it over

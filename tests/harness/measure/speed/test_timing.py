@@ -11,8 +11,8 @@ from harness.errors import ConfigError
 from harness.measure.speed.timing import (
     CudaClock,
     HostClock,
-    Samples,
-    Step,
+    PairedTimes,
+    StepFunction,
     clock_for,
     consecutive,
     interleave,
@@ -34,7 +34,7 @@ class Tape:
     def twin(self) -> None:
         self.calls += "B"
 
-    def time_s(self, step: Step) -> float:
+    def time_s(self, step: StepFunction) -> float:
         self.calls += "("
         step()
         self.calls += ")"
@@ -45,18 +45,18 @@ class Tape:
 @pytest.mark.parametrize(
     ("warmup", "pairs", "calls", "samples"),
     [
-        pytest.param(0, 1, "(A)(B)", Samples(variant_s=(1,), twin_s=(2,)), id="one pair"),
-        pytest.param(0, 2, "(A)(B)(B)(A)", Samples(variant_s=(1, 4), twin_s=(2, 3)), id="A B B A"),
+        pytest.param(0, 1, "(A)(B)", PairedTimes(variant_s=(1,), twin_s=(2,)), id="one pair"),
+        pytest.param(0, 2, "(A)(B)(B)(A)", PairedTimes(variant_s=(1, 4), twin_s=(2, 3)), id="A B B A"),
         pytest.param(
             2,
             3,
             "ABAB(A)(B)(B)(A)(A)(B)",
-            Samples(variant_s=(1, 4, 5), twin_s=(2, 3, 6)),
+            PairedTimes(variant_s=(1, 4, 5), twin_s=(2, 3, 6)),
             id="warm-up is not timed",
         ),
     ],
 )
-def test_variant_and_twin_take_turns(warmup: int, pairs: int, calls: str, samples: Samples) -> None:
+def test_variant_and_twin_take_turns(warmup: int, pairs: int, calls: str, samples: PairedTimes) -> None:
     tape = Tape()
     assert interleave(tape.variant, tape.twin, warmup=warmup, pairs=pairs, clock=tape) == samples
     assert tape.calls == calls

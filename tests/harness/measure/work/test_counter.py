@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.step import instrument
-from harness.measure.work.counter import WorkReport
 from harness.measure.work.flops import FlopFormulas
 from harness.models.base import Batch
+from harness.records.measured import MeasuredWork
 from tests.harness.measure.metered import Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
 
@@ -191,7 +191,7 @@ def test_the_payload_is_the_larger_side() -> None:
     assert payload_bytes(([[shard, shard]], [shard], object()), None) == 32
 
 
-def _work_on(_: int, kind: str) -> WorkReport:
+def _work_on(_: int, kind: str) -> MeasuredWork:
     torch.manual_seed(0)
     trainee = transformer("full")
     model: nn.Module = trainee.model

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from harness.report.content.details import details
-from harness.report.model.document import Line, plain
-from harness.report.model.sweep import sweep_of
+from harness.report.facts.document import Line, plain
+from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import record
 
 

@@ -9,9 +9,9 @@ import pytest
 from harness.records.record import Record
 from harness.records.statistics import Ratio
 from harness.report.content.answer import answer
-from harness.report.content.pareto import Point, dominates, front
-from harness.report.model.document import plain
-from harness.report.model.sweep import sweep_of
+from harness.report.content.pareto import TradeOff, dominates, pareto_front
+from harness.report.facts.document import plain
+from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record
 
 
@@ -24,10 +24,10 @@ def trial(ac: str, peak: int, step_s: float, /, mesh: str = "single", **changes:
     return record(experiment(ac, mesh), result)
 
 
-def point(peak_bytes: int, median: float, spread: float = 0.0) -> Point:
+def point(peak_bytes: int, median: float, spread: float = 0.0) -> TradeOff:
     (entry,) = sweep_of([record()], name="demo").entries
     ratio = Ratio(median=median, low=median - spread, high=median + spread)
-    return Point(entry=entry, peak_bytes=peak_bytes, ratio=ratio)
+    return TradeOff(entry=entry, peak_bytes=peak_bytes, ratio=ratio)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def point(peak_bytes: int, median: float, spread: float = 0.0) -> Point:
         pytest.param(point(2, 0.5), point(1, 1.0), False, id="more memory"),
     ],
 )
-def test_dominance(one: Point, other: Point, expected: bool) -> None:
+def test_dominance(one: TradeOff, other: TradeOff, expected: bool) -> None:
     assert dominates(one, other) is expected
 
 
@@ -53,7 +53,7 @@ def test_the_front_names_what_dominates_the_rest() -> None:
         trial("offload", 40, 1.2),
         trial("nested", 20, 1.5),
     ]
-    found = front(sweep_of(records, name="demo").entries)
+    found = pareto_front(sweep_of(records, name="demo").entries)
     assert [each.entry.variant for each in found.best] == ["nested", "offload", "none"]
     assert {records[1].trial_id: "offload"} == {key: by.entry.variant for key, by in found.dominated.items()}
 
@@ -67,7 +67,7 @@ def test_what_differs_did_nothing_or_was_not_timed_is_on_no_front() -> None:
         failed("oom", experiment("nested")),
     ]
     assert {each.verdict for each in records} == {"differs", "inert", "neutral", "unverified"}
-    assert front(sweep_of(records, name="demo").entries).points == ()
+    assert pareto_front(sweep_of(records, name="demo").entries).points == ()
 
 
 def lines(*records: Record, waiting: int = 0) -> list[str]:

@@ -9,11 +9,11 @@ from harness.records.record import Record
 from harness.report.content.answer import answer
 from harness.report.content.columns import notes
 from harness.report.content.figures.scatter import front_figure
-from harness.report.content.plan_notes import remarks
-from harness.report.model.baseline import of_baseline, of_baselines
-from harness.report.model.document import plain
-from harness.report.model.fields_read import as_read
-from harness.report.model.sweep import sweep_of
+from harness.report.content.plan_notes import plan_notes
+from harness.report.facts.baseline import of_baseline, of_baselines
+from harness.report.facts.document import plain
+from harness.report.facts.fields_read import as_read
+from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import experiment, failed, rank_result, record
 
 MIB = 1_048_576
@@ -82,7 +82,7 @@ def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, nam
     ],
 )
 def test_what_a_plan_came_to(shown: Record, expected: list[str]) -> None:
-    assert list(remarks(shown)) == expected
+    assert list(plan_notes(shown)) == expected
     said = [plain(claim.line) for claim in answer(sweep_of([shown], name="demo"))]
     assert [remark in notes(shown) for remark in expected] == [True] * len(expected)
     assert [any(f": {remark}." in line for line in said) for remark in expected] == [True] * len(expected)

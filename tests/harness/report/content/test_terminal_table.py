@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.records.record import Record, refused, validate
-from harness.report.content.terminal_table import print_table, sheet, to_markdown
-from harness.report.model.labels import variant_labels
-from harness.report.model.number_words import Unit, human_bytes, human_flops, in_words
+from harness.report.content.terminal_table import print_table, sheet
+from harness.report.facts.labels import variant_labels
+from harness.report.facts.number_words import Unit, human_bytes, human_flops, in_words
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (
@@ -332,20 +332,3 @@ def test_brackets_are_text_and_no_markup() -> None:
     swept = [experiment(ac={"save_ops": [name]}) for name in ("bold", "red")]
     print_table([record(each) for each in swept], stream=stream)
     assert "save_ops=[bold]" in stream.getvalue()
-
-
-def test_markdown() -> None:
-    heading, rule, row, *_ = to_markdown([record(experiment(data={"name": "a|b"})), record()]).splitlines()
-    assert heading == f"| {' | '.join(COLUMNS)} |"
-    assert rule == f"|{' --- |' * 11}"
-    assert row == (
-        r"| full data=a\|b | single | ok | neutral | 3.0 MiB | 10.0 MiB | 1.00 G "
-        "| 1.25× [1.25, 1.25] | 2,048 | - | all_gather 8+8, reduce_scatter 0+9 |"  # noqa: RUF001 (times)
-    )
-
-
-def test_markdown_ends_with_the_notes() -> None:
-    assert to_markdown([failed()]).splitlines()[-2:] == [
-        "",
-        "* full on single: failed, ValueError on rank 1 during parity: no",
-    ]

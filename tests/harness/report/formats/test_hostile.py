@@ -15,13 +15,13 @@ import pytest
 
 from harness.records.store import Store
 from harness.report.content.contents import document
+from harness.report.facts.document import Claim, CodeText, Document, Mark, Number, Section, Table, TrialName
+from harness.report.facts.number_words import Unit, printable
+from harness.report.facts.sweep_records import sweep_of
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import in_markdown, to_markdown
 from harness.report.main import main
-from harness.report.model.document import Claim, Code, Document, Mark, Number, Section, Table, Trial
-from harness.report.model.number_words import Unit, printable
-from harness.report.model.sweep import sweep_of
 from tests.harness.records_fixture import experiment, failed, rank_result, record
 
 EVIL = """x"'><img src=x onerror=alert(1)></script></style><script>alert(1)</script>&lt;"""
@@ -29,7 +29,13 @@ EVIL = """x"'><img src=x onerror=alert(1)></script></style><script>alert(1)</scr
 
 def evil_document() -> Document:
     number = Number(value=1, unit=Unit.COUNT, path=EVIL, trial_id=EVIL)
-    parts = (EVIL, number, Code(text=EVIL), Trial(name=EVIL, trial_id=EVIL), Mark(text=EVIL, about=EVIL))
+    parts = (
+        EVIL,
+        number,
+        CodeText(text=EVIL),
+        TrialName(name=EVIL, trial_id=EVIL),
+        Mark(text=EVIL, about=EVIL),
+    )
     shown: dict[str, Any] = {"title": EVIL, "columns": (EVIL, EVIL), "rows": ((parts, parts),), "about": EVIL}
     tables = (Table(key=f"trial-{EVIL}", **shown, is_folded=True), Table(key="open", **shown))
     return Document(
@@ -96,7 +102,7 @@ def test_markdown_shows_what_was_written(text: str, expected: str) -> None:
     ],
 )
 def test_markdown_shows_code_as_it_is(text: str, expected: str) -> None:
-    assert in_markdown((Code(text=text),)) == expected
+    assert in_markdown((CodeText(text=text),)) == expected
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.readme import kept_sweeps
+from docs.tools.readme import kept_sweeps
 from harness.report.content.contents import document
+from harness.report.facts.document import Figure
+from harness.report.facts.sweep_records import load
 from harness.report.formats.markdown import to_markdown, to_svg
-from harness.report.model.document import Figure
-from harness.report.model.sweep import load
 
 README = Path(__file__).parents[4] / "README.md"
 
@@ -19,7 +19,7 @@ README = Path(__file__).parents[4] / "README.md"
 def test_a_page_is_current(kept: Path) -> None:
     content, folder = document(load(kept)), kept.with_suffix("")
     assert (folder / "report.md").read_text("utf-8") == to_markdown(content, "figures"), (
-        "run python -m bench.readme"
+        "run python -m docs.tools.readme"
     )
     figures = [item for section in content.sections for item in section.items if isinstance(item, Figure)]
     assert {path.stem for path in (folder / "figures").iterdir()} == {figure.key for figure in figures}

@@ -15,11 +15,11 @@ from harness.records.record import STATUSES
 from harness.records.store import Store
 from harness.records.verdict import VERDICTS
 from harness.report.content.contents import document
+from harness.report.facts.document import Document, Figure
+from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown
-from harness.report.model.document import Document, Figure
-from harness.report.model.sweep import Sweep, load
 from tests.harness.report.reading import Shown, agrees, at, counted, leaves, numbers_of
 from tests.harness.report.synthetic import sweep
 
@@ -50,12 +50,12 @@ def stored(root: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def loaded(root: Path) -> Sweep:
+def loaded(root: Path) -> SweepRecords:
     return load(root)
 
 
 @pytest.fixture(scope="module")
-def content(loaded: Sweep) -> Document:
+def content(loaded: SweepRecords) -> Document:
     return document(loaded)
 
 
@@ -120,7 +120,9 @@ def test_figures_of_the_page(page: str, content: Document, stored: dict[str, dic
         ] == []
 
 
-def test_numbers_of_the_markdown(loaded: Sweep, content: Document, stored: dict[str, dict[str, Any]]) -> None:
+def test_numbers_of_the_markdown(
+    loaded: SweepRecords, content: Document, stored: dict[str, dict[str, Any]]
+) -> None:
     text = to_markdown(content, "figures")
     table = text.split("### All trials")[1].split("\n\n")[1].splitlines()
     heading, _, *rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table]
@@ -140,7 +142,7 @@ def test_numbers_of_the_markdown(loaded: Sweep, content: Document, stored: dict[
     assert wrong == []
 
 
-def test_numbers_of_the_csv(loaded: Sweep, stored: dict[str, dict[str, Any]]) -> None:
+def test_numbers_of_the_csv(loaded: SweepRecords, stored: dict[str, dict[str, Any]]) -> None:
     rows = list(csv.DictReader(to_csv(loaded.records).splitlines()))
     assert len(rows) == COUNT
     wrong, seen = [], Counter[str]()

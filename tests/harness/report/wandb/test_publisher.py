@@ -18,16 +18,16 @@ import pytest
 from harness.errors import ConfigError
 from harness.records.record import Record
 from harness.records.store import MARKER, Store
-from harness.report.model.flat import flat_config, flat_summary
+from harness.report.facts.flat_record import flat_config, flat_summary
 from harness.report.wandb import publisher
 from harness.report.wandb.publisher import Published, Tracker, marker_of, publish
 from tests.harness.records_fixture import experiment, failed, rank_result, record
 from tests.harness.report.wandb.loopback import accepting_server, silent_server
 from tests.harness.report.wandb.offline_log import OfflineRun, read_run
 
-OFFLINE = Tracker(name="offline", project="ours", deadline_s=60)
-HANGS_S = 30
-"""Far more than any deadline here, far less than the 100 s for which wandb waits for a server by itself."""
+OFFLINE = Tracker(name="offline", project="ours", deadline_s=200)
+HANGS_S = 80
+"""Far more than the deadline of 3 s, less than the 100 s for which wandb waits for a server by itself."""
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_online_sends_what_a_loopback_stub_takes_and_only_once(
     with accepting_server() as server:
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        online = Tracker(name="online", project="ours", deadline_s=60)
+        online = Tracker(name="online", project="ours", deadline_s=200)
         published, again = publish(store, online), publish(store, online)
         for mark in store.root.glob("wandb/*/*.synced"):  # as after a crash before it was written
             mark.unlink()
@@ -256,7 +256,7 @@ def test_without_credentials_the_problem_is_named_and_the_offline_files_stay(
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     store.write(record())
-    published = publish(store, Tracker(name="online", deadline_s=30))
+    published = publish(store, Tracker(name="online", deadline_s=200))
     folder = store.root / "wandb"
     assert str(published) == (
         f"W&B: 0 published, files in {folder}; 1 not published, the same command tries again: "

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.chunk.flow.grow_region import Growth, Region, seeds_of
-from strategies.chunk.flow.slice_inputs import narrowed
-from strategies.tracing.operators import record_scopes
+from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
+from strategies.chunk.flow.slice_inputs import slice_inputs
+from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow
 
 
-def region_of(forward: Callable[[Tensor], Tensor], around: str) -> Region:
+def region_of(forward: Callable[[Tensor], Tensor], around: str) -> ChunkRegion:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return forward(x)
@@ -26,7 +27,7 @@ def region_of(forward: Callable[[Tensor], Tensor], around: str) -> Region:
     graph = record_scopes(shadow, frozenset(), (x,), {})[-1].graph
     window = [node for node in graph.nodes if node.op == "call_function"]
     seed = next(node for node in window if node.name.startswith(around))
-    region = Growth(window, lambda _: False).region(seeds_of(seed)[0])
+    region = RegionGrower(window, lambda _: False).region(seeds_of(seed)[0])
     assert region is not None
     return region
 
@@ -57,7 +58,7 @@ def region_of(forward: Callable[[Tensor], Tensor], around: str) -> Region:
 def test_what_a_region_takes(
     forward: Callable[[Tensor], Tensor], members: list[str], before: list[str]
 ) -> None:
-    region = narrowed(region_of(forward, "exp"))
+    region = slice_inputs(region_of(forward, "exp"))
     assert [node.name for node in region.members] == members
     assert [node.name for node in region.before] == before
-    assert region.is_narrow == bool(before)
+    assert region.has_sliced_inputs == bool(before)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.chunk import ChunkPlan
-from strategies.chunk.running.forward import chunked_forwards
+from strategies.chunk.running.chunked_forward import chunked_forwards
 from tests.strategies.chunk.measuring import forward_peak_bytes
 
 WIDTH = 8

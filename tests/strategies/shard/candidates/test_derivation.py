@@ -7,13 +7,15 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.candidates.derivation import derive
-from strategies.shard.operators import linear, split
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.operators.matrix_products import linear
+from strategies.shard.operators.views import split
 
 R, P = Replicate(), Partial()
-COMPLETE = {candidate.name: candidate for candidate in linear.candidates((4, 4, 16), 32, (2, 2), "complete")}
+COMPLETE = {candidate.name: candidate for candidate in candidates(linear((4, 4, 16), 32), (2, 2), "complete")}
 # bytes of float32: input 1024, weight 2048, bias 128, output 2048
 COMMUNICATION: dict[str, list[tuple[str, str, int, int, str]]] = {
     "RR = RR x RR": [],
@@ -52,8 +54,8 @@ def test_communication(name: str, expected: list[tuple[str, str, int, int, str]]
 
 
 def test_without_a_bias_none_is_communicated() -> None:
-    candidates = linear.candidates((4, 4, 16), 32, (2, 2), "complete", bias=False)
-    assert {each.operand for candidate in candidates for each in candidate.communication} == {
+    found = candidates(linear((4, 4, 16), 32, bias=False), (2, 2), "complete")
+    assert {each.operand for candidate in found for each in candidate.communication} == {
         "input",
         "weight",
         "output",
@@ -88,7 +90,7 @@ def test_flops_and_memory_of_a_rank(name: str, expected: tuple[int, int, int]) -
 
 def test_seconds_are_flops_over_rate_and_latency_plus_bytes_over_bandwidth() -> None:
     hardware = Hardware(flops_per_s=1e3, bandwidth_bytes_per_s=1e2, latency_s=0.5)
-    found = linear.candidates((4, 4, 16), 32, (4,), "complete", bias=False, hardware=hardware)
+    found = candidates(linear((4, 4, 16), 32, bias=False), (4,), "complete", hardware=hardware)
     cost = next(each for each in found if each.name == "RR = RS0 x S0R").cost
     assert cost.compute_s == (4096 + 8192) / 1e3
     assert cost.communication_s == 0.5 + 2 * 3 / 4 * 2048 / 1e2
@@ -97,7 +99,7 @@ def test_seconds_are_flops_over_rate_and_latency_plus_bytes_over_bandwidth() -> 
 
 
 def test_bytes_follow_the_dtype() -> None:
-    candidate = linear.candidates((4, 16), 32, (2, 2), dtype=torch.bfloat16)[0]
+    candidate = candidates(linear((4, 16), 32).typed(torch.bfloat16), (2, 2))[0]
     assert [operand.local_bytes for operand in candidate.operands] == [128, 1024, 64, 256]
 
 
@@ -155,14 +157,14 @@ def test_a_partial_output_is_scattered_to_where_it_is_wanted(
     ],
 )
 def test_refusals(choices: tuple[str | None, ...], output: tuple[object, ...] | None, message: str) -> None:
-    operation = linear.candidates((2, 16), 32, (2, 2))[0].operation
+    operation = candidates(linear((2, 16), 32), (2, 2))[0].operation
     with pytest.raises(StrategyError) as error:
         derive(operation, choices, (2, 2), name="refused", output=output)  # type: ignore[arg-type]
     assert str(error.value) == message
 
 
 def test_several_outputs_cannot_be_placed() -> None:
-    operation = split.candidates((4, 8), 4, (2, 2), dim=1)[0].operation
+    operation = candidates(split((4, 8), 4, dim=1), (2, 2))[0].operation
     with pytest.raises(StrategyError) as error:
         derive(operation, ("d0", None), (2, 2), name="refused", output=(R, R))
     assert str(error.value) == "output: cannot be placed where there are 2"
@@ -192,7 +194,7 @@ def test_hardware_that_cannot_be(fields: dict[str, float], message: str) -> None
     assert str(error.value) == message
 
 
-def _communication(candidate: Candidate) -> list[tuple[str, str, int, int, str]]:
+def _communication(candidate: ShardingCandidate) -> list[tuple[str, str, int, int, str]]:
     return [
         (each.phase, each.kind, each.mesh_axis, each.payload_bytes, each.operand)
         for each in candidate.communication

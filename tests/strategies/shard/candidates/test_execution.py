@@ -9,9 +9,10 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.derivation import derive
-from strategies.shard.operators import linear, split
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.operators.matrix_products import linear
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import Examined, apply_elsewhere, examine
 
@@ -27,10 +28,10 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
 
 
 @cache  # two tests look at one run
-def _examined(pool4: RankPool, name: str) -> tuple[tuple[Candidate, ...], list[list[Examined]]]:
+def _examined(pool4: RankPool, name: str) -> tuple[tuple[ShardingCandidate, ...], list[list[Examined]]]:
     input_shape, out_features, mesh_shape, bias, _ = CASES[name]
-    found = linear.candidates(
-        input_shape, out_features, mesh_shape, "complete", bias=bias, dtype=torch.float64
+    found = candidates(
+        linear(input_shape, out_features, bias=bias).typed(torch.float64), mesh_shape, "complete"
     )
     return found, pool4.run(examine, found, mesh_shape)
 
@@ -52,7 +53,7 @@ def test_every_candidate_communicates_what_it_promises(pool4: RankPool, name: st
 
 
 def test_an_output_wanted_elsewhere_is_scattered(pool4: RankPool) -> None:
-    found = linear.candidates((4, 4, 16), 32, (2, 2), "complete", dtype=torch.float64)
+    found = candidates(linear((4, 4, 16), 32).typed(torch.float64), (2, 2), "complete")
     row_parallel = next(each for each in found if each.name == "RR = RS0 x S0R")
     scattered = [
         derive(row_parallel.operation, row_parallel.choices, (2, 2), name="scattered", output=output)
@@ -76,11 +77,7 @@ REFUSED: dict[str, tuple[tuple[int, ...], str, str]] = {
 
 @pytest.mark.parametrize(("mesh_shape", "kind", "message"), REFUSED.values(), ids=REFUSED)
 def test_refusals(pool4: RankPool, mesh_shape: tuple[int, ...], kind: str, message: str) -> None:
-    candidate = next(each for each in linear.candidates((4, 16), 32, (2, 2)) if each.name == "RS1 = RR x RS1")
+    candidate = next(
+        each for each in candidates(linear((4, 16), 32), (2, 2)) if each.name == "RS1 = RR x RS1"
+    )
     assert pool4.run(apply_elsewhere, candidate, mesh_shape, kind) == [message] * 4
-
-
-def test_several_outputs_are_refused_where_one_is_asked_for(pool4: RankPool) -> None:
-    candidate = split.candidates((4, 8), 4, (2, 2), dim=1)[0]
-    message = "candidate: must have one output, got 2; use apply_all"
-    assert pool4.run(apply_elsewhere, candidate, (2, 2), "outputs") == [message] * 4

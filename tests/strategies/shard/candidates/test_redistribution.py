@@ -9,7 +9,13 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
 from strategies.shard.candidates.layout import Placements
-from strategies.shard.candidates.redistribution import Collective, Step, plan, resharding, reversed_plan
+from strategies.shard.candidates.redistribution import (
+    Collective,
+    LayoutStep,
+    collectives,
+    reversed_steps,
+    steps_between,
+)
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import moves
 
@@ -51,12 +57,12 @@ PLANS: dict[str, tuple[Placements, Placements, list[tuple[int, str | None, int]]
 
 @pytest.mark.parametrize(("source", "target", "steps"), PLANS.values(), ids=PLANS)
 def test_plans(source: Placements, target: Placements, steps: list[tuple[int, str | None, int]]) -> None:
-    found = plan(source, target, shape=SHAPE, mesh_shape=(2, 2), itemsize=4)
+    found = steps_between(source, target, shape=SHAPE, mesh_shape=(2, 2), itemsize=4)
     assert [(step.axis, step.kind, step.payload_bytes) for step in found] == steps
 
 
 def test_axes_of_one_rank_need_no_step() -> None:
-    assert plan((P, S0), (R, R), shape=SHAPE, mesh_shape=(1, 1), itemsize=4) == ()
+    assert steps_between((P, S0), (R, R), shape=SHAPE, mesh_shape=(1, 1), itemsize=4) == ()
 
 
 def test_the_way_back_undoes_every_step_but_an_all_reduce() -> None:
@@ -67,11 +73,11 @@ def test_the_way_back_undoes_every_step_but_an_all_reduce() -> None:
         _step(S1, R),
         _step(R, S0),
     )
-    assert reversed_plan(steps) == (_step(S0, R), _step(R, S1), _step(S1, S0), _step(S0, R))
+    assert reversed_steps(steps) == (_step(S0, R), _step(R, S1), _step(S1, S0), _step(S0, R))
 
 
-def _step(source: object, target: object) -> Step:
-    return Step(axis=0, ranks=2, source=source, target=target, payload_bytes=8)  # type: ignore[arg-type]
+def _step(source: object, target: object) -> LayoutStep:
+    return LayoutStep(axis=0, ranks=2, source=source, target=target, payload_bytes=8)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Placements, Placements, str]] = {
@@ -91,7 +97,7 @@ REFUSED: dict[str, tuple[Placements, Placements, str]] = {
 @pytest.mark.parametrize(("source", "target", "message"), REFUSED.values(), ids=REFUSED)
 def test_refusals(source: Placements, target: Placements, message: str) -> None:
     with pytest.raises(StrategyError) as error:
-        plan(source, target, shape=(6, 16), mesh_shape=(2, 2), itemsize=4)
+        steps_between(source, target, shape=(6, 16), mesh_shape=(2, 2), itemsize=4)
     assert str(error.value) == message
 
 
@@ -121,7 +127,11 @@ RESHARDING: dict[str, tuple[Placements, Placements, list[tuple[str, str, int]]]]
 def test_resharding_between_neighbours(
     source: Placements, target: Placements, expected: list[tuple[str, str, int]]
 ) -> None:
-    found = resharding(source, target, shape=SHAPE, mesh_shape=(2, 2), itemsize=4)
+    steps = steps_between(source, target, shape=SHAPE, mesh_shape=(2, 2), itemsize=4)
+    found = (
+        *collectives(steps, phase="forward", operand="input"),
+        *collectives(reversed_steps(steps), phase="backward", operand="input"),
+    )
     assert found == tuple(_collective(phase, kind, payload) for phase, kind, payload in expected)
 
 

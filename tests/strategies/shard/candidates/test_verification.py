@@ -11,8 +11,11 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.operators import batch_norm, embedding, linear
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.operators.convolution_and_embedding import embedding
+from strategies.shard.operators.matrix_products import linear
+from strategies.shard.operators.norms import batch_norm
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,
@@ -25,35 +28,35 @@ from tests.strategies.shard.shard_ranks import (
 
 COMPLETE = {
     candidate.name: candidate
-    for candidate in linear.candidates((4, 4, 4, 16), 32, (2, 2), "complete", dtype=torch.float64)
+    for candidate in candidates(linear((4, 4, 4, 16), 32).typed(torch.float64), (2, 2), "complete")
 }
 ROWS, COLUMNS, CONTRACTED = (
     COMPLETE[name] for name in ("S0R = S0R x RR_0", "S0S1 = S0R x RS1_0", "RR = RS0 x S0R")
 )
 
 
-def _with(candidate: Candidate, name: str, **fields: Any) -> Candidate:
+def _with(candidate: ShardingCandidate, name: str, **fields: Any) -> ShardingCandidate:
     operands = tuple(
         replace(operand, **fields) if operand.name == name else operand for operand in candidate.operands
     )
     return replace(candidate, operands=operands)
 
 
-def _computing(candidate: Candidate, compute: Callable[..., torch.Tensor]) -> Candidate:
+def _computing(candidate: ShardingCandidate, compute: Callable[..., torch.Tensor]) -> ShardingCandidate:
     return replace(candidate, operation=replace(candidate.operation, compute=compute))
 
 
 VOCABULARY = next(
     each
-    for each in embedding.candidates((16,), 8, 4, (2, 2), "complete", dtype=torch.float64)
+    for each in candidates(embedding((16,), 8, 4).typed(torch.float64), (2, 2), "complete")
     if each.choices == ("v", None)
 )
 SYNCHRONISED = next(
-    each for each in batch_norm.candidates((4, 3), (2, 2), dtype=torch.float64) if "batch" in each.choices
+    each for each in candidates(batch_norm((4, 3)).typed(torch.float64), (2, 2)) if "batch" in each.choices
 )
 
 
-PLANTED: dict[str, tuple[Candidate, set[str]]] = {
+PLANTED: dict[str, tuple[ShardingCandidate, set[str]]] = {
     "the output is not reduced": (
         _with(CONTRACTED, "output", computed=CONTRACTED.output.placements),
         {"output"},
@@ -107,7 +110,7 @@ PLANTED: dict[str, tuple[Candidate, set[str]]] = {
 
 
 @pytest.mark.parametrize(("candidate", "wrong"), PLANTED.values(), ids=PLANTED)
-def test_planted_errors_are_found(pool4: RankPool, candidate: Candidate, wrong: set[str]) -> None:
+def test_planted_errors_are_found(pool4: RankPool, candidate: ShardingCandidate, wrong: set[str]) -> None:
     ranks = pool4.run(examine, [candidate], (2, 2))
     assert {difference.what for ((found, _),) in ranks for difference in found} == wrong
 

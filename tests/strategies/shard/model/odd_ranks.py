@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.ac.nested import Nested
 from strategies.errors import StrategyError
-from strategies.shard.model.plans import ShardPlan
 from strategies.shard.model.realisation import realise
+from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.model.odd_models import KEPT, built, inputs
 from tests.strategies.shard.shard_ranks import mesh_of
 

@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from strategies import StrategyError
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis, model_graph
-from strategies.shard.model.module_options import Leaf, Option
-from strategies.shard.model.state import Value
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
+from strategies.shard.model.graph_building import model_graph
+from strategies.shard.model.module_options import LeafModule, NodeOption
+from strategies.shard.model.placement_state import Value
 from tests.strategies.shard.model.odd_models import axis, built, inputs
 from tests.strategies.shard.models import AXIS, SAMPLE, SPLITS, Chain, Tied, graph, meta
 
@@ -27,7 +28,7 @@ def _leaf(fqn: str, model: type[nn.Module] = Chain) -> Node:
 
 
 def _names(node: Node) -> list[str]:
-    return sorted({option.way.name for option in node.options if option.way is not None})
+    return sorted({option.candidate.name for option in node.options if option.candidate is not None})
 
 
 def _states(node: Node, position: str) -> list[str]:
@@ -80,13 +81,15 @@ def test_patterns_match_name_by_name() -> None:
 
 
 def test_memory_counts_parameters_gradients_and_outputs() -> None:
-    def held(option: Option) -> int:
+    def held(option: NodeOption) -> int:
         return option.memory_bytes
 
     node = _leaf("blocks.0.up")
     parameters, output = (16 * 8 + 16) * 4, 4 * 6 * 16 * 4
     by_states = {
-        (str(o.inputs[0]), o.way.name, str(o.output)): held(o) for o in node.options if o.way is not None
+        (str(o.inputs[0]), o.candidate.name, str(o.output)): held(o)
+        for o in node.options
+        if o.candidate is not None
     }
     assert by_states["R", "RR = RR x RR", "R"] == 2 * parameters + output
     assert by_states["R", "RS0 = RR x RS0", "S2"] == parameters + output // 2
@@ -102,8 +105,8 @@ def test_a_frozen_parameter_needs_no_reduction() -> None:
     option = next(
         option
         for option in node.options
-        if option.way is not None
-        and option.way.choice == "b0"
+        if option.candidate is not None
+        and option.candidate.choice == "b0"
         and str(option.inputs[0]) == str(option.output) == "S0"
     )
     assert [each.operand for each in option.collectives] == ["bias"]
@@ -214,7 +217,7 @@ def test_a_forward_that_cannot_be_recorded_is_refused() -> None:
 def test_a_leaf_is_what_is_known_of_it() -> None:
     leaf = _leaf("blocks.0.down").leaf
     assert leaf is not None
-    assert leaf == Leaf(
+    assert leaf == LeafModule(
         fqn="blocks.0.down",
         module=leaf.module,
         input=Value(shape=(4, 6, 16), dtype=torch.float32, needs_gradient=True),

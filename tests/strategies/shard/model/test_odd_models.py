@@ -11,12 +11,13 @@ from functools import cache
 import pytest
 
 from strategies import StrategyError
-from strategies.shard.candidates.cost import Hardware
+from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.model.choice import megatron
-from strategies.shard.model.graph import ModelGraph, model_graph
-from strategies.shard.model.module_options import Option
-from strategies.shard.model.plans import ShardPlan
-from strategies.shard.model.solver import Choice, Limits, cheapest
+from strategies.shard.model.graph import Choice, ModelGraph
+from strategies.shard.model.graph_building import model_graph
+from strategies.shard.model.module_options import NodeOption
+from strategies.shard.model.shard_plan import ShardPlan
+from strategies.shard.model.solver import Limits, cheapest
 from tests.rank_pool import RankPool
 from tests.strategies.shard.model import odd_ranks
 from tests.strategies.shard.model.odd_models import MODELS, axis, built, inputs
@@ -133,7 +134,7 @@ def _plan(graph: ModelGraph, choice: Choice | None) -> ShardPlan:
 
 
 def _shuffled(graph: ModelGraph, generator: random.Random) -> ModelGraph:
-    def shuffled(option: Option) -> Option:
+    def shuffled(option: NodeOption) -> NodeOption:
         return replace(option, seconds=generator.random())
 
     return replace(

@@ -10,18 +10,18 @@ from torch.distributed.tensor import Replicate
 
 from strategies.shard.candidates.redistribution import Collective
 from strategies.shard.model.graph import ModelGraph, Node
-from strategies.shard.model.module_options import Option
+from strategies.shard.model.module_options import NodeOption
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, sharded
 from strategies.shard.model.solver import Limits, cheapest, smallest_memory_bytes
-from strategies.shard.model.state import SUMMED, WHOLE, State, sharded
 
 _S0 = sharded(0)
 
 
-def _option(inputs: tuple[State, ...], output: State, us: float, moved: int = 0, held: int = 0) -> Option:
+def _option(inputs: tuple[State, ...], output: State, us: float, moved: int = 0, held: int = 0) -> NodeOption:
     collective = Collective(
         phase="forward", kind="all_reduce", mesh_axis=0, ranks=2, payload_bytes=moved, operand="x"
     )
-    return Option(
+    return NodeOption(
         inputs=inputs,
         output=output,
         collectives=(collective,) if moved else (),
@@ -30,7 +30,7 @@ def _option(inputs: tuple[State, ...], output: State, us: float, moved: int = 0,
     )
 
 
-def _node(name: str, sources: tuple[int, ...], *options: Option) -> Node:
+def _node(name: str, sources: tuple[int, ...], *options: NodeOption) -> Node:
     return Node(name=name, sources=sources, options=options)
 
 
@@ -66,7 +66,7 @@ def _diamond() -> ModelGraph:
     )
 
 
-def _choices(graph: ModelGraph) -> Iterator[tuple[Option, ...]]:
+def _choices(graph: ModelGraph) -> Iterator[tuple[NodeOption, ...]]:
     """Yield every choice whose states fit."""
     for choice in product(*(node.options for node in graph.nodes)):
         fits = all(
@@ -78,7 +78,7 @@ def _choices(graph: ModelGraph) -> Iterator[tuple[Option, ...]]:
             yield choice
 
 
-def _total(choice: tuple[Option, ...], size: Callable[[Option], float]) -> float:
+def _total(choice: tuple[NodeOption, ...], size: Callable[[NodeOption], float]) -> float:
     return sum(map(size, choice))
 
 

@@ -11,9 +11,10 @@ from torch import nn
 
 from harness.models.hf import HFSpec
 from strategies.shard.candidate import OneCandidate
-from strategies.shard.candidates.derivation import DEFAULT_HARDWARE
+from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
 from strategies.shard.megatron import Megatron
-from strategies.shard.model.graph import ModelGraph, TensorAxis, model_graph
+from strategies.shard.model.graph import ModelGraph, TensorAxis
+from strategies.shard.model.graph_building import model_graph
 
 _SPEC = HFSpec(
     name="hf",

@@ -14,8 +14,10 @@ from torch import nn
 from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate import Candidate
-from strategies.shard.operators import linear
+from strategies.shard.candidates.enumeration import candidates
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
+from strategies.shard.operators.matrix_products import linear
+from strategies.shard.operators.module_operations import linear_operation, module_operation
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import mesh_of
 
@@ -43,22 +45,22 @@ MISSED_NAMES = {
 MODULE = nn.Linear(16, 32, device="meta")
 PLAIN_MODULE = nn.Linear(16, 32, bias=False, device="meta")
 INPUT = torch.empty(SEED, device="meta")
-SOURCES: dict[str, Callable[[Any], tuple[Candidate, ...]]] = {
-    "shapes": lambda mode: linear.candidates(SEED, 32, (2, 2), mode),
-    "shapes without a bias": lambda mode: linear.candidates(SEED, 32, (2, 2), mode, bias=False),
-    "nn.Linear": lambda mode: linear.from_module(MODULE, SEED, (2, 2), mode),
-    "nn.Linear without a bias": lambda mode: linear.from_module(PLAIN_MODULE, SEED, (2, 2), mode),
-    "F.linear": lambda mode: linear.from_function(
-        INPUT, MODULE.weight, MODULE.bias, mesh_shape=(2, 2), mode=mode
+SOURCES: dict[str, Callable[[Any], tuple[ShardingCandidate, ...]]] = {
+    "shapes": lambda mode: candidates(linear(SEED, 32), (2, 2), mode),
+    "shapes without a bias": lambda mode: candidates(linear(SEED, 32, bias=False), (2, 2), mode),
+    "nn.Linear": lambda mode: candidates(module_operation(MODULE, SEED), (2, 2), mode),
+    "nn.Linear without a bias": lambda mode: candidates(module_operation(PLAIN_MODULE, SEED), (2, 2), mode),
+    "F.linear": lambda mode: candidates(
+        linear_operation(INPUT.shape, MODULE.weight, MODULE.bias), (2, 2), mode
     ),
-    "F.linear without a bias": lambda mode: linear.from_function(
-        INPUT, MODULE.weight, mesh_shape=(2, 2), mode=mode
+    "F.linear without a bias": lambda mode: candidates(
+        linear_operation(INPUT.shape, MODULE.weight), (2, 2), mode
     ),
 }
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[Candidate, ...]]) -> None:
+def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[ShardingCandidate, ...]]) -> None:
     names = [candidate.name for candidate in source("classic")]
     assert len(names) == 24
     assert set(names) == SEED_NAMES
@@ -66,7 +68,7 @@ def test_classic_is_the_set_of_the_seed(source: Callable[[Any], tuple[Candidate,
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_complete_adds_the_twelve_that_the_peer_misses(
-    source: Callable[[Any], tuple[Candidate, ...]],
+    source: Callable[[Any], tuple[ShardingCandidate, ...]],
 ) -> None:
     names = [candidate.name for candidate in source("complete")]
     assert len(names) == 36
@@ -102,8 +104,8 @@ COUNTS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], int, int]] = {
 def test_counts(
     input_shape: tuple[int, ...], out_features: int, mesh_shape: tuple[int, ...], classic: int, complete: int
 ) -> None:
-    few = linear.candidates(input_shape, out_features, mesh_shape, "classic")
-    all_ = linear.candidates(input_shape, out_features, mesh_shape, "complete")
+    few = candidates(linear(input_shape, out_features), mesh_shape, "classic")
+    all_ = candidates(linear(input_shape, out_features), mesh_shape, "complete")
     assert (len(few), len(all_)) == (classic, complete)
     assert {candidate.name for candidate in few} <= {candidate.name for candidate in all_}
     for found in (few, all_):
@@ -114,7 +116,7 @@ def test_counts(
 
 
 def test_the_index_of_the_batch_dimension_stands_also_where_there_is_one() -> None:
-    names = {candidate.name for candidate in linear.candidates((4, 8), 16, (2, 2))}
+    names = {candidate.name for candidate in candidates(linear((4, 8), 16), (2, 2))}
     assert names == {name for name in SEED_NAMES if not name.endswith(("_1", "_2"))}
 
 
@@ -127,7 +129,7 @@ def test_the_index_of_the_batch_dimension_stands_also_where_there_is_one() -> No
 def test_every_choice_that_divides_is_there_once(
     input_shape: list[int], out_features: int, mesh_shape: list[int]
 ) -> None:
-    found = linear.candidates(input_shape, out_features, mesh_shape, "complete")
+    found = candidates(linear(input_shape, out_features), mesh_shape, "complete")
     sizes = (*input_shape, out_features)
     expected = _dividing(sizes, tuple(mesh_shape))
     assert len({candidate.choices for candidate in found}) == len(found) == expected >= 1
@@ -166,13 +168,13 @@ def test_operand_data(name: str) -> None:
 
 def test_tensors_that_are_no_parameters_are_arguments() -> None:
     weight, bias = torch.empty(32, 16, device="meta"), torch.empty(32, device="meta")
-    candidate = linear.from_function(INPUT, weight, bias, mesh_shape=(2, 2))[0]
+    candidate = candidates(linear_operation(INPUT.shape, weight, bias), (2, 2))[0]
     assert [operand.type for operand in candidate.operands] == ["arg", "arg", "arg", "output"]
 
 
 @pytest.mark.parametrize("mode", ["classic", "complete"])
 def test_sharding_matches_across_operands(mode: Any) -> None:
-    for candidate in linear.candidates(SEED, 32, (2, 2), mode):
+    for candidate in candidates(linear(SEED, 32), (2, 2), mode):
         sequences = {operand.name: operand.sharding_sequence for operand in candidate.operands}
         assert sequences["input"][:-1] == sequences["output"][:-1]
         assert sequences["weight"][1] == sequences["input"][-1]
@@ -192,41 +194,41 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
 
 @pytest.mark.parametrize(("name", "specs"), SPECS.items(), ids=SPECS)
 def test_specs(name: str, specs: tuple[str, ...]) -> None:
-    found = {candidate.name: candidate for candidate in linear.candidates(SEED, 32, (2, 2), "complete")}
+    found = {candidate.name: candidate for candidate in candidates(linear(SEED, 32), (2, 2), "complete")}
     assert tuple(operand.spec for operand in found[name].operands) == specs
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "an unknown mode": (
-        lambda: linear.candidates(SEED, 32, (2, 2), "all"),  # type: ignore[arg-type]
+        lambda: candidates(linear(SEED, 32), (2, 2), "all"),  # type: ignore[arg-type]
         "mode: must be classic or complete, got 'all'",
     ),
     "an input without dimensions": (
-        lambda: linear.candidates((), 32, (2, 2)),
+        lambda: candidates(linear((), 32), (2, 2)),
         "input_shape: must hold sizes of at least 1, got ()",
     ),
     "an empty input": (
-        lambda: linear.candidates((4, 0), 32, (2, 2)),
+        lambda: candidates(linear((4, 0), 32), (2, 2)),
         "input_shape: must hold sizes of at least 1, got (4, 0)",
     ),
     "no output features": (
-        lambda: linear.candidates(SEED, 0, (2, 2)),
+        lambda: candidates(linear(SEED, 0), (2, 2)),
         "out_features: must hold sizes of at least 1, got (0,)",
     ),
     "a mesh without axes": (
-        lambda: linear.candidates(SEED, 32, ()),
+        lambda: candidates(linear(SEED, 32), ()),
         "mesh_shape: must hold sizes of at least 1, got ()",
     ),
     "a fraction of a rank": (
-        lambda: linear.candidates(SEED, 32, (2, 0.5)),  # type: ignore[arg-type]
+        lambda: candidates(linear(SEED, 32), (2, 0.5)),  # type: ignore[arg-type]
         "mesh_shape: must hold sizes of at least 1, got (2, 0.5)",
     ),
     "a module of other features": (
-        lambda: linear.from_module(MODULE, (4, 8), (2, 2)),
+        lambda: candidates(module_operation(MODULE, (4, 8)), (2, 2)),
         "input_shape: must end in the columns of weight (32, 16), got (4, 8)",
     ),
     "a function whose shapes do not multiply": (
-        lambda: linear.from_function(INPUT, torch.empty(16, 32), mesh_shape=(2, 2)),
+        lambda: candidates(linear_operation(INPUT.shape, torch.empty(16, 32)), (2, 2)),
         "input_shape: must end in the columns of weight (16, 32), got (4, 4, 4, 16)",
     ),
 }
@@ -261,7 +263,7 @@ def test_a_matrix_product_has_the_sixteen_candidates_of_dtensor(pool4: RankPool)
             tuple(_transposed(each) for each in candidate.operand("weight").placements),
             candidate.output.computed,
         )
-        for candidate in linear.candidates((8, 16), 32, (2, 2), "complete", bias=False)
+        for candidate in candidates(linear((8, 16), 32, bias=False), (2, 2), "complete")
     }
     assert len(theirs) == 16
     assert set(theirs) == ours

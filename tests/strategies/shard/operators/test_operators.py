@@ -11,14 +11,25 @@ from torch.distributed.tensor import Replicate
 from torch.torch_version import TorchVersion
 
 from bench.collectives import promised
-from strategies.shard.candidates.candidate import Candidate
 from strategies.shard.candidates.derivation import derive
+from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import LocalOperands
+from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.candidates.verification import draw
-from strategies.shard.operators import batch_norm, bmm, conv2d, embedding, view
+from strategies.shard.operators.catalogue import OPERATORS
+from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
+from strategies.shard.operators.matrix_products import bmm
+from strategies.shard.operators.norms import batch_norm
+from strategies.shard.operators.views import view
 from tests.rank_pool import RankPool
 from tests.strategies.shard.operators.operator_cases import CASES, F64, MESH, Case
 from tests.strategies.shard.shard_ranks import Examined, dtensor_runs, examine
+
+
+def test_every_operator_of_the_table_has_a_case() -> None:
+    """A case is named after its operator; `linear` has its cases in test_execution and test_linear."""
+    assert {name.replace(",", "").partition(" ")[0] for name in CASES} | {"linear"} == set(OPERATORS)
+
 
 every_operator = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -105,21 +116,21 @@ def test_an_output_may_be_wanted_whole(pool4: RankPool, case: Case) -> None:
     assert pool4.run(examine, gathered, MESH) == [right] * 4
 
 
-OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[Candidate, ...]]] = {
-    "embedding on one axis": ((4,), embedding.candidates((4, 4), 16, 8, (4,), "complete", dtype=F64)),
+OTHER_MESHES: dict[str, tuple[tuple[int, ...], tuple[ShardingCandidate, ...]]] = {
+    "embedding on one axis": ((4,), candidates(embedding((4, 4), 16, 8).typed(F64), (4,), "complete")),
     "embedding on three axes": (
         (2, 1, 2),
-        embedding.candidates((4,), 16, 8, (2, 1, 2), "complete", padding_idx=13, dtype=F64),
+        candidates(embedding((4,), 16, 8, padding_idx=13).typed(F64), (2, 1, 2), "complete"),
     ),
-    "batch_norm on one axis": ((4,), batch_norm.candidates((4, 8), (4,), dtype=F64)),
-    "batch_norm on three axes": ((1, 2, 2), batch_norm.candidates((4, 8, 3), (1, 2, 2), dtype=F64)),
-    "conv2d on one axis": ((4,), conv2d.candidates((4, 4, 5, 5), (8, 4, 3, 3), (4,), dtype=F64)),
-    "bmm on three axes": ((2, 2, 1), bmm.candidates((4, 4, 4), (4, 4, 4), (2, 2, 1), "complete", dtype=F64)),
-    "view on one axis": ((4,), view.candidates((8, 4), (4, 8), (4,), dtype=F64)),
+    "batch_norm on one axis": ((4,), candidates(batch_norm((4, 8)).typed(F64), (4,))),
+    "batch_norm on three axes": ((1, 2, 2), candidates(batch_norm((4, 8, 3)).typed(F64), (1, 2, 2))),
+    "conv2d on one axis": ((4,), candidates(conv2d((4, 4, 5, 5), (8, 4, 3, 3)).typed(F64), (4,))),
+    "bmm on three axes": ((2, 2, 1), candidates(bmm((4, 4, 4), (4, 4, 4)).typed(F64), (2, 2, 1), "complete")),
+    "view on one axis": ((4,), candidates(view((8, 4), (4, 8)).typed(F64), (4,))),
 }
 
 
 @pytest.mark.parametrize(("mesh", "found"), OTHER_MESHES.values(), ids=OTHER_MESHES)
-def test_other_meshes(pool4: RankPool, mesh: tuple[int, ...], found: tuple[Candidate, ...]) -> None:
+def test_other_meshes(pool4: RankPool, mesh: tuple[int, ...], found: tuple[ShardingCandidate, ...]) -> None:
     right = [((), promised(candidate.communication)) for candidate in found]
     assert pool4.run(examine, found, mesh) == [right] * 4

@@ -1,0 +1,64 @@
+"""The table that a benchmark prints: a row a result, a column a field of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeAlias
+
+from rich.table import Table
+
+Column: TypeAlias = str | Callable[[Any], str]
+"""What a column shows of a row: the field that `name` or `name:format` names, or what a function returns."""
+
+NOTHING = "-"
+"""What stands where a field is `None`."""
+
+
+def table_of(
+    rows: Iterable[Any],
+    columns: Mapping[str, Column],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """Return the table of `rows`; columns of numbers stand right.
+
+    Args:
+        rows: dataclasses, or anything else that the columns can read.
+        columns: what each shows by its title, from left to right.
+        title: above the table.
+        caption: below the table.
+    """
+    texts = [[_text(row, column) for column in columns.values()] for row in rows]
+    made = Table(title=title, caption=caption)
+    for index, heading in enumerate(columns):
+        is_numeric = all(_is_number(cells[index]) for cells in texts)
+        made.add_column(heading, justify="right" if is_numeric else "left")
+    for cells in texts:
+        made.add_row(*cells)
+    return made
+
+
+def sample_table(samples_s: Mapping[str, Sequence[float]], *, title: str, caption: str) -> Table:
+    """Return the median and the extremes of the times that each launcher took, in seconds."""
+    columns: dict[str, Column] = {
+        "launcher": lambda row: row[0],
+        "median": lambda row: f"{median(row[1]):.3f}",
+        "lowest": lambda row: f"{min(row[1]):.3f}",
+        "highest": lambda row: f"{max(row[1]):.3f}",
+        "points": lambda row: str(len(row[1])),
+    }
+    return table_of(samples_s.items(), columns, title=title, caption=caption)
+
+
+def _text(row: Any, column: Column) -> str:
+    if not isinstance(column, str):
+        return column(row)
+    name, _, form = column.partition(":")
+    value = getattr(row, name)
+    return NOTHING if value is None else format(value, form)
+
+
+def _is_number(text: str) -> bool:
+    return text in {"", NOTHING} or text[0].isdigit()

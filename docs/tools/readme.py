@@ -1,0 +1,153 @@
+"""Write the generated parts of the documentation.
+
+`python -m docs.tools.readme` after `make demo` replaces what stands between `<!-- name -->` and
+`<!-- /name -->` on the pages that have these marks, and writes a page of each kept sweep below docs/results,
+whose figures the README shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.records.record import Record
+from harness.records.store import Store
+from harness.report.content.terminal_table import sheet
+from harness.report.main import main as write_reports
+from strategies import Strategy, ac_variants
+
+_ROOT = Path(__file__).parents[2]
+_DEMO = _ROOT / "outputs" / "demo"
+_TRAITS = ("Saved", "Recomputed", "Moved")
+_COLUMNS = 110  # of the README
+_SHOWN = (
+    "variant",
+    "mesh",
+    "verdict",
+    "saved",
+    "peak",
+    "recomputed FLOPs",
+    "step time vs baseline",
+)
+
+
+def main() -> int:
+    """Rewrite the pages; 1 when the demo has not run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ("demo", "variants", "nested", "results")
+    parser.add_argument("--only", choices=names, help="leave the others as they are")
+    only = parser.parse_args().only
+    chosen = names if only is None else (only,)
+    if "demo" in chosen and not Store(_DEMO).scan().records:
+        sys.stderr.write(f"{_DEMO}: no records; run `make demo` first\n")
+        return 1
+    for name, page, mark, content in PARTS:
+        if name in chosen:
+            path = _ROOT / page
+            path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
+    if "results" in chosen:
+        for kept in kept_sweeps():
+            write_reports([str(kept), "--format", "markdown"])
+    return 0
+
+
+def kept_sweeps() -> list[Path]:
+    """Return the files below docs/results that are lists of records; the others are results of benchmarks."""
+    files = sorted((_ROOT / "docs" / "results").glob("*.json"))
+    return [path for path in files if path.read_text(encoding="utf-8").startswith("[")]
+
+
+def demo_table() -> str:
+    """Return the records of the demo as a markdown table, meshes together."""
+    found = sorted(Store(_DEMO).scan().records, key=_place)
+    content = sheet(found)
+    kept = [content.columns.index(name) for name in _SHOWN]
+    rows = [[row[index] for index in kept] for row in content.rows]
+    return markdown(_SHOWN, rows)
+
+
+def _place(record: Record) -> tuple[bool, bool, str]:
+    """Return where a record stands: one rank first, then the plain model, then by name."""
+    mesh, variant = (record.experiment[group]["name"] for group in ("mesh", "ac"))
+    return mesh != "single", variant != "none", variant
+
+
+def variant_table() -> str:
+    """Return what every variant's docstring says it saves, recomputes and moves."""
+    rows = [[f"`ac={name}`", *traits(variant)] for name, variant in ac_variants.items() if name != "none"]
+    return markdown(("variant", *(trait.lower() for trait in _TRAITS)), rows)
+
+
+def use_list() -> str:
+    """Return when to use each variant, by its docstring, in lines as short as the README's."""
+    items = {name: _sentences(variant, "Use when") for name, variant in ac_variants.items() if name != "none"}
+    lines = [f"* `ac={name}`: {sentence}" for name, sentence in items.items()]
+    return "\n".join(textwrap.fill(line, _COLUMNS, subsequent_indent="  ") for line in lines)
+
+
+def nested_table() -> str:
+    """Return the kept result of `bench.nested`, in inputs of a block."""
+    (path,) = (_ROOT / "docs" / "results").glob("nested-cpu-*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    unit, flops = (content["protocol"][name] for name in ("block_input_bytes", "blocks_flops"))
+    by_stop = [[row for row in content["results"] if row["early_stop"] == stop] for stop in (True, False)]
+    to_the_end = {tuple(row["levels"]): row for row in by_stop[1]}
+    rows = [
+        [
+            f"`{row['levels']}`" if row["levels"] else "`ac=none`",
+            f"{(row['saved_bytes'] - row['rng_bytes']) / unit:.1f}",
+            f"{row['activation_peak_bytes'] / unit:.1f}",
+            f"{row['recomputed_flops'] / flops:.2f}",
+            f"{to_the_end.get(tuple(row['levels']), row)['recomputed_flops'] / flops:.2f}",
+        ]
+        for row in by_stop[0]
+    ]
+    columns = ("levels", "saved", "activation peak", "recomputed forwards", "without early stop")
+    return markdown(columns, rows)
+
+
+def traits(variant: type[Strategy]) -> list[str]:
+    """Return the sentences after `Saved:`, `Recomputed:` and `Moved:` in a docstring."""
+    return [_sentences(variant, trait) for trait in _TRAITS]
+
+
+def _sentences(variant: type[Strategy], trait: str) -> str:
+    text = inspect.getdoc(variant) or ""
+    found = re.search(rf"^{trait}: (.+?)(?=\n\S|\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(found.group(1).split()) if found else ""
+
+
+def markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    """Return a markdown table."""
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """Return `text` with `content` between the marks of `name`.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"no marks <!-- {name} --> and <!-- /{name} -->")
+    return pattern.sub(lambda match: f"{match.group(1)}{content}\n{match.group(2)}", text)
+
+
+PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
+    ("demo", "README.md", "demo", demo_table),
+    ("variants", "README.md", "use", use_list),
+    ("variants", "docs/variants.md", "variants", variant_table),
+    ("nested", "docs/nested.md", "nested", nested_table),
+)
+"""Option of `--only`, page, marks, and what stands between them."""
+
+if __name__ == "__main__":
+    sys.exit(main())

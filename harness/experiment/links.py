@@ -1,0 +1,85 @@
+"""What a trial is compared with: from its variant to the plain model, link by link.
+
+    ac=full shard=megatron  --bit for bit-->  ac=none shard=megatron  --within rounding-->  ac=none shard=none
+
+What recomputes is compared with what is sharded alike, and what is sharded with what is not. A sharding
+does not depend on the precision, so it is proven in fp32 whatever the trial computes in: rounding of half
+precision would hide a lost all-reduce. What is equal within rounding only is trained with SGD for its proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from harness.experiment.experiment import Experiment, name_of
+from harness.records.parity_result import Compared
+from strategies import Tolerance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Two experiments that must compute the same.
+
+    Fields:
+        variant, baseline: which.
+        steps: optimizer steps to compare.
+        tolerance: `None` where all bits must be equal.
+        whole: compare gradients and parameters as wholes, which the two place differently.
+    """
+
+    variant: Experiment
+    baseline: Experiment
+    steps: int
+    tolerance: Tolerance | None
+    whole: bool
+
+    @property
+    def compared(self) -> Compared:
+        """What stands in the record."""
+        accepted = self.tolerance
+        return Compared(
+            variant=_choices(self.variant),
+            baseline=_choices(self.baseline),
+            dtype=self.variant.dtype,
+            optimizer=self.variant.optimizer,
+            relative=None if accepted is None else accepted.relative,
+            parameters=None if accepted is None else accepted.parameters,
+            floor=None if accepted is None else accepted.floor,
+        )
+
+
+def chain(experiment: Experiment) -> tuple[Link, ...]:
+    """Return what is compared with what; the first link is the variant and its twin."""
+    first = Link(
+        variant=experiment,
+        baseline=experiment.twin(),
+        steps=experiment.protocol.parity_steps,
+        tolerance=experiment.tolerance,
+        whole=not experiment.is_placed_as_twin,
+    )
+    # SGD moves parameters by gradients, AdamW by the sign of what is only rounding too
+    if not experiment.is_sharded:
+        return (first if first.tolerance is None else _under_sgd(first),)
+    plain = experiment.plain()
+    single = replace(plain, dtype="fp32", optimizer="sgd")
+    # the second step has gradients behind weights that begin as zeros
+    others = [(single, experiment.shard.step_tolerance, 2)]
+    if plain != experiment and experiment.dtype != "fp32":
+        others.insert(0, (plain, plain.tolerance, 1))
+    return first, *(
+        Link(variant=each, baseline=each.twin(), steps=steps, tolerance=tolerance, whole=True)
+        for each, tolerance, steps in others
+    )
+
+
+def _under_sgd(link: Link) -> Link:
+    """Return a link whose steps do not make rounding larger."""
+    return replace(
+        link,
+        variant=replace(link.variant, optimizer="sgd"),
+        baseline=replace(link.baseline, optimizer="sgd"),
+    )
+
+
+def _choices(experiment: Experiment) -> str:
+    return " ".join(f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard"))

@@ -1,0 +1,61 @@
+"""What starts a lane and what ends it, as those who start lanes know it."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.launchers.resource_shape import Resources
+from harness.launchers.task import Task
+from harness.records.claims import folder_of
+from harness.records.store import Store
+
+COMMAND = (sys.executable, "-c", "from harness.launchers.lane import main; main()")
+"""Starts a lane; the path of its spec follows."""
+
+STOP = "stop"
+"""A file in a submission's folder that asks its lanes to end after their running trials."""
+
+TIME_LIMIT_STATUS = 124  # as timeout(1) has it
+TERMINATED_STATUS = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneSpec:
+    """What a lane is told at its start; it pickles.
+
+    Fields:
+        name: unique in its submission.
+        launcher: that made the submission.
+        submission: for which its trials are claimed.
+        root: the sweep's folder, absolute.
+        sweep: its name.
+        tasks: trials of one shape, in order; other lanes may take from the same list.
+        resources: what a trial may use of every node.
+        sys_path: where Python finds the user's modules.
+        driver_pid: process whose death ends the lane; `None` where a scheduler ends it.
+    """
+
+    name: str
+    launcher: str
+    submission: str
+    root: Path
+    sweep: str
+    tasks: tuple[Task, ...]
+    resources: Resources
+    sys_path: tuple[str, ...]
+    driver_pid: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its submission."""
+        return folder_of(Store(self.root), self.submission)
+
+    def write(self) -> Path:
+        """Write the spec to the submission's folder and return its path."""
+        path = self.folder / f"lane-{self.name}.pickle"
+        path.write_bytes(pickle.dumps(self))
+        return path

@@ -1,0 +1,127 @@
+"""The shape of a transformer: L equal blocks of attention and feed-forward.
+
+FLOPs are those of a token's forward, counted as `ModelSpec.flops_per_sample` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from harness.errors import ConfigError
+from harness.models.base import LanguageModelSpec, ModelSpec, require_divides
+from harness.models.shapes.sizes import require_sizes
+
+_SPLIT_BY_ROW = ("wo", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec(ModelSpec):
+    """A stack of blocks over tokens of any kind.
+
+    Fields:
+        n_layers: blocks L, >= 1.
+        width: residual width D, a multiple of `n_heads`.
+        n_heads: attention heads H, >= 1.
+        hidden_width: width F of the feed-forward, >= 1.
+
+    Attributes:
+        feed_forward_linears: names of the linears in `layers.*.feed_forward` that tensor parallelism splits.
+    """
+
+    __slots__ = ()  # a class of images and one of language have this base beside another: one has the slots
+    feed_forward_linears: ClassVar[tuple[str, ...]] = ("up", "down")
+
+    n_layers: int
+    width: int
+    n_heads: int
+    hidden_width: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self)
+        self.check_shape()
+
+    def check_shape(self) -> None:
+        """Refuse fields that do not fit each other: here, heads that do not divide the width."""
+        require_divides("n_heads", self.n_heads, "width", self.width)
+
+    def block_flops(self, n_tokens: int) -> int:
+        """Return 4·D·(D + G·K) for the projections, 4·T·D for scores and values, and the feed-forward's.
+
+        Args:
+            n_tokens: tokens T that attend to each other.
+        """
+        projections = 4 * self.width * (self.width + self.kv_width())
+        return projections + 4 * n_tokens * self.width + self.feed_forward_flops()
+
+    def kv_width(self) -> int:
+        """Return the width G·K of all keys, or all values, of a token."""
+        return self.width
+
+    def feed_forward_flops(self) -> int:
+        """Return 4·D·F."""
+        return 4 * self.width * self.hidden_width
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Return Megatron's plan: heads and hidden units are split, everything else is whole."""
+        attention = (f"layers.*.attention.{name}" for name in ("wq", "wk", "wv", "wo"))
+        feed_forward = (f"layers.*.feed_forward.{name}" for name in self.feed_forward_linears)
+        return {
+            fqn: "row" if fqn.endswith(_SPLIT_BY_ROW) else "column" for fqn in (*attention, *feed_forward)
+        }
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        """Return the heads and the hidden width."""
+        return {"model.n_heads": self.n_heads, "model.hidden_width": self.hidden_width}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderSpec(TransformerSpec, LanguageModelSpec):
+    """A transformer that predicts the next token.
+
+    Fields:
+        max_positions: positions that the model has, learned or rotary; the longest sequence.
+    """
+
+    max_positions: int
+
+    def flops_per_token(self, sequence_length: int) -> int:
+        """Return those of L blocks, and 2·D·V for the head."""
+        return self.n_layers * self.block_flops(sequence_length) + 2 * self.width * self.vocab_size
+
+    def longest_sequence(self) -> int:
+        """Return the number of positions."""
+        return self.max_positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotaryDecoderSpec(DecoderSpec):
+    """A decoder with rotary positions and fewer key-value heads than query heads.
+
+    Fields:
+        n_heads: query heads H, a multiple of `n_kv_heads`; heads are of even width K.
+        n_kv_heads: key-value heads G, >= 1.
+        rope_theta: base of the rotary frequencies, >= 1.
+    """
+
+    n_kv_heads: int
+    rope_theta: float
+
+    def check_shape(self) -> None:
+        """Refuse key-value heads that do not divide the heads, and heads that have no rotary pairs."""
+        require_divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        if self.width % (2 * self.n_heads):
+            problem = f"heads must be of even width, got width {self.width} / {self.n_heads} heads"
+            raise ConfigError("model.n_heads", problem)
+
+    def kv_width(self) -> int:
+        """Return the width of the G key-value heads."""
+        return self.n_kv_heads * self.width // self.n_heads
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        """Return both numbers of heads and the hidden width."""
+        return {
+            "model.n_heads": self.n_heads,
+            "model.n_kv_heads": self.n_kv_heads,
+            "model.hidden_width": self.hidden_width,
+        }

@@ -1,0 +1,277 @@
+"""What changed between two sweeps: before and after, two machines, two versions of torch; changes first."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.records.record import Record
+from harness.records.statistics import Ratio
+from harness.report.content.columns import NOTHING, number_cell, ratio_with_interval
+from harness.report.content.contents import partial, subtitle
+from harness.report.facts import quantities
+from harness.report.facts.document import Claim, Document, Line, Mark, Section, Table, plain
+from harness.report.facts.quantities import Quantity
+from harness.report.facts.sweep_records import Entry, SweepRecords
+
+_EXACT = {"saved": quantities.SAVED, "peak": quantities.PEAK, "recomputed FLOPs": quantities.RECOMPUTED_FLOPS}
+_LARGEST = _EXACT | {"step time vs baseline": quantities.RATIO}
+_ENDINGS: Mapping[str, Callable[[Record], str]] = {
+    "status": lambda record: record.status,
+    "verdict": lambda record: record.verdict,
+}
+_WORST_FIRST = ("differs", "inert", "unverified", "neutral")
+_MOST_NAMED = 4
+_ARROW = " → "
+_SHOWN_ENVIRONMENT = ("device", "torch", "cuda", "driver", "python", "commit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The same experiment in two sweeps.
+
+    Fields:
+        before, after: its records.
+        changed: columns in which they differ; times differ where their intervals do not meet.
+    """
+
+    before: Entry
+    after: Entry
+    changed: tuple[str, ...]
+
+
+def changes(before: SweepRecords, after: SweepRecords) -> Document:
+    """Return the report on what changed.
+
+    Trials are the same where their trial_id is, or where they agree in every option that both sweeps have:
+    a version that adds an option addresses all its trials anew.
+    """
+    if before.name == after.name:
+        before, after = (
+            replace(before, name=f"{before.name}, before"),
+            replace(after, name=f"{after.name}, after"),
+        )
+    pairs = [_pair(one, other) for one, other in _matched(before, after)]
+    changed = [pair for pair in pairs if pair.changed]
+    same = [pair for pair in pairs if not pair.changed]
+    sections = (
+        Section(key="changed", title="Changed", items=_tables("changed-trials", "Changed trials", changed)),
+        Section(key="same", title="Unchanged", items=_tables("same-trials", "Unchanged trials", same)),
+        Section(key="alone", title="In one sweep only", items=_alone(before, after, pairs)),
+        Section(key="method", title="Environments", items=(_environments(before, after),)),
+    )
+    return Document(
+        title=f"{before.name} → {after.name}",
+        subtitle=(*subtitle(before), _ARROW, *subtitle(after)),
+        partial=partial(before, after),
+        answer=tuple(_answer(pairs, before, after)),
+        sections=tuple(section for section in sections if section.items),
+    )
+
+
+def _matched(before: SweepRecords, after: SweepRecords) -> Iterator[tuple[Entry, Entry]]:
+    same = {entry.trial_id: entry for entry in after.entries}
+    known = {entry.trial_id for entry in before.entries}
+    ours = [entry for entry in before.entries if entry.trial_id not in same]
+    theirs = [entry for entry in after.entries if entry.trial_id not in known]
+    shared = _options_of(ours) & _options_of(theirs)
+    alike = _by_options(theirs, shared)
+    same |= {entry.trial_id: alike[key] for key, entry in _by_options(ours, shared).items() if key in alike}
+    return ((entry, same[entry.trial_id]) for entry in before.entries if entry.trial_id in same)
+
+
+def _options_of(entries: Sequence[Entry]) -> set[str]:
+    return {path for entry in entries for path, _ in _options(entry.record.experiment)}
+
+
+def _by_options(entries: Sequence[Entry], shared: set[str]) -> dict[frozenset[tuple[str, str]], Entry]:
+    """Return the trials by their options among `shared`; which of several is meant, nobody knows."""
+    found: dict[frozenset[tuple[str, str]], list[Entry]] = {}
+    for entry in entries:
+        key = frozenset(option for option in _options(entry.record.experiment) if option[0] in shared)
+        found.setdefault(key, []).append(entry)
+    return {key: each[0] for key, each in found.items() if len(each) == 1}
+
+
+def _options(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        yield path, json.dumps(value)
+        return
+    for key, item in value.items():
+        yield from _options(item, f"{path}/{key}")
+
+
+def _pair(before: Entry, after: Entry) -> Pair:
+    one, other = before.record, after.record
+    changed = [name for name, of in _ENDINGS.items() if of(one) != of(other)]
+    changed += [name for name, quantity in _EXACT.items() if quantity.of(one) != quantity.of(other)]
+    if _collectives_of(one) != _collectives_of(other):
+        changed.append("collectives")
+    if _are_apart(_ratio_of(one), _ratio_of(other)):
+        changed.append("step time vs baseline")
+    return Pair(before=before, after=after, changed=tuple(changed))
+
+
+def _collectives_of(record: Record) -> dict[str, dict[str, int]] | None:
+    return None if record.work is None else record.work.collectives
+
+
+def _ratio_of(record: Record) -> Ratio | None:
+    return None if record.time is None else record.time.ratio_to_baseline
+
+
+def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
+    """Whether two ratios differ beyond their intervals, or one of them is missing."""
+    if one is None or other is None:
+        return one is not other
+    return one.high < other.low or other.high < one.low
+
+
+def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Claim]:
+    changed = [pair for pair in pairs if pair.changed]
+    counts = Counter(name for pair in changed for name in pair.changed)
+    what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
+    yield Claim(
+        line=(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.",),
+        trial_ids=tuple(pair.before.trial_id for pair in changed),
+    )
+    yield from _renamed(pairs)
+    yield from _worsened(changed)
+    for name, quantity in _LARGEST.items():
+        yield from _largest(name, quantity, changed)
+    alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
+    if any(alone):
+        line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
+        yield Claim(line=(line,), trial_ids=())
+
+
+def _renamed(pairs: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield how many trials have another id, because only one of the sweeps has an option."""
+    renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
+    if renamed:
+        line = f"{renamed} of them are the same but for options that only one of the sweeps has."
+        yield Claim(line=(line,), trial_ids=())
+
+
+def _worsened(changed: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield the trials that ended worse than before."""
+    lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
+    for pair in lost[:_MOST_NAMED]:
+        was, now = (_ending(entry) for entry in (pair.before, pair.after))
+        yield Claim(line=(pair.before.trial, f": {was}{_ARROW}{now}."), trial_ids=(pair.before.trial_id,))
+    if len(lost) > _MOST_NAMED:
+        yield Claim(line=(f"{len(lost)} trials in all ended worse.",), trial_ids=())
+
+
+def _rank(entry: Entry) -> int:
+    """Return how well a trial ended: neutral best, then without a comparison, inert, different, no result."""
+    return _WORST_FIRST.index(entry.record.verdict) if entry.record.status == "ok" else -1
+
+
+def _ending(entry: Entry) -> str:
+    return entry.record.verdict if entry.record.status == "ok" else entry.record.status
+
+
+def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[Claim]:
+    """Yield where a number has changed most, as a quotient, among those that are above zero in both."""
+    known = [
+        (pair, one, other)
+        for pair in pairs
+        if name in pair.changed
+        and (one := pair.before.number(quantity)) is not None
+        and (other := pair.after.number(quantity)) is not None
+        and min(one.value, other.value) > 0
+    ]
+    if known:
+        pair, one, other = max(known, key=lambda found: abs(math.log(found[2].value / found[1].value)))
+        line: Line = (
+            f"The {name} that changed most is that of ",
+            pair.before.trial,
+            ": ",
+            one,
+            _ARROW,
+            other,
+        )
+        yield Claim(line=(*line, "."), trial_ids=(pair.before.trial_id,))
+
+
+def _are(count: int) -> str:
+    return "trial is" if count == 1 else "trials are"
+
+
+def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+    if not pairs:
+        return ()
+    columns = ("trial", "changed", *_ENDINGS, *_EXACT, "step time vs baseline")
+    rows: tuple[tuple[Line, ...], ...] = tuple(
+        (
+            (pair.before.trial,),
+            (", ".join(pair.changed) or NOTHING,),
+            *(_marks(pair, of) for of in _ENDINGS.values()),
+            *(_numbers(pair, quantity) for quantity in _EXACT.values()),
+            _ratios(pair),
+        )
+        for pair in pairs
+    )
+    return (Table(key=key, title=title, columns=columns, rows=rows),)
+
+
+def _marks(pair: Pair, ending: Callable[[Record], str]) -> Line:
+    one, other = (Mark(text=ending(entry.record)) for entry in (pair.before, pair.after))
+    return (one,) if one == other else (one, _ARROW, other)
+
+
+def _numbers(pair: Pair, quantity: Quantity) -> Line:
+    """Return one number where both are equal."""
+    one, other = pair.before.number(quantity), pair.after.number(quantity)
+    if one is not None and other is not None and one.value == other.value:
+        return (one,)
+    return (one or NOTHING,) if one is other else (one or NOTHING, _ARROW, other or NOTHING)
+
+
+def _ratios(pair: Pair) -> Line:
+    one, other = ratio_with_interval(pair.before), ratio_with_interval(pair.after)
+    return one if plain(one) == plain(other) == NOTHING else (*one, _ARROW, *other)
+
+
+def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+    both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
+    rows: list[tuple[Line, ...]] = [
+        (
+            (entry.trial,),
+            (sweep.name,),
+            (Mark(text=entry.record.status),),
+            number_cell(entry, quantities.PEAK),
+        )
+        for sweep in (before, after)
+        for entry in sweep.entries
+        if (entry.sweep, entry.trial_id) not in both
+    ]
+    if not rows:
+        return ()
+    columns = ("trial", "sweep", "status", "peak")
+    return (Table(key="alone-trials", title="In one sweep only", columns=columns, rows=tuple(rows)),)
+
+
+def _environments(before: SweepRecords, after: SweepRecords) -> Table:
+    rows = [
+        (
+            (key,),
+            *(
+                (
+                    ", ".join(
+                        sorted({str(record.environment.get(key) or NOTHING) for record in sweep.records})
+                    ),
+                )
+                for sweep in (before, after)
+            ),
+        )
+        for key in _SHOWN_ENVIRONMENT
+    ]
+    return Table(
+        key="environments", title="Environments", columns=("what", before.name, after.name), rows=tuple(rows)
+    )

@@ -1,0 +1,181 @@
+"""Quantities: the numbers of a record that reports show, each read by a typed function.
+
+The path under which a reader finds the number in `record.json` follows from the function, so both always
+name the same field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, cast
+
+from harness.records.merge_ranks import Memory, Time, Work
+from harness.records.record import Record
+from harness.report.facts.number_words import Unit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One number of a record, or the quotient of two.
+
+    Fields:
+        unit: how people write the number.
+        read: returns the number; raises `LookupError` where the record has none.
+    """
+
+    unit: Unit
+    read: Callable[[Record], float]
+
+    def of(self, record: Record) -> float | None:
+        """Return the number in base units; `None` where the record has none, or divides by zero."""
+        try:
+            value: object = self.read(record)
+        except (LookupError, ZeroDivisionError):
+            return None
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @cached_property
+    def path(self) -> str:
+        """Keys of the number in the record, as in `memory/saved_bytes`; `a : b` for a quotient."""
+        return str(self.read(cast("Record", _FieldPath())))
+
+
+def some(value: T | None) -> T:
+    """Return `value`.
+
+    Raises:
+        LookupError: the record has nothing there.
+    """
+    if value is None:
+        raise LookupError
+    return value
+
+
+def column(name: str) -> int:
+    """Return an index for the path of a figure's rows: the column of each row that holds the index."""
+    return cast("int", f"{{{name}}}")
+
+
+def _memory(read: Callable[[Memory], int], unit: Unit = Unit.BYTES) -> Quantity:
+    return Quantity(unit=unit, read=lambda record: read(some(record.memory)))
+
+
+def _work(read: Callable[[Work], int], unit: Unit) -> Quantity:
+    return Quantity(unit=unit, read=lambda record: read(some(record.work)))
+
+
+def _time(read: Callable[[Time], float], unit: Unit) -> Quantity:
+    return Quantity(unit=unit, read=lambda record: read(some(record.time)))
+
+
+def _quotient(over: Quantity, under: Quantity, unit: Unit) -> Quantity:
+    return Quantity(unit=unit, read=lambda record: over.read(record) / under.read(record))
+
+
+SAVED = _memory(lambda memory: memory.saved_bytes)
+PEAK = _memory(lambda memory: memory.peak_bytes)
+ACTIVATION_PEAK = _memory(lambda memory: memory.activation_peak_bytes)
+PARAMETERS = _memory(lambda memory: memory.parameter_bytes)
+GRADIENTS = _memory(lambda memory: memory.gradient_bytes)
+OPTIMIZER = _memory(lambda memory: memory.optimizer_bytes)
+HOST_PEAK = _memory(lambda memory: memory.host_peak_bytes)
+PREDICTED_PEAK = _memory(lambda memory: some(memory.predicted_peak_bytes))
+BASELINE_PEAK = _memory(lambda memory: some(memory.baseline).peak_bytes)
+PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, Unit.SHARE)
+PREDICTED_SHARE = _quotient(PREDICTED_PEAK, PEAK, Unit.UTILISATION)
+ALLOCATOR: Sequence[tuple[str, Quantity]] = (
+    ("peak requested", _memory(lambda memory: some(memory.allocator).peak_requested_bytes)),
+    ("peak allocated", _memory(lambda memory: some(some(memory.allocator).peak_allocated_bytes))),
+    ("peak reserved", _memory(lambda memory: some(some(memory.allocator).peak_reserved_bytes))),
+    ("workspace", _memory(lambda memory: some(some(memory.allocator).workspace_bytes))),
+)
+"""Numbers of the allocator by their names in words."""
+
+FORWARD_FLOPS = _work(lambda work: work.forward_flops, Unit.FLOPS)
+BACKWARD_FLOPS = _work(lambda work: work.backward_flops, Unit.FLOPS)
+RECOMPUTED_FLOPS = _work(lambda work: work.recomputed_flops, Unit.FLOPS)
+OFFLOADED = _work(lambda work: work.offloaded_bytes, Unit.BYTES)
+CHUNKS = _work(lambda work: work.chunks, Unit.COUNT)
+
+RATIO = _time(lambda time: some(time.ratio_to_baseline).median, Unit.RATIO)
+RATIO_LOW = _time(lambda time: some(time.ratio_to_baseline).low, Unit.BOUND)
+RATIO_HIGH = _time(lambda time: some(time.ratio_to_baseline).high, Unit.BOUND)
+TOKENS_PER_S = _time(lambda time: some(time.tokens_per_s), Unit.RATE)
+MFU = _time(lambda time: some(time.mfu), Unit.UTILISATION)
+HFU = _time(lambda time: some(time.hfu), Unit.UTILISATION)
+ENERGY = _time(lambda time: some(time.energy_j), Unit.VALUE)
+STEP_TIMES: Sequence[tuple[str, Quantity]] = (
+    ("median", _time(lambda time: time.step_time_s.median, Unit.SECONDS)),
+    ("10th percentile", _time(lambda time: time.step_time_s.p10, Unit.SECONDS)),
+    ("90th percentile", _time(lambda time: time.step_time_s.p90, Unit.SECONDS)),
+)
+"""Step times by their names in words."""
+
+ERROR_RANK = Quantity(unit=Unit.COUNT, read=lambda record: some(some(record.error).rank))
+
+
+def loss(step: int) -> Quantity:
+    """Return the loss of a parity step."""
+    return Quantity(unit=Unit.VALUE, read=lambda record: some(record.parity).losses[step])
+
+
+def rank_peak(rank: int) -> Quantity:
+    """Return the peak of one rank."""
+    return _memory(lambda memory: memory.by_rank[rank].peak_bytes)
+
+
+def largest_saved(index: int) -> Quantity:
+    """Return the bytes of one of the largest saved storages."""
+    return _memory(lambda memory: memory.largest_saved[index].bytes)
+
+
+def timeline_bytes(index: int) -> Quantity:
+    """Return the bytes of one stay of the timeline."""
+    return _memory(lambda memory: memory.timeline[index].bytes)
+
+
+def recomputed_op(name: str) -> Quantity:
+    """Return how often an operator ran again in backward."""
+    return _work(lambda work: work.recomputed_ops[name], Unit.COUNT)
+
+
+def collective_count(phase: str, name: str) -> Quantity:
+    """Return how often a rank started a collective in a phase."""
+    return _work(lambda work: work.collectives[phase][name], Unit.COUNT)
+
+
+def collective_bytes(phase: str, name: str) -> Quantity:
+    """Return the payload of a collective in a phase."""
+    return _work(lambda work: work.collective_bytes[phase][name], Unit.BYTES)
+
+
+def chunk_option(option: str) -> Quantity:
+    """Return an option of the chunking strategy."""
+    return Quantity(unit=Unit.VALUE, read=lambda record: record.experiment["chunk"][option])
+
+
+class _FieldPath:
+    """Stands for a record and notes which fields are read.
+
+    Args:
+        text: the path so far.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def __getattr__(self, name: str) -> _FieldPath:
+        return self[name]
+
+    def __getitem__(self, key: object) -> _FieldPath:
+        return _FieldPath(f"{self._text}/{key}" if self._text else str(key))
+
+    def __truediv__(self, other: _FieldPath) -> _FieldPath:
+        return _FieldPath(f"{self} : {other}")
+
+    def __str__(self) -> str:
+        return self._text

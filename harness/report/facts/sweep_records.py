@@ -1,0 +1,255 @@
+"""A sweep as reports read it: its records with the names that tell them apart, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.records.claims import is_abandoned
+from harness.records.record import Record, validate
+from harness.records.store import Store, Unreadable, parsed
+from harness.report.facts.document import Number, TrialName
+from harness.report.facts.fields_read import as_read
+from harness.report.facts.labels import (
+    choice_labels,
+    group_name,
+    mesh_labels,
+    mesh_sizes,
+    other_field_labels,
+    variant_name,
+)
+from harness.report.facts.quantities import Quantity
+
+_TRIAL_ID = re.compile(r"[0-9a-f]{12}")
+_NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
+
+
+class UnreadableError(ValueError):
+    """A file that should be a list of records and is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A record and what it is called within its sweep.
+
+    Fields:
+        record: of the trial.
+        choice: its strategies, with the options that differ in this sweep.
+        other_fields: other options that differ, such as seed and dtype; may be empty.
+        mesh: with the options that differ.
+        name: `variant on mesh`, with the model where models differ.
+        setting: what it must share with another trial to be compared with it.
+        sweep: number of its sweep among compared ones.
+    """
+
+    record: Record
+    choice: str
+    other_fields: str
+    mesh: str
+    name: str
+    setting: str
+    sweep: int = 0
+
+    @property
+    def variant(self) -> str:
+        """Strategies and recipe."""
+        return f"{self.choice} {self.other_fields}" if self.other_fields else self.choice
+
+    @property
+    def trial_id(self) -> str:
+        """Id of the trial."""
+        return self.record.trial_id
+
+    @property
+    def trial(self) -> TrialName:
+        """The trial by its name."""
+        return TrialName(name=self.name, trial_id=self.trial_id)
+
+    @property
+    def family(self) -> str:
+        """Its strategies without their options."""
+        return variant_name(self.record.experiment)
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return group_name(self.record.experiment, "model")
+
+    def number(self, quantity: Quantity) -> Number | None:
+        """Return a number of the record; `None` where the record has none."""
+        value = quantity.of(self.record)
+        if value is None:
+            return None
+        return Number(
+            value=value, unit=quantity.unit, path=quantity.path, trial_id=self.trial_id, sweep=self.sweep
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecords:
+    """All records of a sweep.
+
+    Fields:
+        name: of the sweep.
+        entries: one a record, baselines first within a setting.
+        waiting: trials that have a folder and no record yet.
+        is_abandoned: no live command holds those trials: it was interrupted or has died.
+        unreadable: files that should be records and are none.
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    waiting: tuple[str, ...] = ()
+    is_abandoned: bool = False
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @cached_property
+    def by_setting(self) -> Mapping[str, tuple[Entry, ...]]:
+        """The entries that may be compared with one another."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.setting, []).append(entry)
+        return {setting: tuple(group) for setting, group in groups.items()}
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Names of the models."""
+        return frozenset(entry.model for entry in self.entries)
+
+    def place(self, entry: Entry) -> str:
+        """Return the mesh of a trial, with the model where models differ."""
+        return entry.mesh if len(self.models) == 1 else f"{entry.mesh}, {entry.model}"
+
+    def where(self, entry: Entry) -> str:
+        """Return mesh, model and recipe of a trial: what the trials of a setting share."""
+        return f"{self.place(entry)}, {entry.other_fields}" if entry.other_fields else self.place(entry)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records alone."""
+        return [entry.record for entry in self.entries]
+
+
+def load(root: Path, *, number: int = 0) -> SweepRecords:
+    """Return the sweep in a folder, finished or not, or in a file that `docs.tools.records` has made of one.
+
+    Args:
+        root: the folder or file.
+        number: of this sweep among compared ones.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        UnreadableError: the file is no list of records; the message says why.
+    """
+    if root.is_file():
+        return sweep_of(_kept(root), name=root.stem, number=number)
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    # folders first: a trial that ends meanwhile is among the records or among the waiting, never in neither
+    folders = [folder.name for folder in sorted(root.iterdir()) if _TRIAL_ID.fullmatch(folder.name)]
+    scan = Store(root).scan()
+    present = {record.trial_id for record in scan.records} | {
+        each.path.parent.name for each in scan.unreadable
+    }
+    waiting = [name for name in folders if name not in present and (root / name).is_dir()]
+    return sweep_of(
+        scan.records,
+        name=root.resolve().name,
+        waiting=waiting,
+        is_abandoned=is_abandoned(Store(root), waiting),
+        unreadable=scan.unreadable,
+        number=number,
+    )
+
+
+def sweep_of(
+    records: Sequence[Record],
+    *,
+    name: str,
+    waiting: Sequence[str] = (),
+    is_abandoned: bool = False,
+    unreadable: Sequence[Unreadable] = (),
+    number: int = 0,
+) -> SweepRecords:
+    """Return `records` as a sweep: by model and mesh, in each the plain model first, then by name."""
+    return SweepRecords(
+        name=name,
+        entries=tuple(sorted(named(records, number=number), key=_place)),
+        waiting=tuple(waiting),
+        is_abandoned=is_abandoned,
+        unreadable=tuple(unreadable),
+    )
+
+
+def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
+    """Return `records`, in their order, with what tells them apart; `number` is that of their sweep."""
+    experiments = as_read(records)
+    models = [group_name(experiment, "model") for experiment in experiments]
+    differ = len(set(models)) > 1
+    labels = zip(
+        records,
+        choice_labels(experiments),
+        other_field_labels(experiments),
+        mesh_labels(experiments),
+        models,
+        strict=True,
+    )
+    return [
+        Entry(
+            record=record,
+            choice=choice,
+            other_fields=others,
+            mesh=mesh,
+            name=f"{choice}{' ' if others else ''}{others} on {mesh}" + (f", {model}" if differ else ""),
+            setting=_setting(record),
+            sweep=number,
+        )
+        for record, choice, others, mesh, model in labels
+    ]
+
+
+def _kept(path: Path) -> list[Record]:
+    try:
+        values = parsed(path.read_text(encoding="utf-8"))
+        if not isinstance(values, list):
+            _refuse(f"must be a list of records, got a {type(values).__name__}")
+        return _each_once([validate(value) for value in values])
+    except ValueError as error:
+        raise UnreadableError(f"{path}: {error}") from error
+
+
+def _each_once(records: list[Record]) -> list[Record]:
+    """Return `records` once each trial id is well formed and unique: a page links to trials by it."""
+    seen: set[str] = set()
+    for record in records:
+        if not _TRIAL_ID.fullmatch(record.trial_id):
+            _refuse(f"record.trial_id: must be 12 hexadecimal digits, got {record.trial_id!r}")
+        if record.trial_id in seen:
+            _refuse(f"record.trial_id: must occur once, got {record.trial_id!r} again")
+        seen.add(record.trial_id)
+    return records
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(why)
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return (
+        entry.model,
+        mesh_sizes(entry.record.experiment),
+        entry.mesh,
+        entry.family != "none",
+        entry.variant,
+        entry.trial_id,
+    )
+
+
+def _setting(record: Record) -> str:
+    """Return what two trials must share for their memory and time to be compared: all but the strategies."""
+    shared = {key: value for key, value in record.experiment.items() if key not in _NOT_OF_THE_SETTING}
+    return f"{record.environment_id} {shared!r}"

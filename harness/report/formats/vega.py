@@ -1,0 +1,43 @@
+"""Vega's code for pages: bundled once on a machine, because that takes a second, and kept for the user."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import vl_convert
+
+from harness.records.store import write_atomically
+
+_EMBED = "window.acbenchEmbed = vegaEmbed;"
+_DIGITS = 12
+
+
+@cache
+def library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script.
+
+    It is read from `$XDG_CACHE_HOME/acbench` (`~/.cache/acbench`) where it is there, else left there for the
+    next report; a folder that cannot be written is no error.
+    """
+    path = _place()
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    bundle: str = vl_convert.javascript_bundle(_EMBED)
+    script = "(() => {" + bundle.replace("</script", "<\\/script") + "})();"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, script)
+    return script
+
+
+def _place() -> Path:
+    """Return where the script of this version is kept; other code has another name."""
+    source = f"{version('vl-convert-python')} {_EMBED} {Path(__file__).read_text(encoding='utf-8')}"
+    digest = hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder, "acbench", f"vega-{digest}.js")

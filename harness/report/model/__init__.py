@@ -1,1 +1,0 @@
-"""What a report says: the records of a sweep, their labels, baselines and numbers."""

@@ -1,0 +1,27 @@
+"""What the ranks of a trial are asked to do, as the driver writes it down: without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.experiment.experiment import Experiment
+
+ENTRY = "harness.trial.run:run"
+"""Called in every rank with a `TrialPlan`."""
+
+BASELINES = ("paired", "sequential", "none")
+"""Ways to compare with the twin, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPlan:
+    """What a rank is asked to do.
+
+    Fields:
+        experiment: the trial.
+        baseline: how the twin is compared: `paired` (side by side, timed A B B A), `sequential` (one
+            after the other, where two models do not fit) or `none` (where the twin does not fit at all).
+    """
+
+    experiment: Experiment
+    baseline: str = "paired"

@@ -1,0 +1,117 @@
+"""A trial's model without memory: whether the strategies fit it, and what they have to show of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from harness.errors import ConfigError
+from harness.experiment.devices import device_type
+from harness.experiment.experiment import Experiment, name_of
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
+from harness.models.parts.containers import require_container
+from harness.trial.assemble import planned_step
+from harness.trial.plan_sharding import plan_sharding
+from harness.trial.precision import PARAMETER_DTYPE
+from strategies import Strategy
+from strategies.regions.blocks import children_of
+
+
+def check_variant(
+    model: ModelSpec, ac: Strategy, is_call_site: bool, is_sharded: bool, batch: tuple[int, int]
+) -> None:
+    """Refuse an AC variant that does not fit the model, or the units that FSDP will make of it.
+
+    Args:
+        model: of the trial.
+        ac: the variant.
+        is_call_site: it stands around the call of the whole model.
+        is_sharded: FSDP will shard the blocks.
+        batch: samples of one rank, and tokens of each.
+
+    Raises:
+        ConfigError: `layers_fqn` names no container of blocks.
+        StrategyError: the variant does not fit.
+    """
+    built, sample = _without_memory(model, batch)
+    require_container(built, model.layers_fqn)
+    if is_call_site:
+        ac.call_site(built)
+        return
+    built = ac.apply(built, sample.inputs)
+    if is_sharded and model.layers_fqn:
+        ac.check_units(built, children_of(built, model.layers_fqn))
+
+
+def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
+    """Refuse a sharding variant that finds no plan for the model.
+
+    Raises:
+        StrategyError: naming the operator or the limit.
+    """
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(device_type(experiment.mesh)))
+
+
+def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
+    """Refuse a chunk variant that finds no plan for the step, or does not fit the units of FSDP.
+
+    Raises:
+        StrategyError: naming the operator, the budget or the unit.
+    """
+    chunk, built, sample = _planned(experiment, experiment.chunk)
+    built = chunk.apply(built, sample.inputs)
+    if experiment.mesh.is_sharded and model.layers_fqn:
+        chunk.check_units(built, children_of(built, model.layers_fqn))
+
+
+def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:
+    """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    built, sample = _without_memory(experiment.model, batch)
+    built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
+    device = torch.device(device_type(experiment.mesh))
+    return strategy.for_step(planned_step(experiment, built, sample, device)), built, sample
+
+
+def show(experiment: Experiment, what: str) -> str:
+    """Return what a strategy of `experiment` has to show.
+
+    Args:
+        experiment: of one trial; nothing of it runs.
+        what: a view of one of its strategies.
+
+    Raises:
+        ConfigError: none of them has such a view.
+        StrategyError: the strategy does not suit the model.
+    """
+    strategies = {"ac": experiment.ac, "chunk": experiment.chunk, "shard": experiment.shard}
+    found = next((strategy for strategy in strategies.values() if what in strategy.views), None)
+    if found is None:
+        chosen = ", ".join(f"{group}={name_of(strategy)}" for group, strategy in strategies.items())
+        views = sorted({view for strategy in strategies.values() for view in strategy.views})
+        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(views)}")
+    counted, built, sample = _planned(experiment, found)
+    return counted.view(what, built, sample.inputs)
+
+
+def _views(views: list[str]) -> str:
+    return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
+
+
+def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
+    """Return the model, in training mode, and a rank's batch, without memory."""
+    with torch.device("meta"):
+        built = model.build().train()
+    return built, _batch(model, batch)
+
+
+def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
+    fixed = model.fixed_batch()
+    if fixed is not None:
+        return fixed
+    if isinstance(model, LanguageModelSpec):
+        tokens = torch.zeros(batch, dtype=torch.int64, device="meta")
+        return Batch(inputs=(tokens,), targets=tokens)
+    return model.sample_batch(batch[0], np.random.default_rng(0)).to(torch.device("meta"))

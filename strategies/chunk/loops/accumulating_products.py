@@ -1,0 +1,99 @@
+"""Matrix products whose backward adds each chunk's gradient to the total in place.
+
+Autograd would allocate, for each chunk, a second gradient as large as the weight, and then add it to the
+total. These products add to the total at once, with `addmm_` and `baddbmm_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_aten = torch.ops.aten
+
+
+def mm(left: Tensor, right: Tensor) -> Tensor:
+    """Return `left @ right` for matrices."""
+    return _product(None, left, right)
+
+
+def bmm(left: Tensor, right: Tensor) -> Tensor:
+    """Return `left @ right` for batches of matrices."""
+    return _product(None, left, right)
+
+
+def addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return `bias + left @ right` for matrices and a bias of one dimension."""
+    return _product(bias, left, right)
+
+
+PRODUCTS: Mapping[Any, Callable[..., Tensor]] = {
+    _aten.mm.default: mm,
+    _aten.bmm.default: bmm,
+    _aten.addmm.default: addmm,
+}
+"""Replacements for operators that have an operand which every chunk uses whole."""
+
+
+def _product(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    totals = [_total(each) for each in (left, right)]
+    if all(total is None for total in totals):
+        return _multiplied(bias, left, right)
+    result: Tensor = _Product.apply(bias, left, right, *totals)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _total(operand: Tensor) -> Tensor | None:
+    """Return what the gradient of an operand is added to, where it has one already."""
+    return operand.grad if operand.is_leaf and operand.requires_grad else None
+
+
+def _multiplied(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    if bias is not None:
+        return torch.addmm(bias, left, right)
+    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)  # noqa: PLR2004 (a matrix)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes operands by position)
+        ctx: Any,
+        bias: Tensor | None,
+        left: Tensor,
+        right: Tensor,
+        left_total: Tensor | None,
+        right_total: Tensor | None,
+    ) -> Tensor:
+        _, of_left, of_right, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(left if of_right else None, right if of_left else None)
+        ctx.totals = left_total, right_total
+        return _multiplied(bias, left, right)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        left, right = ctx.saved_tensors
+        of_left, of_right = ctx.totals
+        gradients: list[Tensor | None] = [None] * 5
+        if right is not None:
+            gradients[1] = _added(of_left, gradient, right.transpose(-1, -2))
+        if left is not None:
+            gradients[2] = _added(of_right, left.transpose(-1, -2), gradient)
+        if ctx.needs_input_grad[0]:
+            gradients[0] = gradient.sum(0)
+        return tuple(gradients)
+
+
+def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor | None:
+    """Return a product, or add it to the total."""
+    if total is None:
+        return _multiplied(None, left, right)
+    if total.dim() == 2:  # noqa: PLR2004 (a matrix)
+        total.addmm_(left, right)
+    else:
+        total.baddbmm_(left, right)
+    return None

@@ -1,0 +1,246 @@
+"""Chunk plans: which parts of a model run in chunks, so that its activations stay within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from strategies.base import PlannedStep
+from strategies.chunk.planning.forward_schedules import ForwardSchedules
+from strategies.chunk.planning.rehearsal import Rehearsal
+from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
+from strategies.chunk.planning.training_schedules import TrainingSchedules
+from strategies.chunk.running.chunked_forward import chunked_forwards, install
+from strategies.errors import StrategyError
+from strategies.estimate.operator_cost import Machine, machine_for
+from strategies.regions.blocks import Chunked, plain_class, unwrapped
+
+__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
+
+
+class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
+    """No plan that was found keeps the budget.
+
+    Args:
+        where: the configuration path of the budget.
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest activation peak that a plan reaches.
+    """
+
+    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int) -> None:
+        super().__init__(
+            where,
+            f"no plan keeps activations within {budget_bytes} bytes; "
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkPlan:
+    """Which parts of a model's forward run in chunks, and the bytes that follow.
+
+    Fields:
+        budget_bytes: the budget; `None` asks for the smallest peak.
+        predicted_peak_bytes: activation peak of a pass of the planned model.
+        unchunked_peak_bytes: activation peak of the model as it is.
+        minimum_feasible_bytes: smallest peak that the search has seen; the unchunked peak where the model
+            fits as it is, because there was no search.
+        predicted_slowdown: time with the plan / time without, by the cost model.
+        training: true where the pass has a backward.
+        regions: loops in the order of scopes and of operators.
+        recomputed: FQNs of scopes whose whole forward, loops included, runs again in backward.
+        schedulers: decide the schedule of each scope, by FQN.
+    """
+
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    unchunked_peak_bytes: int
+    minimum_feasible_bytes: int
+    predicted_slowdown: float
+    training: bool
+    regions: tuple[PlannedRegion, ...]
+    recomputed: tuple[str, ...] = ()
+    schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
+
+    @classmethod
+    def make(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        budget_bytes: int | None = None,
+        *,
+        fraction: float | None = None,
+        training: bool = False,
+        step: PlannedStep | None = None,
+        where: str = "chunk.budget",
+    ) -> ChunkPlan:
+        """Return the fastest plan that was found whose peak is at most `budget_bytes`.
+
+        Args:
+            model: plain model; the meta device is enough. Its training flags are those of the planned pass.
+            sample: positional inputs; meta tensors are enough.
+            budget_bytes: bytes of activations, at least 1; `None` asks for the smallest peak.
+            fraction: replaces `budget_bytes`: share of the unchunked peak, without the reserve.
+            training: plan forward and backward, rather than forward alone.
+            step: everything else in the training step.
+            where: configuration path that messages name.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the budget is no positive number, the model is chunked already, or its forward
+                depends on data.
+        """
+        planner = Planner.of(model, sample, training=training, step=step, where=where)
+        if fraction is not None:
+            # what is reserved is an upper bound, and must not make the budget larger
+            reserved_bytes = 0 if step is None else step.reserved_bytes
+            budget_bytes = int((planner.unchunked_peak_bytes - reserved_bytes) * fraction)
+        return planner.plan(budget_bytes)
+
+    @classmethod
+    def nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
+        """Return the plan of a model that fits as it is."""
+        return cls(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=unchunked_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=unchunked_bytes,
+            predicted_slowdown=1.0,
+            training=training,
+            regions=(),
+            schedulers={},
+        )
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Change `model` in place so that its scopes run the plan, and return it.
+
+        Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
+
+        Raises:
+            StrategyError: the model is chunked already, or a module inside a scope has hooks.
+        """
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        inner = frozenset(fqn for fqn in self.schedulers if fqn)
+        for fqn in self.schedulers:
+            _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
+        install(plain, self.schedulers)
+        for forward in chunked_forwards(plain).values():
+            forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values, without its schedulers."""
+        names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
+        numbers = {name: getattr(self, name) for name in names}
+        regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
+        return {
+            **numbers,
+            "predicted_slowdown": self.predicted_slowdown,
+            "regions": regions,
+            "recomputed": list(self.recomputed),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planner:
+    """A model recorded for one kind of pass, to be planned for one budget after the other.
+
+    Fields:
+        unchunked_peak_bytes: activation peak of the model as it is.
+        training: true where the pass has a backward.
+        where: configuration path that messages name.
+    """
+
+    unchunked_peak_bytes: int
+    training: bool
+    where: str
+    _machine: Machine
+    _schedules: ForwardSchedules | TrainingSchedules
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        *,
+        training: bool = False,
+        step: PlannedStep | None = None,
+        where: str = "chunk.budget",
+    ) -> Planner:
+        """Return the planner of `model`; arguments are those of `ChunkPlan.make`.
+
+        Raises:
+            StrategyError: the model is chunked already, or its forward depends on data.
+        """
+        plain = unwrapped(model)
+        _refuse_chunked(plain)
+        rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training)
+        graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
+        unchunked_peak_bytes = rehearsal.peak_bytes({})
+        scopes = ModelScopes(graphs, machine, rehearsal.around() if training else {})
+        return cls(
+            unchunked_peak_bytes=unchunked_peak_bytes,
+            training=training,
+            where=where,
+            _machine=machine,
+            _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
+        )
+
+    def plan(self, budget_bytes: int | None) -> ChunkPlan:
+        """Return the fastest plan that was found within the budget; `None` asks for the smallest peak.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the budget is no positive number of bytes.
+        """
+        if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
+            raise StrategyError(
+                self.where, f"must be a whole number of bytes, at least 1, got {budget_bytes!r}"
+            )
+        unchunked_bytes = self.unchunked_peak_bytes
+        if budget_bytes is not None and budget_bytes >= unchunked_bytes:
+            return ChunkPlan.nothing(budget_bytes, unchunked_bytes, training=self.training)
+        chosen, minimum = self._schedules.fastest(budget_bytes)
+        if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
+            raise InfeasibleBudget(self.where, budget_bytes, minimum)
+        return ChunkPlan(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=chosen.peak_bytes,
+            unchunked_peak_bytes=unchunked_bytes,
+            minimum_feasible_bytes=minimum,
+            predicted_slowdown=chosen.slowdown,
+            training=self.training,
+            regions=chosen.regions(),
+            recomputed=chosen.recomputed(),
+            schedulers=chosen.schedulers(self._machine),
+        )
+
+
+def _refuse_chunked(model: nn.Module) -> None:
+    if any(isinstance(module, Chunked) for module in model.modules()):
+        raise StrategyError(
+            "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"
+        )
+
+
+def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
+    """Refuse hooks of modules inside a scope: its program does not call them."""
+    for name, module in scope.named_modules():
+        inside = any(name == block or name.startswith(f"{block}.") for block in inner)
+        hooks = (
+            module._forward_hooks,  # noqa: SLF001
+            module._forward_pre_hooks,  # noqa: SLF001
+            module._backward_hooks,  # noqa: SLF001
+            module._backward_pre_hooks,  # noqa: SLF001
+        )
+        if name and not inside and any(hooks):
+            where = f"{fqn}.{name}".lstrip(".")
+            raise StrategyError(
+                "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"
+            )

@@ -1,0 +1,203 @@
+"""Schedules of all scopes of a model for forward and backward: one option for each call of a scope."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from strategies.chunk.loops.backward import ScopeCall, TrainingPass, saved_storages
+from strategies.chunk.planning.scope_schedules import ModelSchedule, ModelScopes, ScopeKind, ScopeScheduler
+from strategies.chunk.planning.training_search import PassOption, TrainingSearch, scope_options
+
+_DOUBT = 1.05  # estimated peaks are no more than this above those of rehearsals
+_STRIDES = ((1, 2, 4), (1, 2, 4, 8, 16))  # options that a step may go down at once, in each of the descents
+_SHARES = 4  # a step takes identical scopes all together, or this part of them
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionChoice:
+    """One option for each call of a scope.
+
+    Fields:
+        at: position of the option, by position of the call; `None` is the model itself.
+        peak_bytes, seconds: estimates for the whole pass.
+    """
+
+    at: Mapping[int | None, int]
+    peak_bytes: int
+    seconds: float
+
+
+class TrainingSchedules:
+    """Schedules of one model; scopes of one kind have the same options.
+
+    Args:
+        scopes: recorded with gradients.
+        rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
+    """
+
+    def __init__(self, scopes: ModelScopes, rehearse: Callable[[Mapping[str, ScopeScheduler]], int]) -> None:
+        self._scopes = scopes
+        self._rehearse = rehearse
+        self._rehearsed: dict[int, ModelSchedule] = {}
+        self._kinds = scopes.kinds[:-1]
+        self._known: dict[tuple[int, ...], OptionChoice] = {}
+
+    def fastest(self, budget_bytes: int | None) -> tuple[ModelSchedule, int]:
+        """Return the fastest schedule that a rehearsal finds within the budget, and the smallest peak seen.
+
+        Without a budget, and where nothing fits, the schedule is the smallest one.
+        """
+        path, last = self.path, len(self.path) - 1
+        smallest = self._at(last)
+        if budget_bytes is None or smallest.peak_bytes > budget_bytes:
+            found = [self._at(index) for index in range(max(last - 2, 0), last + 1)]
+            smallest = min(found, key=lambda each: each.peak_bytes)
+            if budget_bytes is None or smallest.peak_bytes > budget_bytes:
+                return smallest, smallest.peak_bytes
+        budget = budget_bytes
+        guess = next((index for index, each in enumerate(path) if each.peak_bytes <= budget), last)
+        first = next((index for index, each in enumerate(path) if each.peak_bytes <= budget * _DOUBT), last)
+        _bisect(lambda index: index >= first and self._at(index).peak_bytes <= budget, guess, last)
+        fitting = [each for each in self._rehearsed.values() if each.peak_bytes <= budget]
+        smallest = min(self._rehearsed.values(), key=lambda each: each.peak_bytes)
+        return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes
+
+    def _at(self, index: int) -> ModelSchedule:
+        """Return the schedules at a position of the path, with the peak of their rehearsal."""
+        if index not in self._rehearsed:
+            chosen, whole = self.path[index], self.path[0]
+            options = [self._options_of(call)[chosen.at[call]] for call in (*range(len(self._kinds)), None)]
+            planned = ModelSchedule(
+                graphs=self._scopes.graphs,
+                schedules=[option.planned.schedule for option in options],
+                goals=[chosen.peak_bytes] * len(options),
+                recomputes=[option.recomputes for option in options],
+                peak_bytes=0,
+                slowdown=chosen.seconds / whole.seconds,
+                peak_share=chosen.peak_bytes / whole.peak_bytes,
+            )
+            peak = self._rehearse(planned.schedulers(self._scopes.machine))
+            self._rehearsed[index] = replace(planned, peak_bytes=peak)
+            _LOG.info(
+                "chunks: %s bytes by the rehearsal of plan %d of %d", f"{peak:,}", index, len(self.path)
+            )
+        return self._rehearsed[index]
+
+    @cached_property
+    def path(self) -> list[OptionChoice]:
+        """Choices of less and less memory and more and more time, the first with nothing chunked."""
+        path = [self._chosen(dict.fromkeys((*range(len(self._kinds)), None), 0))]
+        found = [each for jumps in _STRIDES for each in self._descent(path[0], jumps)]
+        for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
+            if each.peak_bytes < path[-1].peak_bytes:
+                path.append(each)
+        return path
+
+    @cached_property
+    def _options(self) -> dict[ScopeKind, list[PassOption]]:
+        """The options of inner scopes, by kind."""
+        found: dict[ScopeKind, list[PassOption]] = {}
+        counts = Counter(self._kinds)
+        for graph, kind in zip(self._scopes.graphs, self._kinds, strict=False):
+            if kind not in found:
+                saves = saved_storages(graph.graph)
+                first = TrainingPass(schedule=self._scopes.plain[kind], saves=saves, calls={})
+                found[kind] = scope_options(first, self._scopes.machine, counts[kind], kind[1])
+        return found
+
+    @cached_property
+    def _model_options(self) -> list[PassOption]:
+        """The options of the model itself, searched with the smallest options of its inner scopes."""
+        smallest = {index: len(self._options[kind]) - 1 for index, kind in enumerate(self._kinds)}
+        schedule, saves = self._scopes.plain[self._scopes.kinds[-1]], saved_storages(self._scopes.root)
+        first = TrainingPass(schedule=schedule, saves=saves, calls=self._calls_at(smallest))
+        return TrainingSearch(first, self._scopes.machine).path()
+
+    @cached_property
+    def _seen(self) -> dict[tuple[ScopeKind, int], ScopeCall]:
+        """The options of inner scopes as the model sees them, by kind and position."""
+        return {
+            (kind, index): option.as_call(self._scopes.machine, kind[1])
+            for kind, options in self._options.items()
+            for index, option in enumerate(options)
+        }
+
+    def _descent(self, first: OptionChoice, jumps: Sequence[int]) -> Iterator[OptionChoice]:
+        current = first
+        while (better := self._better(current, jumps)) is not None:
+            yield from (*self._between(current, better), better)
+            current = better
+
+    def _between(self, current: OptionChoice, lower: OptionChoice) -> Iterator[OptionChoice]:
+        """Yield choices in which only some of the calls go down, each of less memory than the one before."""
+        changed = [call for call in current.at if current.at[call] != lower.at[call]]
+        for part in range(1, _SHARES):
+            gone = changed[: len(changed) * part // _SHARES]
+            each = self._chosen({**current.at, **{call: lower.at[call] for call in gone}})
+            if lower.peak_bytes < each.peak_bytes < current.peak_bytes and each.seconds < lower.seconds:
+                yield each
+                current = replace(current, peak_bytes=each.peak_bytes)
+
+    def _options_of(self, call: int | None) -> list[PassOption]:
+        return self._model_options if call is None else self._options[self._kinds[call]]
+
+    def _better(self, current: OptionChoice, jumps: Sequence[int]) -> OptionChoice | None:
+        moves = [
+            {**current.at, **self._lower(current, calls, jump)}
+            for calls in self._groups(current)
+            for jump in jumps
+        ]
+        found = [self._chosen(at) for at in moves if at != current.at]
+        lower = [each for each in found if each.peak_bytes < current.peak_bytes]
+
+        def gain(each: OptionChoice) -> float:
+            return (current.peak_bytes - each.peak_bytes) / max(each.seconds - current.seconds, 1e-7)
+
+        return max(lower, key=gain, default=None)
+
+    def _lower(self, current: OptionChoice, calls: Iterable[int | None], jump: int) -> dict[int | None, int]:
+        return {call: min(current.at[call] + jump, len(self._options_of(call)) - 1) for call in calls}
+
+    def _groups(self, current: OptionChoice) -> Iterable[list[int | None]]:
+        """Return calls whose options may change together: of each kind those that have the most memory."""
+        yield [None]
+        yield list(current.at)
+        for kind in dict.fromkeys(self._kinds):
+            alike = [call for call, each in enumerate(self._kinds) if each == kind]
+            first = min(current.at[call] for call in alike)
+            behind: list[int | None] = [call for call in alike if current.at[call] == first]
+            yield behind
+            if len(alike) >= _SHARES:
+                yield behind[: len(alike) // _SHARES]
+
+    def _calls_at(self, at: Mapping[Any, int]) -> dict[fx.Node, ScopeCall]:
+        calls = zip(self._scopes.calls, self._kinds, strict=True)
+        return {call: self._seen[kind, at[index]] for index, (call, kind) in enumerate(calls)}
+
+    def _chosen(self, at: Mapping[int | None, int]) -> OptionChoice:
+        key = tuple(at.values())  # always in one order
+        if key not in self._known:
+            root = replace(self._model_options[at[None]].planned, calls=self._calls_at(at))
+            peak_bytes, seconds = root.profile().peak_bytes, root.seconds(self._scopes.machine)
+            self._known[key] = OptionChoice(at=at, peak_bytes=peak_bytes, seconds=seconds)
+        return self._known[key]
+
+
+def _bisect(fits: Callable[[int], bool], guess: int, last: int) -> None:
+    """Ask `fits` for positions around `guess` until the first that fits is found; peaks fall, nearly."""
+    low, high, step = -1, last, 1  # the last position fits or is of no use
+    while high - low > 1:
+        at = min(max(guess, low + 1), high - 1)
+        if fits(at):
+            high, guess = at, at - step
+        else:
+            low, guess = at, at + step
+        step *= 2

@@ -1,0 +1,257 @@
+"""Schedules as code: one graph of operators, with each loop a module that holds the graph of its body."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from strategies.chunk.flow.axes import Axis
+from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, slots
+from strategies.chunk.loops.accumulating_products import PRODUCTS
+from strategies.chunk.loops.backward import saved_storages, unread_loops
+from strategies.chunk.loops.loop import ADDING, Loop, LoopInput
+from strategies.chunk.loops.schedule import Schedule
+from strategies.chunk.running.runtime import (
+    Buffer,
+    ChunkLoop,
+    call_giving,
+    call_under,
+    contiguous_strides,
+    take_chunk,
+    write_chunk,
+)
+from strategies.estimate.in_place_reuse import Overwrite
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScopeCode:
+    """The code of a scope.
+
+    Fields:
+        module: code that takes the values of `reads`, the modules of `calls` and the scope's tensor inputs,
+            in this order, and returns the scope's tensor outputs.
+        reads: names of parameters, buffers and constants of the scope.
+        calls: FQNs of the inner scopes, relative to the scope.
+        loops: loops in the order in which they run.
+    """
+
+    module: fx.GraphModule
+    reads: tuple[str, ...]
+    calls: tuple[str, ...]
+    loops: tuple[ChunkLoop, ...]
+
+
+def lower(graph: fx.Graph, schedule: Schedule) -> ScopeCode:
+    """Return a schedule of the nodes of `graph` as code."""
+    return _Lowering(graph).code(schedule)
+
+
+class _Lowering:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._source = graph
+        self._graph = fx.Graph()
+        self._held: dict[str, nn.Module] = {}
+        self._known: dict[fx.Node, fx.Node] = {}
+        self._callees: dict[str, fx.Node] = {}
+
+    def code(self, schedule: Schedule) -> ScopeCode:
+        reads: dict[str, fx.Node] = {}
+        for node in self._source.find_nodes(op="get_attr"):
+            if node.target not in reads:
+                reads[str(node.target)] = self._graph.placeholder(node.name)
+            self._known[node] = reads[str(node.target)]
+        for fqn in dict.fromkeys(str(node.target) for node in self._source.find_nodes(op="call_module")):
+            self._callees[fqn] = self._graph.placeholder(fqn.replace(".", "_"))
+        for node in self._source.find_nodes(op="placeholder"):
+            self._known[node] = self._graph.placeholder(node.name)
+        loops: list[ChunkLoop] = []
+        unread = unread_loops(schedule, saved_storages(self._source))
+        donated = schedule.donations()
+        for item in schedule.items:
+            if isinstance(item, Loop):
+                loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
+            else:
+                given = donated.get(item, frozenset())
+                self._known[item] = self._copied(item, given, schedule.overwrite(item))
+        self._graph.output(tuple(self._known[node] for node in schedule.outputs))
+        for node, new in self._known.items():
+            new.meta.setdefault("val", node.meta.get("val"))
+        return ScopeCode(
+            module=fx.GraphModule(self._held, self._graph, "forward"),
+            reads=tuple(reads),
+            calls=tuple(self._callees),
+            loops=tuple(loops),
+        )
+
+    def _copied(self, node: fx.Node, donated: frozenset[int], overwrite: Overwrite | None) -> fx.Node:
+        if overwrite is not None:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+            return self._graph.create_node("call_function", overwrite.target, args, kwargs, name=node.name)
+        if node.op != "call_module":
+            return self._graph.node_copy(node, self._known.__getitem__)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        given = self._callees[str(node.target)], tuple(sorted(donated))
+        if node.meta["autocast"] or node.meta["detached"]:
+            under = node.meta["autocast"], not node.meta["detached"]
+            return self._graph.call_function(call_under, (*given, *under, *args), kwargs)
+        return self._graph.call_function(call_giving, (*given, *args), kwargs)
+
+    def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:
+        module = chunk_loop(loop, is_unread=is_unread)
+        self._held[name] = module
+        call = self._graph.call_module(name, tuple(self._known[operand.node] for operand in loop.inputs))
+        if len(loop.outputs) == 1:
+            self._known[loop.outputs[0].node] = call
+            return module
+        for index, result in enumerate(loop.outputs):
+            self._known[result.node] = self._graph.call_function(operator.getitem, (call, index))
+        return module
+
+
+def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
+    """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
+    positions = {operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None}
+    return ChunkLoop(
+        body=_BodyWriter(loop, is_writing=True).code(),
+        results=_BodyWriter(loop, is_writing=False).code(),
+        axes=[operand.axis for operand in loop.inputs],
+        copies=[operand.is_copied for operand in loop.inputs],
+        outputs=[
+            _buffer(
+                result.node.meta["val"],
+                result.axis,
+                None if result.into is None else positions[result.into],
+            )
+            for result in loop.outputs
+        ],
+        size=loop.size,
+        length=loop.length,
+        is_unread=is_unread,
+    )
+
+
+def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
+    is_dense = _aten.is_non_overlapping_and_dense.default(value)
+    strides = value.stride() if is_dense else contiguous_strides(value.shape)
+    return Buffer(
+        shape=tuple(value.shape),
+        strides=tuple(strides),
+        dtype=value.dtype,
+        device=value.device,
+        axis=axis,
+        into=into,
+    )
+
+
+class _BodyWriter:
+    """Writes the body of a loop, which writes its results to buffers or returns them."""
+
+    def __init__(self, loop: Loop, *, is_writing: bool) -> None:
+        self._loop = loop
+        self._is_writing = is_writing
+        self._graph = graph = fx.Graph()
+        self._start, self._length = graph.placeholder("start"), graph.placeholder("length")
+        # a value may be taken twice, along two axes or as a whole
+        names = zip(loop.inputs, _names(loop), strict=True)
+        self._outside = {operand: graph.placeholder(name) for operand, name in names}
+        self._outputs = {result.node: result for result in loop.outputs}
+        written = self._outputs if is_writing else ()
+        self._buffers = {node: graph.placeholder(f"{node.name}_all") for node in written}
+        self._chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(self._outside)
+        self._made: dict[fx.Node, fx.Node] = {}
+        self._sizes: dict[int, Any] = {1: self._length}
+
+    def code(self) -> fx.GraphModule:
+        """Return the body."""
+        for node in self._loop.region.members:
+            self._add(node)
+        results = tuple(self._made[node] for node in self._outputs) if not self._is_writing else None
+        self._graph.output(results)
+        return fx.GraphModule({}, self._graph, "body")
+
+    def _add(self, node: fx.Node) -> None:
+        loop, graph = self._loop, self._graph
+        operands = [(source, loop.local(node, slot)) for slot, source in enumerate(slots(node))]
+        inputs = iter(
+            [self._made[source] if operand is None else self._taken(operand) for source, operand in operands]
+        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))
+        if node in self._buffers and self._outputs[node].adds_in_place:
+            graph.call_function(ADDING[node.target], (self._buffers[node], *args))
+            return
+        args = _local(node, args, loop, self._sized)  # type: ignore[arg-type]
+        target, args = _called(node, args, loop, is_writing=self._is_writing)
+        made = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
+        made.meta["val"] = node.meta["val"]
+        self._made[node] = made
+        if node in self._buffers:
+            self._write(self._buffers[node], self._outputs[node].axis, made)
+
+    def _write(self, buffer: fx.Node, axis: Axis | None, made: fx.Node) -> None:
+        if axis is None:
+            self._graph.call_function(_aten.add_.Tensor, (buffer, made))
+        else:
+            self._graph.call_function(write_chunk, (buffer, axis, self._start, made))
+
+    def _taken(self, operand: LoopInput) -> fx.Node:
+        if operand.axis is None:
+            return self._outside[operand]
+        if operand not in self._chunks:
+            given = self._outside[operand], operand.axis, self._start, self._length
+            self._chunks[operand] = self._graph.call_function(take_chunk, given, {"copy": operand.is_copied})
+        return self._chunks[operand]
+
+    def _sized(self, value: Tensor, axis: Axis) -> list[Any]:
+        """Return the shape of a chunk of `value`."""
+        shape: list[Any] = list(value.shape)
+        factor = axis.factor(shape)
+        if factor not in self._sizes:
+            self._sizes[factor] = self._graph.call_function(operator.mul, (self._length, factor))
+        shape[axis.dim] = self._sizes[factor]
+        return shape
+
+
+def _names(loop: Loop) -> list[str]:
+    """Return a name for each thing that a loop takes, each only once."""
+    count: Counter[str] = Counter()
+    found = []
+    for operand in loop.inputs:
+        name = operand.node.name
+        found.append(f"{name}_take_{count[name]}" if count[name] else name)
+        count[name] += 1
+    return found
+
+
+def _called(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, *, is_writing: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the operator that a body calls for a member, and its arguments."""
+    if node in loop.overwrites:
+        return loop.overwrites[node].target, args
+    is_adding = not is_writing and loop.adds_gradients(node)
+    return PRODUCTS[node.target] if is_adding else node.target, args
+
+
+def _local(
+    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[Tensor, Axis], list[Any]]
+) -> tuple[Any, ...]:
+    """Return the arguments of a member with the sizes of a chunk."""
+    axes, value = loop.region.axes[node], node.meta["val"]
+    axis = axes[0] if axes else None
+    if axis is None:
+        return args
+    if node.target in SHAPED:
+        return (args[0], sized(value, axis), *args[2:])
+    if node.target in FACTORIES:
+        return (sized(value, axis), *args[1:])
+    if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
+        return (*args[:3], sized(value[0], axis)[0], *args[4:])
+    return args

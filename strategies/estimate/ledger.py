@@ -1,0 +1,169 @@
+"""The life of every storage of a step, written down as it happens and added up afterwards.
+
+What a storage *was* (an activation, a gradient, an unsharded parameter) is often known only later than
+when it was made. A ledger of births, resizings and deaths lets every total be taken with that knowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+class Kind(Enum):
+    """What a storage holds."""
+
+    STANDING = auto()  # there before the step: parameters, buffers, optimizer state, inputs
+    CREATED = auto()  # made by an operator of the step
+    PARAMETER = auto()  # made by the step to hold a parameter: FSDP's unsharded ones
+    GRADIENT = auto()  # the gradient of a parameter
+    OUTPUT = auto()  # returned by the forward pass, or the loss
+    WORKSPACE = auto()  # private to a kernel, gone when it returns
+    BACKEND = auto()  # private to a communication backend
+
+
+@dataclass(kw_only=True, slots=True)
+class Life:
+    """One storage from birth to death.
+
+    Fields:
+        nbytes: its size now; 0 once it is dead.
+        phase, module, op: where it was made; `phase` is empty for what stood before the step.
+        shape, dtype: those of the tensor that made it known.
+        on_host: whether it lies in host memory while the model computes elsewhere.
+    """
+
+    nbytes: int
+    kind: Kind
+    on_host: bool = False
+    op: str = ""
+    module: str = ""
+    phase: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The highest total of a selection of storages, and where it was first reached."""
+
+    nbytes: int
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    life: int
+    delta: int
+    phase: str
+    module: str
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Storage lives by number, in order of birth, and the changes of their sizes in order of time."""
+
+    lives: list[Life] = field(default_factory=list)
+    _changes: list[_Change] = field(default_factory=list)
+
+    def add_standing(self, life: Life) -> int:
+        """Enter a storage that was there before the step, however late it is known; return its number."""
+        self.lives.append(life)
+        return len(self.lives) - 1
+
+    def add(self, life: Life) -> int:
+        """Enter a storage that an operator has just made; return its number."""
+        number = self.add_standing(life)
+        self._changes.append(_Change(number, life.nbytes, life.phase, life.module))
+        return number
+
+    def resize(self, number: int, nbytes: int, *, phase: str, module: str) -> None:
+        """Note that a storage has another size from now on; 0 is its death."""
+        life = self.lives[number]
+        if nbytes != life.nbytes:
+            self._changes.append(_Change(number, nbytes - life.nbytes, phase, module))
+            life.nbytes = nbytes
+
+    def total(self, selected: Callable[[Life], bool]) -> int:
+        """Return the bytes of the selected storages now."""
+        return sum(life.nbytes for life in self.lives if selected(life))
+
+    def start_bytes(self, selected: Callable[[Life], bool]) -> int:
+        """Return the bytes of the selected storages before the first change."""
+        changed = sum(change.delta for change in self._changes if selected(self.lives[change.life]))
+        return self.total(selected) - changed
+
+    def peak(self, selected: Callable[[Life], bool]) -> Peak:
+        """Return the highest total of the selected storages; a tie is the earliest."""
+        chosen = [selected(life) for life in self.lives]
+        running = self.start_bytes(selected)
+        peak = Peak(nbytes=running, phase="forward", module="(model)")
+        for change in self._changes:
+            if not chosen[change.life]:
+                continue
+            running += change.delta
+            if running > peak.nbytes:
+                peak = Peak(nbytes=running, phase=change.phase, module=change.module)
+        return peak
+
+    def timeline(self, selected: Callable[[Life], bool]) -> list[Peak]:
+        """Return the highest total of the selected storages in each stay in a module, in order of time."""
+        chosen = [selected(life) for life in self.lives]
+        running = self.start_bytes(selected)
+        stays: list[Peak] = []
+        for change in self._changes:
+            if not chosen[change.life]:
+                continue
+            running += change.delta
+            here = Peak(nbytes=running, phase=change.phase, module=change.module)
+            if stays and (stays[-1].phase, stays[-1].module) == (here.phase, here.module):
+                stays[-1] = max(stays[-1], here, key=lambda stay: stay.nbytes)
+            else:
+                stays.append(here)
+        return stays
+
+    def largest(self, selected: Callable[[Life], bool]) -> dict[str, int]:
+        """Return the largest birth of a selected storage by the operator that made it, largest first."""
+        largest: dict[str, int] = {}
+        for change in self._changes:
+            life = self.lives[change.life]
+            if selected(life):
+                largest[life.op] = max(largest.get(life.op, 0), change.delta)
+        return dict(sorted(largest.items(), key=lambda item: -item[1]))
+
+    def mark(self, numbers: Iterable[int], kind: Kind) -> None:
+        """Say what storages turned out to be; what stood before the step is no result of it."""
+        for number in numbers:
+            if self.lives[number].kind is not Kind.STANDING or kind is Kind.BACKEND:
+                self.lives[number].kind = kind
+
+
+def is_saved(life: Life) -> bool:
+    """Tell whether a storage that lives at the end of forward counts as saved for backward."""
+    return life.phase == "forward" and life.kind is Kind.CREATED and not life.on_host and life.nbytes > 0
+
+
+def is_activation(life: Life) -> bool:
+    """Tell whether a storage counts as an activation of forward or backward."""
+    return (
+        life.phase in ("forward", "backward")
+        and life.kind in (Kind.CREATED, Kind.OUTPUT)
+        and not life.on_host
+    )
+
+
+def is_on_device(life: Life) -> bool:
+    """Tell whether a storage of the step lies on the device."""
+    return not life.on_host and is_storage(life)
+
+
+def is_on_host(life: Life) -> bool:
+    """Tell whether a storage lies in host memory while the model computes elsewhere."""
+    return life.on_host and is_storage(life)
+
+
+def is_storage(life: Life) -> bool:
+    """Tell storages from the private memory of kernels and of communication backends."""
+    return life.kind not in (Kind.WORKSPACE, Kind.BACKEND)

@@ -1,0 +1,287 @@
+"""Live storages: which bytes a training step holds, by definition rather than by allocator.
+
+The meter sees every operator below autograd and follows the storages of its results with weak references. It
+works on CPU, CUDA, meta and fake tensors alike, and changes no operator. Trials and rehearsals of plans use
+it, so a prediction counts what a measurement counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
+
+from strategies.estimate.ledger import Kind, Ledger, Life
+from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
+from strategies.estimate.patched import replaced
+from strategies.estimate.position import Position
+from strategies.estimate.tensors import must_unwrap, plain_tensors, tensors_in
+
+_aten = torch.ops.aten
+# operators with which autograd's AccumulateGrad node makes a `.grad`; hooks of the node run others
+_GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
+# backward nodes whose formula reads the promoted number that forward has saved, and promotes none
+_NUMBER_READERS = frozenset({"MulBackward0", "DivBackward0"})
+# what a fake tensor is asked in the middle of an operator
+_QUESTION = torch.ops.prim.device.default
+
+
+class WorkspaceProbe(Protocol):
+    """Tells how much memory an operator held that is neither there before it nor after it."""
+
+    def begin(self) -> None:
+        """Start to watch; called right before the operator."""
+
+    def excess_bytes(self) -> int:
+        """Return the bytes above both ends since `begin`; called right after the operator."""
+
+
+class LiveStorages(TorchDispatchMode):
+    """Watches all storages from `__enter__` to `__exit__`; the results are in `ledger`.
+
+    Args:
+        position: says where in the step an operator runs.
+        device: the type of the device that computes; storages elsewhere are host memory.
+        is_host: whether what is allocated now is a host copy although `device` is the CPU.
+        probe: if given, each operator's private memory is entered into the ledger.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        *,
+        device: str,
+        is_host: Callable[[], bool],
+        probe: WorkspaceProbe | None = None,
+    ) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self._position = position
+        self._device = device
+        self._numbers_on_host = device not in ("cpu", "meta")
+        self._is_host = is_host
+        self._probe = probe
+        self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._promoted: list[_Promoted] = []
+        self._hidden_bytes: dict[int, int] = {}
+        self._seen_late: set[int] = set()
+        self._patches = ExitStack()
+
+    def __enter__(self) -> Self:
+        for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
+            watched = self._watching_rng_state(owner.get_rng_state)
+            self._patches.enter_context(replaced(owner, "get_rng_state", watched))
+        watched = self._watching_resize(torch.UntypedStorage.resize_)
+        self._patches.enter_context(replaced(torch.UntypedStorage, "resize_", watched))
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exc: object) -> None:
+        self._settle_numbers()
+        alive = {number for number, _ in self._live.values()}
+        self.ledger.mark(self._seen_late - alive, Kind.BACKEND)
+        self._live.clear()  # and with the weak references their callbacks
+        self._patches.close()
+        super().__exit__(*exc)
+
+    def add_standing(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Enter the unknown storages of plain `tensors` as there before the step; return their numbers."""
+        unknown = (t for t in tensors if key_of(t) not in self._live)
+        return {self._enter_standing(tensor) for tensor in unknown}
+
+    def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the numbers in the ledger of those storages of plain `tensors` that are known."""
+        keys = map(key_of, tensors)
+        return {self._live[key][0] for key in keys if key in self._live}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` and enter what it made."""
+        if must_unwrap(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if func is _QUESTION:
+            return func(*args, **kwargs)
+        self._settle_numbers()
+        if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
+            # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
+            self._seen_late |= self.add_standing(plain_tensors(tensors_in((args, kwargs))))
+        if self._probe is None:
+            result = func(*args, **kwargs)
+            self._enter_results(func, args, result)
+            return result
+        self._probe.begin()
+        result = func(*args, **kwargs)
+        excess_bytes = self._probe.excess_bytes()
+        self._enter_results(func, args, result)
+        self._enter_workspace(str(func), excess_bytes - self._promoted_again_bytes(func, args))
+        return result
+
+    def _enter_results(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Enter what an operator made: its results, and the tensors of numbers given for tensors."""
+        results = list(plain_tensors(tensors_in(result)))
+        for tensor in results:
+            self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
+        if self._position.is_accumulating and func in _GRADIENT_MAKERS:
+            self.ledger.mark(self.numbers(results), Kind.GRADIENT)
+        numbers = promoted_numbers(func, args)
+        if numbers and (self._position.node not in _NUMBER_READERS or self._position.is_recomputing):
+            self._enter_numbers(str(func), numbers, results[0])
+
+    def _enter_standing(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        life = Life(
+            nbytes=storage.nbytes(),
+            shape=tuple(tensor.shape),
+            dtype=_name_of(tensor.dtype),
+            on_host=self._lies_on_host(tensor.device.type),
+            kind=Kind.STANDING,
+        )
+        number = self.ledger.add_standing(life)
+        self._follow(storage, number)
+        return number
+
+    def _enter_hidden(self, storage: torch.UntypedStorage) -> None:
+        """Enter the storage of a sharded parameter, which is empty and hidden until FSDP fills it."""
+        if storage._cdata in self._live:  # noqa: SLF001 (its identity)
+            return
+        # the storage of a fake tensor is a meta one
+        device = self._device if storage.device.type == "meta" else storage.device.type
+        life = Life(nbytes=storage.nbytes(), on_host=self._lies_on_host(device), kind=Kind.STANDING)
+        self._follow(storage, self.ledger.add_standing(life))
+
+    def _lies_on_host(self, device: str) -> bool:
+        return device != self._device or self._is_host()
+
+    def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
+        key = storage._cdata  # noqa: SLF001 (its identity)
+        self._live[key] = number, weakref.ref(storage, functools.partial(self._on_freed, key))
+
+    def _on_freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+        number, _ = self._live.pop(key)
+        self._resize(number, 0)
+
+    def _resize(self, number: int, nbytes: int) -> None:
+        self.ledger.resize(number, nbytes, phase=self._position.phase, module=self._position.module)
+
+    def _enter_result(self, tensor: Tensor, op: str, hidden: Callable[[], int] = lambda: 0) -> None:
+        """Enter the storage of a result, or its new size.
+
+        Args:
+            tensor: the result.
+            op: what made it.
+            hidden: returns what a storage without memory lacks of the real one.
+        """
+        storage = tensor.untyped_storage()
+        known = self._live.get(storage._cdata)  # noqa: SLF001 (its identity)
+        if known is not None:
+            self._resize(known[0], storage.nbytes() + self._hidden_bytes.get(known[0], 0))
+            return
+        hidden_bytes = hidden() if storage.device.type == "meta" else 0
+        life = Life(
+            nbytes=storage.nbytes() + hidden_bytes,
+            op=op,
+            module=self._position.module,
+            phase=self._position.phase,
+            shape=tuple(tensor.shape),
+            dtype=_name_of(tensor.dtype),
+            on_host=self._lies_on_host(tensor.device.type),
+            kind=Kind.CREATED,
+        )
+        number = self.ledger.add(life)
+        if hidden_bytes:
+            self._hidden_bytes[number] = hidden_bytes
+        self._follow(storage, number)
+
+    def _enter_numbers(self, op: str, numbers: list[tuple[str, Any]], result: Tensor) -> None:
+        """Enter the 0-dimensional CPU tensors that torch makes of Python numbers given for tensors."""
+        for argument, value in numbers:
+            life = Life(
+                nbytes=NUMBER_BYTES[type(value)],
+                op=op,
+                module=self._position.module,
+                phase=self._position.phase,
+                dtype=type(value).__name__,
+                on_host=self._numbers_on_host,
+                kind=Kind.CREATED,
+            )
+            self._promoted.append(_Promoted(self.ledger.add(life), argument, TensorWeakRef(result)))
+
+    def _promoted_again_bytes(self, func: Any, args: tuple[Any, ...]) -> int:
+        """Return what the probe saw of promoted numbers: a call from Python promotes them once more."""
+        return 0 if self._numbers_on_host else numbers_bytes(func, args)
+
+    def _settle_numbers(self) -> None:
+        """End the promoted numbers of the operator before, except those that autograd has saved since."""
+        for promoted in self._promoted:
+            saved = promoted.saved()
+            if saved is None:
+                self._resize(promoted.number, 0)
+            else:
+                self._follow(saved.untyped_storage(), promoted.number)
+        self._promoted.clear()
+
+    def _enter_workspace(self, op: str, nbytes: int) -> None:
+        if nbytes > 0:
+            phase, module = self._position.phase, self._position.module
+            life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, phase=phase, module=module)
+            self.ledger.resize(self.ledger.add(life), 0, phase=phase, module=module)
+
+    def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(original)
+        def get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
+            state = original(*args, **kwargs)
+            self._enter_result(state, "torch.get_rng_state")
+            return state
+
+        return get_rng_state
+
+    def _watching_resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            self._enter_hidden(storage)
+            result = original(storage, size)
+            self._resize(self._live[storage._cdata][0], storage.nbytes())  # noqa: SLF001 (its identity)
+            return result
+
+        return resize_
+
+
+@dataclass(frozen=True, slots=True)
+class _Promoted:
+    """A Python number of which torch has made a tensor.
+
+    Fields:
+        number: of its storage in the ledger.
+        argument: name of the argument that it stands for.
+        result: of the operator; its autograd node may have saved the tensor.
+    """
+
+    number: int
+    argument: str
+    result: TensorWeakRef
+
+    def saved(self) -> Tensor | None:
+        result = self.result()
+        # the node of a view would be made anew by asking for it
+        if result is None or result._is_view():  # noqa: SLF001 (no public name)
+            return None
+        # reading cannot trigger a hook: autograd packs no promoted number
+        saved = getattr(result.grad_fn, f"_saved_{self.argument}", None)
+        return saved if isinstance(saved, Tensor) else None
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,147 @@
+"""What operators cost: FLOPs, bytes moved, and seconds by a roofline with a price for each launch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+_aten = torch.ops.aten
+_MATRICES = {  # positions of the two matrices
+    _aten.mm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+    _aten.bmm.default: (0, 1),
+    _aten.baddbmm.default: (1, 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The speed of a device, as plans see it.
+
+    Fields:
+        flops_per_s: FLOPs of matrix multiplications in a second.
+        bytes_per_s: memory bandwidth.
+        launch_s: seconds that each operator takes at least.
+        half_rows: rows at which a matrix multiplication reaches half of its speed.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    half_rows: float
+
+
+MACHINES: Mapping[str, Machine] = {
+    "cpu": Machine(flops_per_s=1.0e11, bytes_per_s=1.8e10, launch_s=8e-6, half_rows=6),
+    "cuda": Machine(flops_per_s=3.0e14, bytes_per_s=2.5e12, launch_s=6e-6, half_rows=64),
+}
+"""One core of a server processor, and a data-centre GPU. Plans follow from ratios of these numbers only, and
+must be the same on every rank and in every process, so that they are fixed and not measured."""
+
+
+def machine_for(device: torch.device) -> Machine:
+    """Return the machine that stands for `device`."""
+    return MACHINES.get(device.type, MACHINES["cuda"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorCost:
+    """The work of one operator.
+
+    Fields:
+        flops: multiplications and additions in matrix products, convolutions and attention.
+        moved_bytes: bytes read and written.
+        rows: smallest outer size of a matrix product; 0 for other operators.
+        is_free: true for a view, which moves nothing.
+    """
+
+    flops: int
+    moved_bytes: int
+    rows: int
+    is_free: bool
+
+    def seconds(self, machine: Machine, *, share: float = 1.0) -> float:
+        """Return the time for a share of the operator's output.
+
+        Args:
+            machine: device that runs the operator.
+            share: part of the output that is computed, in (0, 1].
+        """
+        if self.is_free:
+            return machine.launch_s / 4
+        rows = self.rows * share
+        speed = machine.flops_per_s * (rows / (rows + machine.half_rows) if rows else 1.0)
+        return (
+            max(self.flops * share / speed, self.moved_bytes * share / machine.bytes_per_s) + machine.launch_s
+        )
+
+
+def cost_of(node: fx.Node) -> OperatorCost:
+    """Return the work of a node of an ATen graph; views are free."""
+    if "cost" not in node.meta:
+        node.meta["cost"] = _cost(node)
+    found: OperatorCost = node.meta["cost"]
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the result of a node lies on the memory of an input."""
+    if "view" not in node.meta:
+        node.meta["view"] = _is_view(node)
+    return bool(node.meta["view"])
+
+
+def tensors_of(node: fx.Node) -> Sequence[Tensor]:
+    """Return the fake tensors among the results of a node."""
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that the elements of all tensors in `value` need."""
+    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.returns:
+        return False
+    alias = schema.returns[0].alias_info
+    return (alias is not None and not alias.is_write) or node.target in {
+        _aten._unsafe_view.default,  # noqa: SLF001 (the operator's name)
+        _aten.reshape.default,
+    }
+
+
+def _cost(node: fx.Node) -> OperatorCost:
+    value = node.meta.get("val")
+    inputs = [source.meta.get("val") for source in node.all_input_nodes]
+    flops, rows = _flops(node, value)
+    return OperatorCost(
+        flops=flops,
+        moved_bytes=bytes_of(value) + sum(map(bytes_of, inputs)),
+        rows=rows,
+        is_free=is_view(node),
+    )
+
+
+def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
+    if node.target in _MATRICES:
+        left, right = (node.args[position].meta["val"].shape for position in _MATRICES[node.target])  # type: ignore[union-attr, index]
+        return 2 * prod(left) * right[-1], min(left[-2], right[-1])
+    if "attention" in str(node.target):
+        query, key = (source.meta["val"].shape for source in node.all_input_nodes[:2])
+        return 4 * prod(query) * key[2], query[2]
+    if "convolution" in str(node.target) and isinstance(value, Tensor):
+        weight = node.all_input_nodes[1].meta["val"].shape
+        return 2 * value.numel() * prod(weight[1:]), value.numel() // max(1, value.shape[1])
+    return 0, 0

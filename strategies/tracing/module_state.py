@@ -1,0 +1,195 @@
+"""State beside tensors' values: attributes of modules, and the random number generators.
+
+A recording treats the attributes that a forward reads as constants. It does not repeat changes of
+attributes or generators. Comparing the state before and after finds both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
+"""Types that a graph holds as they are, beside tensors, and containers and slices of these."""
+
+LISTENER = "_acbench_listener"
+"""The attribute of a shadow's module that says who is told of its calls."""
+
+BOOKKEEPING = frozenset(
+    {LISTENER, "_non_persistent_buffers_set", *(name for name in vars(nn.Module()) if "hooks" in name)}
+)
+"""Attributes of every module that are not of its forward."""
+
+_GROUPS = ("_parameters", "_buffers", "_modules")
+_UNWATCHED = BOOKKEEPING.union(_GROUPS)
+_OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_FIRST_SEED = 2**40  # no user's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByIdentity:
+    """An object that equals itself only, and that lives as long as it is compared with."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def frozen(  # noqa: PLR0911 (one for each kind of value)
+    value: Any, of_tensor: Callable[[Tensor], object] = ByIdentity, *, depth: int = 1
+) -> object:
+    """Return `value` as it is now, to be compared with what it is later.
+
+    Args:
+        value: constants are compared by value, containers by what they hold, modules by identity, other
+            objects by identity and attributes.
+        of_tensor: what is compared of a tensor.
+        depth: of objects whose attributes are looked at: those of a configuration, but not of what it holds.
+    """
+    if isinstance(value, CONSTANTS):
+        return type(value), value
+    if isinstance(value, Tensor):
+        return of_tensor(value)
+    if isinstance(value, Mapping):
+        return type(value), _frozen_items(value.items(), of_tensor, depth)
+    if isinstance(value, list | tuple | deque):
+        return type(value), _frozen_items(enumerate(value), of_tensor, depth)
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(value)
+    if isinstance(value, _OPAQUE) or not depth:
+        return ByIdentity(value)
+    return ByIdentity(value), _frozen_items(_attributes(value), of_tensor, depth - 1)
+
+
+def _frozen_items(
+    items: Iterable[tuple[Any, Any]], of_tensor: Callable[[Tensor], object], depth: int
+) -> object:
+    return tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in items)
+
+
+def kind_of_tensor(tensor: Tensor) -> object:
+    """Return what a recording takes for constant of a tensor that a module holds."""
+    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad
+
+
+def held_by(module: nn.Module, name: str) -> Any:
+    """Return what `module` itself, not its class, holds under `name`; `None` where it holds nothing."""
+    return next((group[name] for group in _groups(module) if name in group), None)
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Leave the random number generators of Python, NumPy and torch on the CPU as they were."""
+    # torch.get_rng_state is what meters of memory follow
+    cpu = torch.default_generator.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (users')
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 (users')
+        torch.default_generator.set_state(cpu)
+
+
+class SideEffects:
+    """Side effects of code on modules and generators, from one look to the next, while tensors are fake.
+
+    Fake tensors draw no random numbers. So the generator of torch can get a seed at every look, and has
+    another one at the next look only where the code has set it, or has set it back.
+
+    The first look is `forgive("")`.
+
+    Args:
+        modules: modules whose attributes are watched, by FQN.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._attributes: dict[str, dict[str, object]] = {}
+        self._objects: dict[int, tuple[str, Any, object]] = {}
+        self._seed = _FIRST_SEED
+        self._generators: object = None
+
+    def seeding(self) -> str | None:
+        """Return a phrase for what was done to torch's generator since the latest look; `None` for none."""
+        if torch.initial_seed() != self._seed:
+            return "sets torch's random number generator"
+        self._reseed()
+        return None
+
+    def found(self, below: str) -> str | None:
+        """Return a phrase for the first effect since the latest look; `None` for none.
+
+        Args:
+            below: FQN of the module whose attributes, and whose submodules', are compared.
+        """
+        if self._generators != _generators():
+            return "draws random numbers that are not torch's"
+        for fqn in self._below(below):
+            before, now = self._attributes[fqn], _marks(self._modules[fqn])
+            for name in before | now:
+                if before.get(name) != now.get(name):
+                    return f"sets {_joined(fqn, name)!r}"
+        for where, value, before_it in self._objects.values():
+            if frozen(value) != before_it:
+                return f"changes what {where!r} holds"
+        return self.seeding()
+
+    def forgive(self, below: str) -> None:
+        """Take what `below` and its submodules hold, all objects, and the generators, as they are now."""
+        for fqn in self._below(below):
+            self._attributes[fqn] = _marks(self._modules[fqn])
+            for name, value in vars(self._modules[fqn]).items():
+                if name not in _UNWATCHED and not isinstance(value, (*CONSTANTS, *_OPAQUE, Tensor)):
+                    self._objects.setdefault(id(value), (_joined(fqn, name), value, None))
+        self._objects = {key: (*each[:2], frozen(each[1])) for key, each in self._objects.items()}
+        self._generators = _generators()
+        self._reseed()
+
+    def _below(self, below: str) -> list[str]:
+        return [fqn for fqn in self._modules if not below or fqn == below or fqn.startswith(f"{below}.")]
+
+    def _reseed(self) -> None:
+        self._seed += 1
+        torch.default_generator.manual_seed(self._seed)
+
+
+def _joined(fqn: str, name: str) -> str:
+    return f"{fqn}.{name}" if fqn else name
+
+
+def _groups(module: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module), *(vars(module)[group] for group in _GROUPS)]
+
+
+def _marks(module: nn.Module) -> dict[str, object]:
+    return {
+        name: (type(value), value) if isinstance(value, CONSTANTS) else ByIdentity(value)
+        for group in _groups(module)
+        for name, value in group.items()
+        if name not in _UNWATCHED
+    }
+
+
+def _generators() -> object:
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (users')
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    names = (name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()))
+    yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))

@@ -1,0 +1,100 @@
+"""What both recorders of forwards keep: the graph so far, which node made which tensor, and what was read."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from strategies.regions.blocks import submodule, unwrapped
+from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, frozen, held_by, kind_of_tensor
+
+_UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}  # attributes that calls read, and no forward
+
+
+@dataclass(frozen=True, slots=True)
+class OutputIndex:
+    """A position in the output of a graph."""
+
+    index: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Frame:
+    """A forward that is being recorded.
+
+    Fields:
+        fqn: FQN of the module whose forward runs.
+        graph: nodes so far.
+        nodes: node that made each tensor, by `id`.
+        reads: FQN and attribute of what forward has read of modules, in order.
+    """
+
+    fqn: str = ""
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    nodes: dict[int, fx.Node] = field(default_factory=dict)
+    reads: dict[tuple[str, str], None] = field(default_factory=dict)
+    _alive: list[Tensor] = field(default_factory=list)
+
+    def own(self, tensor: Tensor, node: fx.Node) -> None:
+        """Note that `node` stands for `tensor`."""
+        self.nodes[id(tensor)] = node
+        self._alive.append(tensor)  # an `id` is only its own while it lives
+        node.meta.setdefault("val", tensor)
+
+    def parts(self, result: Any, node: fx.Node, left_out: tuple[type, ...]) -> Iterator[tuple[Any, fx.Node]]:
+        """Yield the parts of a mapping or sequence, each with a node that takes it out of `node`."""
+        for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
+            if not isinstance(part, left_out):
+                yield part, self.graph.call_function(operator.getitem, (node, key))
+
+    def note_read(self, fqn: str, name: str) -> None:
+        """Note that forward reads the attribute `name` of the module `fqn`, unless only calls read that."""
+        if name not in _UNREAD:
+            self.reads[fqn, name] = None
+
+    def finish(
+        self,
+        leaves: Sequence[Any],
+        node_of: Callable[[Tensor], fx.Node],
+        error: Callable[[str], Exception],
+    ) -> tuple[tuple[Any, ...], fx.Node]:
+        """End the graph with what forward returns.
+
+        Args:
+            leaves: leaves of what forward returns.
+            node_of: returns the node of a tensor.
+            error: makes an error of the end of a sentence.
+
+        Returns:
+            The leaves with each tensor as its `OutputIndex`, and the output node.
+        """
+        outputs: list[Any] = []
+        tensors: list[fx.Node] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                outputs.append(OutputIndex(len(tensors)))
+                tensors.append(node_of(leaf))
+            elif isinstance(leaf, CONSTANTS):
+                outputs.append(leaf)
+            else:
+                raise error(f"returns a {type(leaf).__name__}, which no graph can hold")
+        return tuple(outputs), self.graph.output(tuple(tensors))
+
+
+def leaves_of(outputs: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
+    """Return the leaves of what forward returns.
+
+    Args:
+        outputs: leaves, each tensor as its `OutputIndex`.
+        results: output of the graph.
+    """
+    return [results[each.index] if isinstance(each, OutputIndex) else each for each in outputs]
+
+
+def value_read(module: nn.Module, fqn: str, name: str) -> object:
+    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
+    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)

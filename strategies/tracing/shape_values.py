@@ -1,0 +1,95 @@
+"""Tensors whose values follow from shapes alone, although they are fake: positions, masks, counters.
+
+`transformers` asks such tensors whether a mask is needed at all. A forward that is followed without data has
+to get the answer that it gets with data, or it would take another branch: with a mask that the model never
+makes, and another attention kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+QUESTIONS = frozenset(
+    ["__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"]
+)
+"""Functions that turn a tensor's values into Python's."""
+
+_FACTORIES = frozenset({"arange", "zeros", "ones", "full", "tensor", "eye", "linspace"})
+_LARGEST = 2**20  # elements; a mask of 1,024 tokens
+_MODULE = "transformers.utils.import_utils"
+
+
+class KnownValues(TorchFunctionMode):
+    """Computes the values of fake tensors that depend on no input, parameter or random number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        known = self._are_known(tensors)
+        name = getattr(func, "__name__", "")
+        if known and tensors and name in QUESTIONS:
+            return self._really(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if known and (tensors or name in _FACTORIES) and _is_small_and_new(result, tensors):
+            value = self._drawn_from_nothing(func, args, kwargs)
+            if value is not None:
+                self._values[id(result)] = result, result._version, value  # noqa: SLF001 (as autograd knows it)
+        return result
+
+    def _are_known(self, tensors: list[Tensor]) -> bool:
+        return all(self._value(tensor) is not None for tensor in tensors)
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        fake, version, value = self._values.get(id(tensor), (None, 0, None))
+        is_current = fake is tensor and tensor._version == version  # noqa: SLF001
+        return value if is_current else None
+
+    def _really(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with unset_fake_temporarily(), torch.no_grad():
+            given, named = tree_map_only(Tensor, self._value, (args, kwargs))
+            return func(*given, **named)
+
+    def _drawn_from_nothing(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        with unset_fake_temporarily():
+            before = torch.get_rng_state()
+            value = self._really(func, args, kwargs)
+            is_random = not torch.equal(torch.get_rng_state(), before)
+            torch.set_rng_state(before)
+        return value if isinstance(value, Tensor) and not is_random else None
+
+
+def _is_small_and_new(result: Any, operands: list[Tensor]) -> bool:
+    is_new = isinstance(result, Tensor) and not any(result is operand for operand in operands)
+    return is_new and result.numel() <= _LARGEST
+
+
+@contextmanager
+def with_known_values() -> Iterator[None]:
+    """Let forwards that are followed take the branches that they take with data.
+
+    `transformers` leaves out its questions, and the shortcuts that depend on the answers, where it sees a
+    fake tensor.
+    """
+    module = sys.modules.get(_MODULE)
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        with KnownValues():
+            yield
+        return
+    with mock.patch.object(module, "is_fake_tensor", return_value=False), KnownValues():
+        yield

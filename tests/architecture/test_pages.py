@@ -1,0 +1,61 @@
+"""What a page says to add works as printed: in a copy of the tree, from the page alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("harness", "strategies", "conf", "hydra_plugins")
+PAGES = ("adding_a_strategy.md", "architecture.md")
+_FILE = re.compile(
+    r"^`([\w/]+\.(?:py|yaml))`[^\n]*\n(?:[^\n]+\n)*\n```(?:python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+"""A paragraph that begins with the path of a file, and the code behind it."""
+_DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree with everything that the pages say to add."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for page in PAGES:
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for path, content in _FILE.findall(text):
+            assert not (copy / path).exists(), f"{page}: {path} is there already"
+            (copy / path).write_text(content, encoding="utf-8")
+        for diff in _DIFF.findall(text):
+            command = ["git", "apply", "--unidiff-zero", "--recount", "-"]
+            subprocess.run(command, cwd=copy, input=diff, text=True, check=True)
+    return copy
+
+
+def _run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_import_contracts_hold(copy: Path) -> None:
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = _run(copy, "-c", program, "--no-cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_variant_and_the_model_run_and_the_section_is_in_the_report(copy: Path) -> None:
+    words = ("model=bag_of_tokens", "ac=last_blocks", "protocol=smoke", "name=pages")
+    done = _run(copy, "-m", "harness", *words, "tracker=none", "strict=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = _run(copy, "-m", "harness.report.main", "outputs/pages", "--format", "markdown")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = (copy / "outputs" / "pages").glob("*.md")
+    assert "## Slowest steps" in report.read_text(encoding="utf-8")

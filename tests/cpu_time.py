@@ -1,0 +1,116 @@
+"""What each test costs in CPU seconds of this process and its descendants, and what `slow` therefore means.
+
+CPU time, not wall time: it hardly changes when the machine is busy with something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SLOW_S = 10.0
+"""What a test may take that is not marked `slow`; one that takes less than a quarter of it needs no mark."""
+COST = "cost"
+"""Property of a report: CPU seconds, and whether the test is marked `slow`."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class CpuTime:
+    """A plugin that measures every test, and fails a run in which `slow` does not say what was measured.
+
+    Args:
+        costs: a JSON file for CPU seconds by test file and by test, if any.
+    """
+
+    def __init__(self, costs: Path | None = None) -> None:
+        self._costs = costs
+        self._spent: Counter[str] = Counter()
+        self._called: dict[str, float] = {}
+        self._slow: set[str] = set()
+        self._before_s = 0.0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        self._before_s = cpu_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now_s = cpu_s()
+        is_slow = item.get_closest_marker("slow") is not None
+        report.user_properties = [(COST, (now_s - self._before_s, is_slow))]
+        self._before_s = now_s
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties: dict[str, Any] = dict(report.user_properties)
+        spent_s, is_slow = properties.get(COST, (0.0, False))  # a worker that died has measured nothing
+        self._spent[report.nodeid] += spent_s
+        if report.when == "call":
+            self._called[report.nodeid] = spent_s
+            if is_slow:
+                self._slow.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):  # the controller has all reports
+            return
+        if self._costs is not None:
+            self._costs.write_text(json.dumps(self._spent))
+        if self.too_dear() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"{sum(self._spent.values()):.0f} CPU seconds in tests")
+        for line in self.too_dear():
+            terminalreporter.write_line(line, red=True)
+        for line in self.too_cheap():
+            terminalreporter.write_line(line)
+
+    def too_dear(self) -> list[str]:
+        """Return what must be marked `slow` and is not, as sentences."""
+        return [
+            f"{test}: took {spent_s:.1f} CPU seconds; mark it slow or make it cheaper"
+            for test, spent_s in sorted(self._called.items())
+            if spent_s > SLOW_S and test not in self._slow
+        ]
+
+    def too_cheap(self) -> list[str]:
+        """Return what is marked `slow` and need not be, as sentences."""
+        return [
+            f"{test}: took {self._called[test]:.1f} CPU seconds; it is not slow"
+            for test in sorted(self._slow)
+            if self._called[test] < SLOW_S / 4
+        ]
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process, of descendants that it waited for, and of those that live."""
+    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + waited.ru_utime + waited.ru_stime + sum(map(_tree_s, _children(os.getpid())))
+
+
+def _tree_s(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    own_s = sum(map(int, fields[11:15])) / _TICKS_PER_S  # user and system, its own and of what it waited for
+    return own_s + sum(map(_tree_s, _children(process)))
+
+
+def _children(process: int) -> list[int]:
+    """Return what the first thread of a process has started and not waited for."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,24 @@
+"""One way to prove a case on as many ranks as its mesh has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.experiment.experiment import Experiment
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+
+@pytest.fixture
+def unequal_ranks(pool2: RankPool, pool4: RankPool) -> Callable[[Experiment], dict[int, list[str]]]:
+    """Return a function that proves a case and returns what differs from its twin, by rank that finds it."""
+    pools = {2: pool2, 4: pool4}
+
+    def of(case: Experiment) -> dict[int, list[str]]:
+        size = case.mesh.world_size
+        found = [cases.prove(0, case)] if size == 1 else pools[size].run(cases.prove, case)
+        return {rank: differs for rank, differs in enumerate(found) if differs}
+
+    return of

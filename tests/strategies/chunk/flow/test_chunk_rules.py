@@ -1,0 +1,221 @@
+"""Each rule of dimension flow, tried on random numbers: chunked execution against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from strategies.chunk.flow import chunk_rules as rules
+from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
+from strategies.chunk.loops.loop import make_loop
+from strategies.chunk.running.schedule_code import chunk_loop
+from strategies.estimate.liveness import Storages
+from strategies.tracing.operator_graph import record_scopes
+from strategies.tracing.shadow import Shadow, shadowed
+
+aten = torch.ops.aten
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def image() -> Tensor:
+    return normal(4, 6, 8, 8)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {
+    "mm": (torch.mm, lambda: (normal(6, 4), normal(4, 8))),
+    "addmm": (torch.addmm, lambda: (normal(8), normal(6, 4), normal(4, 8))),
+    "addmm with a matrix": (torch.addmm, lambda: (normal(6, 8), normal(6, 4), normal(4, 8))),
+    "bmm": (torch.bmm, lambda: (normal(3, 6, 4), normal(3, 4, 8))),
+    "baddbmm": (torch.baddbmm, lambda: (normal(1, 6, 8), normal(3, 6, 4), normal(3, 4, 8))),
+    "permute": (lambda x: x.permute(2, 0, 1).clone(), lambda: (normal(4, 6, 8),)),
+    "transpose": (lambda x: x.transpose(0, 2).clone(), lambda: (normal(4, 6, 8),)),
+    "t": (lambda x: x.t().clone(), lambda: (normal(4, 6),)),
+    "expand": (lambda x: x.expand(3, 4, 6) * 2, lambda: (normal(4, 1),)),
+    "softmax": (lambda x: x.softmax(1), lambda: (normal(4, 6, 8),)),
+    "log_softmax": (lambda x: x.log_softmax(-1), lambda: (normal(4, 6, 8),)),
+    "safe softmax": (lambda x: aten._safe_softmax.default(x, -1), lambda: (normal(4, 6, 8),)),
+    "slice": (lambda x: x[:, 1:3].clone(), lambda: (normal(4, 6, 8),)),
+    "cat": (lambda x, y: torch.cat([x, y], 1), lambda: (normal(4, 6, 8), normal(4, 2, 8))),
+    "split": (lambda x: [part.clone() for part in x.split(2, 1)], lambda: (normal(4, 6, 8),)),
+    "split with sizes": (lambda x: [part.clone() for part in x.split([1, 5], 1)], lambda: (normal(4, 6, 8),)),
+    "cumsum": (lambda x: x.cumsum(1), lambda: (normal(4, 6, 8),)),
+    "sort": (lambda x: x.sort(-1)[0], lambda: (normal(4, 6, 8),)),
+    "topk": (lambda x: x.topk(2)[0], lambda: (normal(4, 6, 8),)),
+    "select": (lambda x: x.select(1, 2).clone(), lambda: (normal(4, 6, 8),)),
+    "unbind": (lambda x: [part.clone() for part in x.unbind(1)], lambda: (normal(4, 2, 8),)),
+    "stack": (lambda x, y: torch.stack([x, y], 1), lambda: (normal(4, 6), normal(4, 6))),
+    "sum over dimensions": (lambda x: x.sum((0, 2)), lambda: (normal(4, 6, 8),)),
+    "sum kept": (lambda x: x.sum(1, keepdim=True), lambda: (normal(4, 6, 8),)),
+    "sum": (torch.sum, lambda: (normal(4, 6),)),
+    "mean": (lambda x: x.mean(-1), lambda: (normal(4, 6, 8),)),
+    "amax": (lambda x: x.amax(1), lambda: (normal(4, 6, 8),)),
+    "amin": (lambda x: x.amin(1, keepdim=True), lambda: (normal(4, 6, 8),)),
+    "logsumexp": (lambda x: x.logsumexp(1), lambda: (normal(4, 6, 8),)),
+    "variance": (lambda x: x.var(1), lambda: (normal(4, 6, 8),)),
+    "variance and mean": (lambda x: torch.var_mean(x, 1), lambda: (normal(4, 6, 8),)),
+    "argmax": (lambda x: x.argmax(1), lambda: (normal(4, 6, 8),)),
+    "layer norm": (lambda x, w: functional.layer_norm(x, (8,), w), lambda: (normal(4, 6, 8), normal(8))),
+    "group norm": (lambda x: functional.group_norm(x, 2), lambda: (image(),)),
+    "batch norm": (
+        functional.batch_norm,
+        lambda: (image(), normal(6), normal(6).abs()),
+    ),
+    "convolution": (
+        lambda x, w, b: functional.conv2d(x, w, b, padding=1),
+        lambda: (image(), normal(8, 6, 3, 3), normal(8)),
+    ),
+    "convolution of single pixels": (functional.conv2d, lambda: (image(), normal(8, 6, 1, 1))),
+    "convolution with stride": (
+        lambda x, w: functional.conv2d(x, w, stride=2),
+        lambda: (image(), normal(8, 6, 2, 2)),
+    ),
+    "convolution of groups": (
+        lambda x, w: functional.conv2d(x, w, groups=2),
+        lambda: (image(), normal(8, 3, 3, 3)),
+    ),
+    "transposed convolution": (
+        lambda x, w: functional.conv_transpose2d(x, w, stride=2),
+        lambda: (image(), normal(6, 8, 2, 2)),
+    ),
+    "embedding": (
+        lambda w, i: functional.embedding(i, w),
+        lambda: (normal(9, 8), torch.randint(0, 9, (4, 6))),
+    ),
+    "gather": (lambda x, i: x.gather(1, i), lambda: (normal(4, 6, 8), torch.randint(0, 6, (4, 3, 8)))),
+    "rows of nll loss": (
+        lambda x, t: functional.nll_loss(x, t, reduction="none"),
+        lambda: (normal(6, 8), torch.randint(0, 8, (6,))),
+    ),
+    "mean of nll loss": (functional.nll_loss, lambda: (normal(6, 8), torch.randint(0, 8, (6,)))),
+    "tril": (torch.tril, lambda: (normal(4, 6, 6),)),
+    "triu": (torch.triu, lambda: (normal(4, 6, 6),)),
+    "pad": (lambda x: functional.pad(x, (1, 2), value=3.0), lambda: (normal(4, 6, 8),)),
+    "nearest": (lambda x: functional.interpolate(x, scale_factor=2), lambda: (image(),)),
+    "bilinear": (
+        lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: (image(),),
+    ),
+    "average pooling": (lambda x: functional.avg_pool2d(x, 2), lambda: (image(),)),
+    "maximum pooling": (lambda x: functional.max_pool2d(x, 2), lambda: (image(),)),
+    "adaptive pooling": (lambda x: functional.adaptive_avg_pool2d(x, (2, 4)), lambda: (image(),)),
+    "attention": (
+        functional.scaled_dot_product_attention,
+        lambda: (normal(2, 4, 6, 8), normal(2, 4, 10, 8), normal(2, 4, 10, 8)),
+    ),
+    "causal attention": (
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda: (normal(2, 4, 6, 8), normal(2, 4, 6, 8), normal(2, 4, 6, 8)),
+    ),
+    "attention with a mask": (
+        functional.scaled_dot_product_attention,
+        lambda: (normal(2, 4, 6, 8), normal(2, 4, 10, 8), normal(2, 4, 10, 8), normal(1, 1, 6, 10)),
+    ),
+    "broadcasting": (lambda x, y: x * y + 1, lambda: (normal(4, 6, 8), normal(6, 1))),
+    "where": (lambda x, y: torch.where(x > 0, x, y), lambda: (normal(4, 6), normal(6))),
+    "masked fill": (lambda x: x.masked_fill(x > 0, 2.0), lambda: (normal(4, 6),)),
+    "cast": (lambda x: x.to(torch.float64), lambda: (normal(4, 6),)),
+    "heads merged": (
+        lambda x: x.transpose(1, 2).reshape(2, 6, 32) * 2,
+        lambda: (normal(2, 4, 6, 8),),
+    ),
+    "heads split": (lambda x: x.view(2, 6, 4, 8).transpose(1, 2) * 2, lambda: (normal(2, 6, 32),)),
+    "rows merged": (lambda x, w: (x.view(12, 8) @ w).view(2, 6, 4), lambda: (normal(2, 6, 8), normal(8, 4))),
+    "a new dimension": (lambda x: x.unsqueeze(1) * x.unsqueeze(0), lambda: (normal(4, 6),)),
+    "ones": (lambda x: x + torch.ones(6, 8), lambda: (normal(4, 6, 8),)),
+}
+
+ELSEWHERE = {
+    aten._fused_rms_norm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten.linalg_vector_norm.default,
+}
+"""Kernels of CUDA, and an operator that is known not to be chunked."""
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def graph_of(name: str) -> tuple[fx.Graph, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    function, sample = CASES[name]
+    inputs = sample()
+    shadow = Shadow.of(Function(function)).on(torch.device("cpu"))
+    with torch.no_grad():
+        (scope,) = record_scopes(shadow, frozenset(), *shadowed(shadow, (inputs, {}), torch.device("cpu")))
+    return scope.graph, inputs
+
+
+def values(graph: fx.Graph, inputs: tuple[Tensor, ...]) -> dict[fx.Node, Any]:
+    """Return what each node of the graph gives on real tensors."""
+    waiting, known = iter(inputs), dict[fx.Node, Any]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            known[node] = next(waiting)
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    return known
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
+    graph, inputs = graph_of(name)
+    expected = values(graph, inputs)
+    window = [node for node in graph.nodes if node.op == "call_function"]
+    outside = {node for node in window if isinstance(node.meta["val"], Tensor)}
+    tried = 0
+    for seed in (seed for node in window for seed in seeds_of(node)):
+        region = RegionGrower(window, lambda _: True).region(seed)
+        loop = make_loop(region, outside, 1, Storages.of_graph(graph)) if region else None
+        if loop is None:
+            continue
+        module = chunk_loop(loop.with_length(min(length, loop.size)), is_unread=False)
+        results = tree_leaves(module(*(expected[loop_input.node] for loop_input in loop.inputs)))
+        for loop_output, result in zip(loop.outputs, results, strict=True):
+            torch.testing.assert_close(
+                result, expected[loop_output.node], rtol=1e-5, atol=1e-5, equal_nan=True
+            )
+            assert result.dtype is expected[loop_output.node].dtype
+        tried += 1
+    assert tried > 0
+
+
+def test_every_rule_is_tried() -> None:
+    used = {node.target for name in CASES for node in graph_of(name)[0].nodes if node.op == "call_function"}
+    assert set(rules._RULES) - used - ELSEWHERE == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "sample"),
+    [
+        pytest.param(lambda x: x.roll(1, 0), lambda: (normal(6, 8),), id="an operator without a rule"),
+        pytest.param(lambda x: x.cumsum(0), lambda: (normal(6),), id="along the dimension itself"),
+        pytest.param(functional.dropout, lambda: (normal(6, 8),), id="random numbers"),
+    ],
+)
+def test_what_cannot_be_chunked_has_no_region(
+    function: Callable[..., Any], sample: Callable[[], tuple[Tensor, ...]]
+) -> None:
+    CASES["here"] = function, sample
+    graph, _ = graph_of("here")
+    del CASES["here"]
+    first = next(node for node in graph.nodes if node.op == "call_function" and not rules.rules_of(node))
+    assert all(RegionGrower([first], lambda _: True).region(seed) is None for seed in seeds_of(first))
