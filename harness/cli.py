@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -22,8 +23,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness.errors import ConfigError
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
+from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point
-from harness.ranks.agent import sigterm_exits
+from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
@@ -100,6 +102,7 @@ def main() -> None:
         sys.exit(1)
     finally:
         _command.reset(token)
+        gc.freeze()  # the interpreter's last collections of garbage would go through all of torch
     if command.result is not None:
         sys.exit(_report(command.result, command.run))
 
@@ -143,9 +146,16 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
     if isinstance(config, DictConfig):
         command.single, command.hydra = config, HydraConfig.get()
         return []
-    configs, launcher = config["points"], launcher_of(config["launcher"])
+    with Agent(PRELOAD) as agent:
+        return _run_sweep(config["points"], launcher_of(config["launcher"]), agent)
+
+
+def _run_sweep(
+    configs: Sequence[DictConfig], launcher: Launcher, agent: Agent
+) -> list[tuple[str, Record | None]]:
+    """Run or show the points of a sweep; return the record of each, where it has one."""
     chosen = _common_settings(configs)
-    preflight = _preflight(chosen, launcher)
+    preflight = _preflight(chosen, launcher, agent)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
     unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
     if unknown and len(unknown) == len(points):
@@ -153,9 +163,8 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
     if chosen.show is not None:
         _show(points, chosen.show)
         return [(each.trial_id, None) for each in points]
-    _run(points, chosen, launcher)
-    assert command.result is not None
-    found = {record.trial_id: record for record in command.result.records}
+    result = _run(points, chosen, launcher, agent)
+    found = {record.trial_id: record for record in result.records}
     return [(each.trial_id, found.get(each.trial_id)) for each in points]
 
 
@@ -167,21 +176,26 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     if launcher != "local":
         raise ConfigError("hydra/launcher", f"{launcher} launches sweeps; use acbench -m, or leave it out")
     chosen, here = settings(config), Local()
-    only = point(config, here, _preflight(chosen, here))
-    if only.refusal is not None:
-        raise only.refusal
-    if chosen.show is not None:
-        _show([only], chosen.show)
-        return
-    _run([only], chosen, here)
+    with Agent(PRELOAD) as agent:
+        only = point(config, here, _preflight(chosen, here, agent))
+        if only.refusal is not None:
+            raise only.refusal
+        if chosen.show is not None:
+            _show([only], chosen.show)
+            return
+        _run([only], chosen, here, agent)
 
 
-def _preflight(chosen: Settings, launcher: Launcher) -> Preflight:
-    """Return the checks of a command; a point that has a finished record is not built to check it."""
+def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
+    """Return the checks of a command, during which the agent gets ready where trials will need it.
+
+    The model of a point that has a finished record is not built to check it.
+    """
     if chosen.show is not None:
         return Preflight()
     run = chosen.run
-    return Preflight(finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun))
+    is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
+    return Preflight(is_done, agent.prepare) if launcher.uses_agent else Preflight(is_done)
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -210,10 +224,11 @@ def _show(points: Sequence[Point], what: str) -> None:
         sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
 
 
-def _run(points: list[Point], chosen: Settings, launcher: Launcher) -> None:
+def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent) -> Result:
     command = _command.get()
     command.run = chosen.run
-    command.result = run_sweep(points, chosen.run, chosen.tracker, launcher)
+    command.result = run_sweep(points, chosen.run, chosen.tracker, launcher, agent)
+    return command.result
 
 
 def _report(result: Result, run: Run) -> int:

@@ -13,6 +13,7 @@ from harness.launchers.packing import Packer
 from harness.launchers.progress import SweepProgress
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import TrialError
 from harness.records.claims import claimant, record_for, release
 from harness.records.record import Record
@@ -31,6 +32,7 @@ class Sweep:
         rerun: whether finished trials run again.
         progress: where to report.
         interrupts: whether to stop.
+        agent: for trials that run in this process.
     """
 
     store: Store
@@ -38,11 +40,12 @@ class Sweep:
     rerun: bool
     progress: SweepProgress
     interrupts: Interrupts
+    agent: Agent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flight:
-    """A trial that was handed over and has no record yet.
+    """A trial that was handed to a launcher and has no record yet.
 
     Fields:
         task: the trial.
@@ -57,7 +60,7 @@ class Flight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How the carrier of a trial ended, where the trial left no record.
+    """How the job or lane of a trial ended, where the trial left no record.
 
     Fields:
         status: `lost`, `timeout` or `oom`.
@@ -93,6 +96,10 @@ Run = Iterator[Record]
 class Launcher(Protocol):
     """A way to run trials; also its settings."""
 
+    @property
+    def uses_agent(self) -> bool:
+        """Whether `Sweep.agent` runs the trials, in this process."""
+
     def check(self, mesh: Mesh) -> None:
         """Refuse a mesh that this launcher cannot run.
 
@@ -121,12 +128,12 @@ Ends = Callable[[Sequence[Flight]], Mapping[str, End | None]]
 
 
 def arrivals(sweep: Sweep, flights: Iterable[Flight], ends: Ends) -> Iterator[Record | None]:
-    """Yield the record of every flight as it arrives, and `None` after every look, for the caller to pause.
+    """Yield the record of each flight when it arrives, and `None` after each look, for the caller to pause.
 
     Args:
-        ends: asked about the flights that are still open; returns those, by trial_id, whose carrier has
-            ended, and how. Without a record by then they get one that says so, or are dropped where it says
-            `None`.
+        ends: called with the flights that have no record yet; returns, by trial_id, how the job or lane of
+            those that have ended did. Such a flight gets a record that says so; where the value is `None`
+            it gets none and is followed no longer.
     """
     open_ = {flight.task.trial_id: flight for flight in flights}
     while open_:
@@ -149,7 +156,7 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
     is_stopping = is_over = False
 
     def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
-        """Without lanes, no trial that is still open will have a record; nor shall it, when stopped."""
+        """Return an end for every open trial once no lane runs; a stopped sweep writes no record of them."""
         end = None if is_stopping else _NOT_BEGUN
         return dict.fromkeys((flight.task.trial_id for flight in open_), end) if is_over else {}
 
@@ -157,7 +164,7 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
         if record is not None:
             yield record
             continue
-        if sweep.interrupts.is_asked and not is_stopping:
+        if sweep.interrupts.stop_requested and not is_stopping:
             packer.stop()
             is_stopping = True
         is_over = packer.is_over()
@@ -167,9 +174,9 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
 
 
 def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None, bool]:
-    """Return the last word about a flight whose carrier has ended, and whether it is the last.
+    """Return the record of a flight whose job or lane has ended, and whether to stop following it.
 
-    Somebody else may run the trial by now, who then has the last word.
+    If another process runs the trial by now, its record is awaited.
     """
     with sweep.store.locked(flight.task.trial_id) as is_free:
         if not is_free:
@@ -177,7 +184,7 @@ def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None
         record = landed(sweep.store, flight)
         is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
         if record is None and end is not None and is_ours:
-            record = lose(flight, end, store=sweep.store, name=sweep.name)
+            record = record_lost(flight, end, store=sweep.store, name=sweep.name)
         return record, True
 
 
@@ -186,7 +193,7 @@ def landed(store: Store, flight: Flight) -> Record | None:
     return record_for(store, flight.task.trial_id, flight.submission)
 
 
-def lose(flight: Flight, end: End, *, store: Store, name: str) -> Record:
+def record_lost(flight: Flight, end: End, *, store: Store, name: str) -> Record:
     """Write and return the record of a flight that ended without one."""
     error = TrialError(kind=end.kind, message=end.message, rank=None, phase=None, log=None)
     job = {"submission": flight.submission, "id": flight.job}

@@ -1,4 +1,4 @@
-"""Launchers whose driver runs the trials itself: its end is theirs, and others can see that it lives."""
+"""Launchers whose driver runs the trials itself; a lock shows other drivers that it lives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Driven(ABC):
         """Run trials that are claimed for `submission`; stop early when the sweep is interrupted."""
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
-        """Return the trials that another living driver is about to run; a dead one's are free again."""
+        """Return the trials that another live driver holds; trials of a dead driver are free again."""
         found = [(task, claimant(store, task.trial_id)) for task in tasks]
         alive = {each: _is_alive(store, each) for each in {claim for _, claim in found if claim}}
         flights = [
@@ -46,7 +46,7 @@ class Driven(ABC):
         return Collected(records={}, flights=flights)
 
     def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
-        """Claim `tasks` and return their run; it then waits for what another driver runs."""
+        """Claim `tasks` and return their run, which then waits for the trials of other drivers."""
         if not tasks and not flights:
             return iter(())
         submission = new_submission(DRIVEN, now())
@@ -71,27 +71,32 @@ class Driven(ABC):
     def _await_others(
         self, sweep: Sweep, submission: Submission, flights: Sequence[Flight]
     ) -> Iterator[Record]:
-        """Wait for what other drivers run, and run what they leave."""
+        """Wait for the trials of other drivers, and run those that they abandon."""
         while flights:
             for flight in flights:
                 sweep.progress.point_waits(flight.task.label)
             yield from _follow(sweep, flights)
-            if sweep.interrupts.is_asked:
+            if sweep.interrupts.stop_requested:
                 return
-            left = [flight.task for flight in flights if landed(sweep.store, flight) is None]
+            waiting = [flight.task for flight in flights if landed(sweep.store, flight) is None]
             with sweep.store.planning():  # others wait for the same trials
-                flights = self.collect(sweep.store, sweep.name, left).flights
+                flights = self.collect(sweep.store, sweep.name, waiting).flights
                 taken = {flight.task.trial_id for flight in flights}
-                left = [task for task in left if task.trial_id not in taken]
-                found = {task.trial_id: _finished(sweep, task) for task in left}
-                left = [task for task in left if found[task.trial_id] is None]
-                claim(sweep.store, (task.trial_id for task in left), submission.id)
-            yield from (record for record in found.values() if record is not None)
-            yield from self.run_tasks(sweep, submission, left)
+                records, abandoned = _split(sweep, [task for task in waiting if task.trial_id not in taken])
+                claim(sweep.store, (task.trial_id for task in abandoned), submission.id)
+            yield from records
+            yield from self.run_tasks(sweep, submission, abandoned)
+
+
+def _split(sweep: Sweep, tasks: Sequence[Task]) -> tuple[list[Record], list[Task]]:
+    """Return the records of those trials that are finished by now, and the other trials."""
+    records = [(task, _finished(sweep, task)) for task in tasks]
+    finished = [record for _, record in records if record is not None]
+    return finished, [task for task, record in records if record is None]
 
 
 def _finished(sweep: Sweep, task: Task) -> Record | None:
-    """Return what another driver, which waited too, has made of a trial since."""
+    """Return the record of a trial that another waiting driver has run since."""
     record = sweep.store.finished(task.trial_id, task.environment_id)
     if record is not None:
         sweep.progress.point_finished(task.label, record.status, record.verdict)
@@ -99,7 +104,7 @@ def _finished(sweep: Sweep, task: Task) -> Record | None:
 
 
 def _follow(sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
-    """Yield the records of other drivers, until they are there or their drivers are gone."""
+    """Yield the records of other drivers' trials until all are there or the drivers are dead."""
 
     def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
         dead = [flight for flight in open_ if not _is_alive(sweep.store, flight.submission)]
@@ -108,7 +113,7 @@ def _follow(sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
     for record in arrivals(sweep, flights, ends):
         if record is not None:
             yield record
-        elif sweep.interrupts.is_asked:
+        elif sweep.interrupts.stop_requested:
             return
         else:
             time.sleep(_POLL_S)

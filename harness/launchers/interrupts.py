@@ -1,4 +1,4 @@
-"""Ctrl-C, twice: once ends the sweep after the running points, twice ends it at once."""
+"""Ctrl-C: the first ends the sweep after the running points, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ class Interrupts:
     """Counts Ctrl-C while it is entered.
 
     Args:
-        is_patient: the first Ctrl-C only asks to stop; otherwise it raises `KeyboardInterrupt` at once.
+        is_patient: whether the first Ctrl-C only requests a stop; otherwise it raises `KeyboardInterrupt`.
+
+    Attributes:
+        stop_requested: whether the first Ctrl-C has come.
     """
 
     def __init__(self, *, is_patient: bool) -> None:
-        self.is_asked = False
+        self.stop_requested = False
         self._is_patient = is_patient
 
     def __enter__(self) -> Self:
@@ -32,7 +35,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._previous)
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_asked or not self._is_patient:
+        if self.stop_requested or not self._is_patient:
             raise KeyboardInterrupt
-        self.is_asked = True
+        self.stop_requested = True
         sys.stderr.write("acbench: stopping after the running points; Ctrl-C again stops at once\n")

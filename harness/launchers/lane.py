@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Location:
     """Where a lane's process finds itself.
 
     Fields:
@@ -58,12 +58,12 @@ class Place:
     restarts: int
 
     @classmethod
-    def alone(cls) -> Place:
+    def alone(cls) -> Location:
         """Return the place of a lane that only this machine knows of."""
         return cls(node_rank=0, hosts=(os.uname().nodename,), job=None, restarts=0)
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> Location:
         """Return the place that Slurm's environment describes."""
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"]
         array, index = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
@@ -119,17 +119,17 @@ class Halts:
             )
 
 
-def run_lane(spec: LaneSpec, place: Place) -> int:
+def run_lane(spec: LaneSpec, location: Location) -> int:
     """Run the trials of a lane on this node; return the exit status of its process.
 
     0: no trial is left; `TIME_LIMIT_STATUS`: time is over; `TERMINATED_STATUS`: told to go; 1: no node 0.
     """
-    address = spec.folder / f"lane-{spec.name}-{place.restarts}.address"
+    address = spec.folder / f"lane-{spec.name}-{location.restarts}.address"
     with Halts() as halts, Agent(PRELOAD) as agent:
-        if place.node_rank > 0:
-            return _follow(agent, place.node_rank, address, halts)
-        with _supervisor(agent, place, halts, address) as supervise:
-            _Lane(spec=spec, place=place, halts=halts, supervise=supervise).run()
+        if location.node_rank > 0:
+            return _follow(agent, location.node_rank, address, halts)
+        with _supervisor(agent, location, halts, address) as supervise:
+            _Lane(spec=spec, location=location, halts=halts, supervise=supervise).run()
         return _status(halts)
 
 
@@ -140,7 +140,7 @@ def run_element(folder: str, name: str) -> None:
         folder: of the submission.
         name: of the lane whose spec is there.
     """
-    sys.exit(run_lane(_read_spec(Path(folder) / f"lane-{name}.pickle"), Place.here()))
+    sys.exit(run_lane(_read_spec(Path(folder) / f"lane-{name}.pickle"), Location.here()))
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     if spec.driver_pid is not None:
         _die_with(spec.driver_pid)
     is_local = spec.launcher == "local"  # perhaps inside an allocation that it does not know of
-    sys.exit(run_lane(spec, Place.alone() if is_local else Place.here()))
+    sys.exit(run_lane(spec, Location.alone() if is_local else Location.here()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ class _Lane:
     """Node 0's part of a lane."""
 
     spec: LaneSpec
-    place: Place
+    location: Location
     halts: Halts
     supervise: Callable[[RankJob], Outcome]
 
@@ -178,19 +178,23 @@ class _Lane:
             return
         earlier = read_attempt(store, task.trial_id, spec.submission)
         if earlier is not None and not earlier.yielded:
-            lost_task(task, _died_before(earlier, self.place), store=store, name=spec.sweep, job=self._job())
+            lost_task(
+                task, _died_before(earlier, self.location), store=store, name=spec.sweep, job=self._job()
+            )
             return
         attempt = Attempt(
             submission=spec.submission,
             lane=spec.name,
-            job=self.place.job,
-            restarts=self.place.restarts,
-            hosts=self.place.hosts,
+            job=self.location.job,
+            restarts=self.location.restarts,
+            hosts=self.location.hosts,
             started_at=now(),
         )
         write_attempt(store, task.trial_id, attempt)
         try:
-            run_task(task, self._supervise, store=store, name=spec.sweep, seat=spec.seat, job=self._job())
+            run_task(
+                task, self._supervise, store=store, name=spec.sweep, resources=spec.resources, job=self._job()
+            )
         except _Yielded:
             write_attempt(store, task.trial_id, replace(attempt, yielded=True))
 
@@ -205,16 +209,16 @@ class _Lane:
             "launcher": self.spec.launcher,
             "submission": self.spec.submission,
             "lane": self.spec.name,
-            "id": self.place.job,
-            "restarts": self.place.restarts,
-            "hosts": list(self.place.hosts),
+            "id": self.location.job,
+            "restarts": self.location.restarts,
+            "hosts": list(self.location.hosts),
         }
 
 
-def _died_before(attempt: Attempt, place: Place) -> TrialError:
+def _died_before(attempt: Attempt, location: Location) -> TrialError:
     where = ", ".join(attempt.hosts)
     return TrialError(
-        kind="NODE_FAIL" if place.restarts > attempt.restarts else "lost",
+        kind="NODE_FAIL" if location.restarts > attempt.restarts else "lost",
         message=f"the agent on {where} ended while the trial ran, and left no report",
         rank=None,
         phase=None,
@@ -224,14 +228,14 @@ def _died_before(attempt: Attempt, place: Place) -> TrialError:
 
 @contextmanager
 def _supervisor(
-    agent: Agent, place: Place, halts: Halts, address: Path
+    agent: Agent, location: Location, halts: Halts, address: Path
 ) -> Iterator[Callable[[RankJob], Outcome]]:
     """Provide what runs ranks to their end, on one node or on all."""
-    if len(place.hosts) == 1:
+    if len(location.hosts) == 1:
         yield lambda job: agent.run(job, halt=halts.halt)
         return
-    with hosting(place.hosts[0], address) as store:
-        director = Director(agent, place.hosts, halts.halt, store)
+    with hosting(location.hosts[0], address) as store:
+        director = Director(agent, location.hosts, halts.halt, store)
         yield director.run
         director.close()
 

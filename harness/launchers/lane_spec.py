@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launchers.resource_shape import Seat
+from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.records.claims import folder_of
 from harness.records.store import Store
@@ -34,7 +34,7 @@ class LaneSpec:
         root: the sweep's folder, absolute.
         sweep: its name.
         tasks: trials of one shape, in order; other lanes may take from the same list.
-        seat: what a trial may use of every node.
+        resources: what a trial may use of every node.
         sys_path: where Python finds the user's modules.
         driver_pid: process whose death ends the lane; `None` where a scheduler ends it.
     """
@@ -45,7 +45,7 @@ class LaneSpec:
     root: Path
     sweep: str
     tasks: tuple[Task, ...]
-    seat: Seat
+    resources: Resources
     sys_path: tuple[str, ...]
     driver_pid: int | None = None
 

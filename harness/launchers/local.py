@@ -16,8 +16,8 @@ from harness.launchers.base import Flight, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
-from harness.launchers.resource_shape import Seat, by_shape
-from harness.launchers.run_task import PRELOAD, run_task
+from harness.launchers.resource_shape import Resources, by_shape
+from harness.launchers.run_task import run_task
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
 from harness.ranks.rank_report import RankReport
@@ -46,6 +46,11 @@ class Local(Driven):
     def __post_init__(self) -> None:
         require_at_least("hydra.launcher.max_parallel", self.max_parallel, 1)
 
+    @property
+    def uses_agent(self) -> bool:
+        """Whether trials run one after the other; several at once run in lanes."""
+        return self.max_parallel == 1
+
     def check(self, mesh: Mesh) -> None:
         """Refuse several nodes, more ranks than devices, and far more ranks than cores."""
         if mesh.nodes > 1:
@@ -70,16 +75,16 @@ class Local(Driven):
 
     def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
         """Run trials one after the other in this process, or in lanes."""
-        run = self._one_by_one if self.max_parallel == 1 else self._packed
+        run = self._one_by_one if self.uses_agent else self._packed
         return run(sweep, submission.id, tasks)
 
     def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
-        seat = Seat(core_count=len(_cores()))
+        resources = Resources(core_count=len(_cores()))
         job = {"launcher": "local", "submission": submission}
-        with Agent(PRELOAD) as agent:
+        with sweep.agent as agent:
             for task in tasks:
-                record = _hold_and_run(sweep, task, agent, seat, job)
-                if sweep.interrupts.is_asked and record is None:
+                record = _hold_and_run(sweep, task, agent, resources, job)
+                if sweep.interrupts.stop_requested and record is None:
                     return
                 if record is not None:
                     yield record
@@ -99,7 +104,7 @@ class Local(Driven):
             needs={shape: self._need(group[0].experiment.mesh) for shape, group in shapes.items()},
             most=self.max_parallel,
             start=_start,
-            seat=self._seat,
+            resources=self._resources,
             driver_pid=os.getpid(),
         )
         return Packer(packing=packing, tasks=shapes, pool=Pool([_HERE], gpus=_devices(), cores=_cores()))
@@ -108,11 +113,11 @@ class Local(Driven):
         gpus = mesh.ranks_per_node if device_type(mesh) == "cuda" else 0
         return Need(nodes=1, gpus=gpus, cores=0 if self.share_cores else self._core_count(mesh))
 
-    def _seat(self, slice_: Slice) -> Seat:
+    def _resources(self, slice_: Slice) -> Resources:
         cores = slice_.cores[_HERE]
         if self.share_cores:
-            return Seat(core_count=self._share())
-        return Seat(core_count=len(cores), cores=cores)
+            return Resources(core_count=self._share())
+        return Resources(core_count=len(cores), cores=cores)
 
     def _core_count(self, mesh: Mesh) -> int:
         """Return how many cores a trial has."""
@@ -129,17 +134,19 @@ class Local(Driven):
         return max(1, len(_cores()) // self.max_parallel)
 
 
-def _hold_and_run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]) -> Record | None:
+def _hold_and_run(
+    sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict[str, Any]
+) -> Record | None:
     """Run a trial as soon as nobody else does.
 
     `None`: the sweep was interrupted before, or a later command has taken the trial over.
     """
     is_waiting = False
-    while not sweep.interrupts.is_asked:
+    while not sweep.interrupts.stop_requested:
         with sweep.store.locked(task.trial_id) as is_free:
             if is_free:
                 is_ours = claimant(sweep.store, task.trial_id) == job["submission"]
-                return _run(sweep, task, agent, seat, job) if is_ours else None
+                return _run(sweep, task, agent, resources, job) if is_ours else None
         if not is_waiting:
             sweep.progress.point_waits(task.label)
             is_waiting = True
@@ -147,7 +154,7 @@ def _hold_and_run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[
     return None
 
 
-def _run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]) -> Record:
+def _run(sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict[str, Any]) -> Record:
     sweep.progress.point_started(task.label)
 
     def watch(reports: Mapping[int, RankReport]) -> None:
@@ -159,7 +166,7 @@ def _run(sweep: Sweep, task: Task, agent: Agent, seat: Seat, job: dict[str, Any]
         lambda ranks: agent.run(ranks, watch=watch if sweep.progress.is_live else None),
         store=sweep.store,
         name=sweep.name,
-        seat=seat,
+        resources=resources,
         job=job,
     )
     release(sweep.store, task.trial_id, job["submission"])

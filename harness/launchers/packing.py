@@ -1,7 +1,8 @@
 """Lanes on the slices of a pool: as many at once as fit, each on devices and cores of its own.
 
-The same program packs this machine (lanes are its child processes) and an allocation of a scheduler (lanes
-are steps). A lane that dies is buried: the trial it ran becomes a record, and another lane takes the rest.
+The same program packs this machine, where lanes are child processes, and an allocation of a scheduler, where
+lanes are steps. If a lane dies, the trial that it ran gets a record that says so, and another lane takes the
+remaining trials.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
-from harness.launchers.resource_shape import Seat, Shape
+from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
 from harness.ranks.culprit import TrialError
@@ -24,10 +25,10 @@ from harness.records.claims import claimant, folder_of, read_attempt, record_for
 from harness.records.store import Store
 
 _FRUITLESS = 3
-"""Lanes that may end one after the other without having begun a trial, before the trials count as lost."""
+"""Number of lanes in a row that may end without beginning a trial; after them the trials count as lost."""
 
 _TOLD_S = 15.0
-"""How long lanes that were told to end are not replaced: by then the allocation is gone, or stays."""
+"""Time for which no lane replaces one that was told to end: the allocation may be about to go."""
 
 _SIGNAL_BASE = 128  # of a shell's exit status, and srun's
 
@@ -99,12 +100,12 @@ class Packing:
         launcher, submission: of every lane.
         store: of the sweep.
         sweep: its name.
-        needs: of every shape; each fits the pool when it is empty.
-        most: lanes at once.
+        needs: what a lane of each shape takes; each fits the pool when it is empty.
+        most: number of lanes at once.
         start: starts the process of a lane on a slice.
-        seat: what a trial may use of every node of a slice.
-        restarts: how often the scheduler has started this allocation before.
-        driver_pid: whose death ends the lanes; `None` where a scheduler does.
+        resources: what a trial may use of every node of a slice.
+        restarts: number of earlier starts of this allocation by the scheduler.
+        driver_pid: process whose death ends the lanes; `None` where a scheduler ends them.
     """
 
     launcher: str
@@ -114,7 +115,7 @@ class Packing:
     needs: Mapping[Shape, Need]
     most: int
     start: Start
-    seat: Callable[[Slice], Seat]
+    resources: Callable[[Slice], Resources]
     restarts: int = 0
     driver_pid: int | None = None
 
@@ -161,11 +162,11 @@ class Packer:
             running.process.wait()
 
     def is_over(self) -> bool:
-        """Bury the lanes that have ended, start those that fit; return whether none runs any more."""
+        """Record the lanes that have ended and start those that fit; return whether none runs any more."""
         for running in [each for each in self._running if each.process.poll() is not None]:
             self._running.remove(running)
             self.pool.give(running.slice_)
-            self._bury(running)
+            self._record_end(running)
         if self._stop_file.exists():
             self._waiting.clear()
         is_told = time.monotonic() < self._resume_s
@@ -173,8 +174,8 @@ class Packer:
             self._start(shape)
         return not self._running and not (is_told and self._waiting)
 
-    def bury_earlier(self) -> None:
-        """Give the trials their record under which an earlier run of this allocation has died."""
+    def record_earlier_deaths(self) -> None:
+        """Write the records of trials that ran when an earlier run of this allocation died."""
         store, submission = self.packing.store, self.packing.submission
         for task in (task for tasks in self.tasks.values() for task in tasks):
             attempt = read_attempt(store, task.trial_id, submission)
@@ -184,7 +185,7 @@ class Packer:
             if attempt is not None and has_died and not self._has_record(task):
                 where = ", ".join(attempt.hosts)
                 message = f"a node of job {attempt.job} failed ({where})"
-                self._lose(task, attempt.lane, "NODE_FAIL", message)
+                self._record_lost(task, attempt.lane, "NODE_FAIL", message)
 
     def stop(self) -> None:
         """Let the lanes end after their running trials."""
@@ -213,7 +214,7 @@ class Packer:
                 root=packing.store.root,
                 sweep=packing.sweep,
                 tasks=tuple(tasks),
-                seat=packing.seat(slice_),
+                resources=packing.resources(slice_),
                 sys_path=tuple(sys.path),
                 driver_pid=packing.driver_pid,
             )
@@ -222,7 +223,7 @@ class Packer:
             self._running.append(_Running(spec=spec, slice_=slice_, shape=shape, process=process))
 
     def _untaken(self, shape: Shape) -> list[Task]:
-        """Return the tasks that are still ours and not begun, or left to a later lane by the one that did."""
+        """Return the tasks of this submission that no lane has begun, or that a lane has yielded."""
         store, submission = self.packing.store, self.packing.submission
         left = [task for task in self.tasks[shape] if task.trial_id not in self._taken]
         attempts = {task.trial_id: read_attempt(store, task.trial_id, submission) for task in left}
@@ -231,8 +232,8 @@ class Packer:
         } | {trial_id for trial_id in attempts if claimant(store, trial_id) != submission}
         return [task for task in left if task.trial_id not in self._taken]
 
-    def _bury(self, running: _Running) -> None:
-        """Give every trial that a lane has left behind its record."""
+    def _record_end(self, running: _Running) -> None:
+        """Write the record of each trial that an ended lane had begun and not finished."""
         code = running.process.returncode
         begun = self._attempted_by(running)
         left = [task for task in begun if not self._has_record(task)]
@@ -242,28 +243,30 @@ class Packer:
         elif code in {TERMINATED_STATUS, -signal.SIGTERM}:
             self._resume_s = time.monotonic() + _TOLD_S
         elif code != 0:
-            where = f"on {', '.join(running.slice_.hosts)}; see lane-{running.spec.name}.log"
-            for task in left:
-                message = f"the lane {_in_words(code)} while the trial ran, {where}"
-                self._lose(task, running.spec.name, _kind(code), message)
+            self._record_failure(running, left, "while the trial ran")
             if row >= _FRUITLESS and not any(each.shape == running.shape for each in self._running):
-                for task in self._untaken(running.shape):
-                    message = f"the lane {_in_words(code)} before the trial began, {where}"
-                    self._lose(task, running.spec.name, _kind(code), message)
+                self._record_failure(running, self._untaken(running.shape), "before the trial began")
         self._fruitless[running.shape] = row
         if running.shape not in self._waiting and code != TIME_LIMIT_STATUS:
             self._waiting.append(running.shape)
 
+    def _record_failure(self, running: _Running, tasks: Sequence[Task], when: str) -> None:
+        """Write that a lane failed into the records of these trials."""
+        code, name = running.process.returncode, running.spec.name
+        where = f"on {', '.join(running.slice_.hosts)}; see lane-{name}.log"
+        for task in tasks:
+            self._record_lost(task, name, _kind(code), f"the lane {_in_words(code)} {when}, {where}")
+
     def _end_of_time(self) -> None:
-        """Give the trials their record that will not begin any more."""
+        """Write the records of trials that can no longer begin."""
         for shape in self._waiting:
             for task in self._untaken(shape):
                 message = "the time limit of the allocation was reached before the trial began"
-                self._lose(task, "", "TIMEOUT", message, status="timeout")
+                self._record_lost(task, "", "TIMEOUT", message, status="timeout")
         self._waiting.clear()
 
     def _attempted_by(self, running: _Running) -> list[Task]:
-        """Return the trials that a lane has begun and has not left to a later one."""
+        """Return the trials that a lane has begun and not yielded."""
         store, submission = self.packing.store, self.packing.submission
         attempts = {
             task.trial_id: read_attempt(store, task.trial_id, submission)
@@ -279,7 +282,7 @@ class Packer:
     def _has_record(self, task: Task) -> bool:
         return record_for(self.packing.store, task.trial_id, self.packing.submission) is not None
 
-    def _lose(self, task: Task, lane: str, kind: str, message: str, status: str = "lost") -> None:
+    def _record_lost(self, task: Task, lane: str, kind: str, message: str, status: str = "lost") -> None:
         packing, store = self.packing, self.packing.store
         job = {"launcher": packing.launcher, "submission": packing.submission, "lane": lane}
         error = TrialError(kind=kind, message=message, rank=None, phase=None, log=None)

@@ -33,7 +33,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class Resources:
     """The share of a node that a trial has to itself.
 
     Fields:

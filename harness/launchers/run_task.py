@@ -11,7 +11,7 @@ from typing import Any
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.links import chain
-from harness.launchers.resource_shape import Seat
+from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
 from harness.ranks.agent import RankJob
@@ -46,7 +46,7 @@ def run_task(
     *,
     store: Store,
     name: str,
-    seat: Seat,
+    resources: Resources,
     job: Job | None = None,
 ) -> Record:
     """Run a trial and return its record, which is on disk by then.
@@ -56,14 +56,14 @@ def run_task(
         supervise: runs ranks to their end; called again with less of the twin where that did not fit.
         store: of the sweep.
         name: of the sweep.
-        seat: what the trial may use of every node.
+        resources: what the trial may use of every node.
         job: for `environment.job`.
     """
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
     started_at = now()
     environment = _environment(task, job)
-    outcome, mode = _attempts(task, supervise, trial_dir, seat)
+    outcome, mode = _attempts(task, supervise, trial_dir, resources)
     record = build(
         _identity(task, name, environment),
         Ending(
@@ -77,7 +77,7 @@ def run_task(
         note=note_of(task.experiment, mode),
     )
     # a rank counts the cores of the machine
-    record = replace(record, environment=record.environment | {"cpus": seat.core_count})
+    record = replace(record, environment=record.environment | {"cpus": resources.core_count})
     store.write(record)
     return record
 
@@ -130,7 +130,7 @@ def phase_reached(trial_dir: Path) -> str | None:
     return PHASES[min(reached)] if reached else None
 
 
-def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
+def rank_job(plan: TrialPlan, trial_dir: Path, resources: Resources) -> RankJob:
     """Return the ranks that a trial needs on node 0."""
     mesh = plan.experiment.mesh
     return RankJob(
@@ -141,8 +141,8 @@ def rank_job(plan: TrialPlan, trial_dir: Path, seat: Seat) -> RankJob:
         world_size=mesh.world_size,
         deadline_s=plan.experiment.protocol.deadline_s,
         device=device_type(mesh),
-        threads_per_rank=max(1, seat.core_count // mesh.ranks_per_node),
-        cores=seat.cores,
+        threads_per_rank=max(1, resources.core_count // mesh.ranks_per_node),
+        cores=resources.cores,
     )
 
 
@@ -178,10 +178,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _attempts(task: Task, supervise: Supervise, trial_dir: Path, seat: Seat) -> tuple[Outcome, str]:
+def _attempts(task: Task, supervise: Supervise, trial_dir: Path, resources: Resources) -> tuple[Outcome, str]:
     """Run the trial; where the twin does not fit beside the variant, again with less of it."""
     for mode in BASELINES:
-        outcome = supervise(rank_job(TrialPlan(experiment=task.experiment, baseline=mode), trial_dir, seat))
+        outcome = supervise(
+            rank_job(TrialPlan(experiment=task.experiment, baseline=mode), trial_dir, resources)
+        )
         if not _twin_did_not_fit(outcome):
             break
     return outcome, mode

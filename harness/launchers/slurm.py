@@ -18,7 +18,7 @@ from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
 from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
 from harness.launchers.lane_spec import STOP, LaneSpec
-from harness.launchers.resource_shape import Seat, Shape, by_shape
+from harness.launchers.resource_shape import Resources, Shape, by_shape
 from harness.launchers.run_task import now, refuse_task
 from harness.launchers.slurm_ends import Look
 from harness.launchers.task import Task
@@ -92,6 +92,11 @@ class OnSlurm(ABC):
                 f"got {self.signal_delay_s}",
             )
 
+    @property
+    def uses_agent(self) -> bool:
+        """False: trials run in jobs, whose lanes have agents of their own."""
+        return False
+
     @abstractmethod
     def check(self, mesh: Mesh) -> None:
         """Refuse what can be told before submission.
@@ -126,33 +131,39 @@ class OnSlurm(ABC):
 
     def _collect(self, store: Store, tasks: Sequence[Task]) -> Collected:
         claimed = [(task, claimant(store, task.trial_id)) for task in tasks]
-        known = {each: read_submission(store, each) for each in {claim for _, claim in claimed if claim}}
+        submissions = self._own_submissions(store, {claim for _, claim in claimed if claim is not None})
+        ours = [(task, submissions[claim]) for task, claim in claimed if claim in submissions]
         records: dict[str, Record] = {}
         flights = []
-        for task, submission in claimed:
-            earlier = known.get(submission or "")
-            if submission is None or earlier is None or earlier.launcher != self.launcher:
-                continue
-            record = record_for(store, task.trial_id, submission)
+        for task, submission in ours:
+            record = record_for(store, task.trial_id, submission.id)
+            job = None if record is not None else _job_of(store, task, submission)
             if record is not None:
-                release(store, task.trial_id, submission)
+                release(store, task.trial_id, submission.id)
                 if record.environment_id == task.environment_id:  # else the sources have changed since
                     records[task.trial_id] = record
-                continue
-            job = _job_of(store, task, earlier)
-            if job is not None:
-                flights.append(Flight(task=task, submission=submission, job=job))
-        for each in known.values():
-            if each is not None and each.launcher == self.launcher and not each.is_submitted:
-                unnoted = set(slurm.find(each.job_name)) - set(each.jobs.values())
+            elif job is not None:
+                flights.append(Flight(task=task, submission=submission.id, job=job))
+        for submission in submissions.values():
+            if not submission.is_submitted:
+                unnoted = set(slurm.find(submission.job_name)) - set(submission.jobs.values())
                 slurm.cancel(unnoted, pending_only=True)  # its driver died while submitting
         return Collected(records=records, flights=flights)
+
+    def _own_submissions(self, store: Store, names: Collection[str]) -> dict[str, Submission]:
+        """Return those submissions of `names`, by id, that this launcher made and whose file is there."""
+        known = {name: read_submission(store, name) for name in names}
+        return {
+            name: submission
+            for name, submission in known.items()
+            if submission is not None and submission.launcher == self.launcher
+        }
 
     def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
         """Submit `tasks` and return the run that follows them, and `flights`, to their records."""
         refusals: list[tuple[Task, ConfigError]] = []
         new: list[Flight] = []
-        if tasks and not sweep.interrupts.is_asked:
+        if tasks and not sweep.interrupts.stop_requested:
             with _reachable():
                 submission = new_submission(self.launcher, now())
                 free, new = claim_free(sweep.store, submission, tasks)
@@ -243,7 +254,7 @@ class OnSlurm(ABC):
             if record is not None:
                 yield record
                 continue
-            if sweep.interrupts.is_asked and not is_stopping:
+            if sweep.interrupts.stop_requested and not is_stopping:
                 is_stopping = True
                 stop(sweep.store, flights, mine)
             time.sleep(self.poll_s)
@@ -301,7 +312,7 @@ class Slurm(OnSlurm):
                 root=sweep.store.root.absolute(),
                 sweep=sweep.name,
                 tasks=(task,),
-                seat=Seat(core_count=cores),
+                resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
             spec.write()

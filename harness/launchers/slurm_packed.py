@@ -23,7 +23,7 @@ from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
-from harness.launchers.resource_shape import Seat, Shape, by_shape, shape_of
+from harness.launchers.resource_shape import Resources, Shape, by_shape, shape_of
 from harness.launchers.slurm import OnSlurm, absolute_sys_path
 from harness.launchers.task import Task
 from harness.records.claims import Submission, folder_of
@@ -260,7 +260,7 @@ class _Load:
             needs=self.needs,
             most=self.most,
             start=functools.partial(_start, self.python),
-            seat=lambda slice_: Seat(core_count=len(next(iter(slice_.cores.values())))),
+            resources=lambda slice_: Resources(core_count=len(next(iter(slice_.cores.values())))),
             restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         )
         names = allocation.hosts or slurm.hosts(os.environ["SLURM_JOB_NODELIST"])
@@ -279,7 +279,7 @@ def run_packer(folder: str) -> None:
     sys.path[:] = load.sys_path
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the lanes are told too, and end; then so does this
     with load.packer() as packer:
-        packer.bury_earlier()
+        packer.record_earlier_deaths()
         while not packer.is_over():
             time.sleep(_TICK_S)
 

@@ -1,8 +1,8 @@
 """The agent supervises the ranks of one trial at a time on its node.
 
-It starts them from a fork server that has imported torch, gives them a place to meet, and when one fails,
-time runs out or it is asked to, gives the others a moment to write what they know and ends them. The agent of
-a trial on one node also names the culprit; on several nodes each agent reports, and one place decides.
+It starts them from a fork server that has imported torch, and provides their rendezvous. When a rank fails,
+time is over or the caller halts the trial, it gives the ranks a moment to write their reports and ends them.
+On one node the agent also names the culprit. On several nodes each agent reports, and node 0 decides.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from typing import Any, NoReturn, Self
 from harness.errors import Terminated
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from harness.ranks.live_ranks import Crew, HaltCheck, Watch, late_halt
+from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import read_reports, report_path
 from harness.ranks.start import RankStart, Rendezvous
 
-PRELOAD = (
-    "harness.ranks.entry",
-    "torch._dynamo",  # what every optimizer imports when it is made: else half a second of each rank
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-)
+PRELOAD = ("harness.ranks.entry",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,19 +36,19 @@ class RankJob:
     Fields:
         trial_dir: folder for logs and reports; created when missing.
         entry: `package.module:function`, called in every rank as `entry(payload, context)`.
-        payload: anything that pickles.
-        ranks: local ranks, >= 1.
-        world_size: ranks of the whole trial; `ranks` when `None`.
-        node_rank: this node holds ranks `node_rank * ranks` and following.
+        payload: argument of the entry; it pickles.
+        ranks: number of ranks on this node, >= 1.
+        world_size: number of ranks of the whole trial; `None` is `ranks`.
+        node_rank: index of this node, which holds ranks `node_rank * ranks` and following.
         rendezvous: host and port of the store that node 0 hosts (`nodes.hosted`), known before the ranks
             start; `None` on one node, where a file does.
-        deadline_s: seconds from the start of the ranks to their last result.
+        deadline_s: longest time in seconds from the start of the ranks to their last result.
         device: `cpu` or `cuda`.
-        backend: of the process group; `None`: gloo on cpu and nccl on cuda where there is more than one
-            rank, no group where there is one.
-        threads_per_rank: of intra-operator parallelism.
-        cores: CPUs that the ranks of this node share; `None`: those of the agent.
-        attempt: names this run of the trial's ranks in its reports.
+        backend: backend of the process group; `None` is gloo on cpu and nccl on cuda where there are several
+            ranks, and no group where there is one.
+        threads_per_rank: number of intra-operator threads of a rank.
+        cores: CPUs that the ranks of this node share; `None` is those of the agent.
+        attempt: name of this run of the trial's ranks, which stands in its node reports.
     """
 
     trial_dir: Path
@@ -104,8 +99,9 @@ class RankJob:
 class Agent:
     """Runs trials, one after the other; a context manager.
 
-    The fork server starts with the first trial (it imports for seconds; later trials cost a fork), so
-    the environment must be final by then. Leaving the context ends it and whatever is still alive.
+    The fork server starts with `prepare`, or with the first trial: it imports for seconds, and later trials
+    cost a fork. The environment must be final by then. Leaving the context ends it and whatever is still
+    alive; a trial after that starts another one.
 
     Args:
         preload: modules to import in the fork server besides torch's own; they must not touch CUDA.
@@ -122,6 +118,11 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def prepare(self) -> None:
+        """Start the fork server, unless it runs, and do not wait for its imports."""
+        if self._server is None:
+            self._server = ForkServer(self._preload)
 
     def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
         """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.
@@ -144,12 +145,12 @@ class Agent:
     ) -> NodeReport:
         """Run this node's ranks of `job` to their end and return how they ended.
 
-        Whatever leaves this method, a report or an exception (Ctrl-C), no rank is alive afterwards.
+        No rank is alive when this returns or raises (Ctrl-C).
 
         Args:
             watch: called at least four times a second with the reports so far, to draw progress.
-            halt: asked as often whether the ranks must end now, and why; while a failure is dealt with, which
-                takes 8 s at most, it is not.
+            halt: called as often; returns why the ranks must end now, or `None`. It is not called while the
+                agent deals with a failure, for 8 s at most.
 
         Raises:
             ForkServerError: the fork server could not import `preload`.
@@ -159,13 +160,12 @@ class Agent:
             raise ValueError(
                 "RankJob.rendezvous: several nodes need an address that all of them know, got None"
             )
-        if self._server is None:
-            self._server = ForkServer(self._preload)
+        server = self._ready_server()
         _clear(job)
         halt = halt or _never
-        crew = Crew(self._server, job.trial_dir, job.total)
+        live = LiveRanks(server, job.trial_dir, job.total)
         try:
-            found = self._follow(crew, job, watch, halt)
+            found = self._follow(live, job, watch, halt)
         except ForkServerError as error:  # the next trial starts another one
             found = late_halt(halt) or Halt(
                 kind="terminated", message=f"{error}; its ranks were killed with it"
@@ -174,10 +174,10 @@ class Agent:
             node_rank=job.node_rank,
             host=socket.gethostname(),
             attempt=job.attempt,
-            time=crew.ended_s,
-            deaths=tuple(crew.deaths),
+            time=live.ended_s,
+            deaths=tuple(live.deaths),
             halt=found,
-            waiting=tuple(crew.waiting),
+            waiting=tuple(live.waiting),
         )
 
     def close(self) -> None:
@@ -186,12 +186,21 @@ class Agent:
         if server is not None:
             server.close()
 
-    def _follow(self, crew: Crew, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
+    def _ready_server(self) -> ForkServer:
+        self.prepare()
+        assert self._server is not None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._server.await_ready()
+            undo.pop_all()
+        return self._server
+
+    def _follow(self, live: LiveRanks, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
             # an interrupted wait may have swallowed a message: only a new server is in a known state
             undo.callback(self.close)
-            crew.start(_starts(job, rendezvous))
-            found = crew.follow(job.deadline_s, watch, halt)
+            live.start(_starts(job, rendezvous))
+            found = live.follow(job.deadline_s, watch, halt)
             undo.pop_all()
         return found
 
@@ -211,11 +220,11 @@ def sigterm_exits() -> Iterator[None]:
 
 
 def _never() -> None:
-    """Ask for no halt."""
+    """Return no reason to halt."""
 
 
 def _clear(job: RankJob) -> None:
-    """Remove what an earlier run of these ranks left in the folder."""
+    """Remove the reports of an earlier run of these ranks."""
     job.trial_dir.mkdir(parents=True, exist_ok=True)
     for rank in job.local:
         report_path(job.trial_dir, rank).unlink(missing_ok=True)

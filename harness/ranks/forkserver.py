@@ -1,9 +1,9 @@
 """A process that imports torch once and forks fresh children from itself in milliseconds.
 
-The standard library has a fork server too. This one differs where ranks need it to: a child does not
-import the driver's `__main__` (Hydra costs half a second), a death is reported with its time, several
-servers can stand beside one another, and the end of the driver, by whatever means, is the end of every
-child: the server sees the closed connection, and the kernel kills children whose server has died.
+The standard library has a fork server too. This one differs where ranks need it to. A child does not import
+the driver's `__main__` (Hydra costs half a second). A death is reported with its time. One process can have
+several servers. When the driver ends, by whatever means, every child ends: the server sees the closed
+connection, and the kernel kills children whose server has died.
 
 The server stays single-threaded and never touches CUDA, so that forking it is safe. Linux only
 (`pidfd_open`, `PR_SET_PDEATHSIG`).
@@ -82,19 +82,17 @@ class _Ready:
 
 
 class ForkServer:
-    """The driver's handle of one fork server; returns from the constructor when all is imported.
+    """The driver's handle of one fork server, which imports while the driver does something else.
 
     The environment and `sys.path` of the server are those of the driver at construction; what the user leaves
     open of OpenMP's waiting is decided here, because it is read when torch is imported.
 
     Args:
         preload: modules that every child shall find imported.
-
-    Raises:
-        ForkServerError: an import failed; the server's traceback is on stderr.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
+        self._is_ready = False
         self._deaths: deque[Died] = deque()
         self._children: set[int] = set()
         self._connection, theirs = Pipe()
@@ -112,16 +110,25 @@ class ForkServer:
                 env=server_environment(),
                 start_new_session=True,  # Ctrl-C on the terminal reaches the driver only
             )
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            undo.callback(self._process.kill)  # while it imports it would not hear of us
-            self._receive()
-            undo.pop_all()
 
     @property
     def pid(self) -> int:
         """Process id of the server."""
         return self._process.pid
+
+    def await_ready(self) -> None:
+        """Wait until all modules are imported.
+
+        Raises:
+            ForkServerError: an import failed; the server's traceback is on stderr.
+        """
+        if self._is_ready:
+            return
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._receive()
+            undo.pop_all()
+        self._is_ready = True
 
     def start(self, target: str, argument: Any) -> int:
         """Fork a child that calls `target(argument)`, and return its process id.
@@ -131,8 +138,9 @@ class ForkServer:
             argument: anything that pickles.
 
         Raises:
-            ForkServerError: the server has ended.
+            ForkServerError: the server has ended, or an import failed.
         """
+        self.await_ready()
         self._send(_Start(target, pickle.dumps(argument)))
         while not isinstance(message := self._receive(), _Started):
             self._deaths.append(message)
@@ -140,7 +148,7 @@ class ForkServer:
         return message.pid
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a child that `next_death` has not returned yet; a dead one ignores it."""
+        """Send a signal to a child that `next_death` has not returned yet; nothing happens if it is dead."""
         self._send(_Signal(pid, number))
 
     def next_death(self, timeout_s: float) -> Died | None:
@@ -160,6 +168,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server and every child."""
         self._connection.close()
+        if not self._is_ready:
+            self._process.kill()  # while it imports it would not hear of us
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -189,10 +199,12 @@ def server_environment() -> dict[str, str]:
 
 
 def serve(fileno: int, preload: Sequence[str]) -> None:
-    """Import `preload`, then fork and bury children until the driver closes its end of the connection."""
+    """Import `preload`, then fork and reap children until the driver closes its end of the connection."""
     driver = Connection(fileno)
+    gc.disable()  # what is imported stays
     for name in preload:
         importlib.import_module(name)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child shall not copy the pages of what the server imported
     children: dict[int, int] = {}  # descriptor -> process id
@@ -211,7 +223,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
     ready = wait([driver, *children])
     for descriptor in ready:
         if isinstance(descriptor, int):
-            driver.send(_bury(descriptor, children.pop(descriptor)))
+            driver.send(_reap(descriptor, children.pop(descriptor)))
     if driver not in ready:
         return
     match driver.recv():
@@ -222,7 +234,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
                 os.kill(pid, number)
 
 
-def _bury(descriptor: int, pid: int) -> Died:
+def _reap(descriptor: int, pid: int) -> Died:
     died_s = time.time()
     _kill_group(pid)  # what the child started and left behind; its own status is already fixed
     _, status = os.waitpid(pid, 0)

@@ -1,6 +1,7 @@
 """The live ranks of one trial on one node: started, watched, ended.
 
-However they end, by themselves, because one failed or because they must, none is alive afterwards.
+The ranks may end by themselves, because one of them failed, or because the trial is halted. None is alive
+afterwards.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ _SENT_TO_ALL = (-signal.SIGTERM, -signal.SIGUSR2)
 _FROM_OUTSIDE = ("terminated", "time_limit")
 
 
-class Crew:
+class LiveRanks:
     """The ranks of one node.
 
     Args:
-        server: starts and buries their processes.
-        trial_dir: holds their reports and logs.
-        world_size: ranks of the whole trial; reports of others in the folder are of an earlier one.
+        server: fork server of their processes.
+        trial_dir: folder of their reports and logs.
+        world_size: number of ranks of the whole trial; reports of higher ranks are left from an earlier one.
 
     Attributes:
-        deaths: so far, in order of time.
-        waiting: ranks that stood in a collective when they were to end.
-        ended_s: when the ranks had ended or were to end, in seconds of `time.time`.
+        deaths: deaths so far, in order of time.
+        waiting: ranks that were in a collective when the halt came.
+        ended_s: time at which the ranks had ended or the halt came, in seconds of `time.time`.
     """
 
     def __init__(self, server: ForkServer, trial_dir: Path, world_size: int) -> None:
@@ -59,12 +60,12 @@ class Crew:
             self._live[self._server.start("harness.ranks.entry:main", start)] = start.rank
 
     def follow(self, deadline_s: float, watch: Watch | None, halt: HaltCheck) -> Halt | None:
-        """Wait until no rank is alive; return why they had to end, `None` where they or a failure did it.
+        """Wait until no rank is alive; return the halt, or `None` if the ranks ended or failed by themselves.
 
         Args:
-            deadline_s: from now to the last end.
+            deadline_s: longest time in seconds from now to the last end.
             watch: called four times a second with the reports so far.
-            halt: asked as often whether the ranks must end.
+            halt: called as often; returns why the ranks must end, or `None`.
         """
         end_s = time.monotonic() + deadline_s
         while self._live:
@@ -81,7 +82,7 @@ class Crew:
         return None
 
     def _attend(self, timeout_s: float) -> None:
-        """Wait for a death; the first that leaves no result ends the others."""
+        """Wait for a death; after the first without a result, end the other ranks."""
         death = self._await_death(timeout_s)
         if death is not None and not self._has_result(death.rank):
             self._await_all(_GRACE_S)
@@ -92,16 +93,16 @@ class Crew:
         return late_halt(halt) if is_sent_to_all else None
 
     def _stop(self, halt: Halt) -> None:
-        """End the ranks: at once where the agent itself must go, else when they have told where they are."""
+        """End the ranks, after they have written their stacks unless the agent itself must go."""
         if halt.kind == "peer":
-            self._await_all(_GRACE_S)  # whoever lost the other node may want to say so
+            self._await_all(_GRACE_S)  # a rank that lost its peer may still report it
         self.ended_s = time.time()
         if halt.kind != "terminated":
             self.waiting = self._find_waiting()
         self._end()
 
     def _has_result(self, rank: int) -> bool:
-        """Whether `rank` has left a result; how its process ends after that says nothing."""
+        """Return whether `rank` has left a result; its process may end in any way after that."""
         report = self._reports().get(rank)
         return report is not None and report.state == "ok"
 
@@ -110,7 +111,7 @@ class Crew:
         return {rank: report for rank, report in reports.items() if rank < self._world_size}
 
     def _find_waiting(self) -> list[int]:
-        """Have the live ranks write their stacks to their logs; return those that wait in a collective."""
+        """Return the ranks that wait in a collective, by the stacks that they write to their logs now."""
         self._signal_all(STACK_SIGNAL)
         self._await_all(_GRACE_S, ended=True)  # one that has not installed its handler yet says nothing
         return sorted(
@@ -143,9 +144,9 @@ class Crew:
 
 
 def late_halt(halt: HaltCheck) -> Halt | None:
-    """Return the halt that our processes have heard of before we did.
+    """Wait up to 2 s for a halt from outside, and return it, or `None`.
 
-    Schedulers send the signal that means the agent to every process, and ranks die of it at once.
+    Schedulers send a signal to every process, and a rank may die of it before the agent has received it.
     """
     end_s = time.monotonic() + _LATE_S
     while (found := halt()) is None and time.monotonic() < end_s:
@@ -154,7 +155,7 @@ def late_halt(halt: HaltCheck) -> Halt | None:
 
 
 def _read_end(path: Path) -> str:
-    """Return the last part of a log, where a stack that was just written stands."""
+    """Return the last 64 KiB of a log, which hold a stack that was just written."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What the agent of one node tells of its ranks when they have ended: `node<N>.json`, always whole."""
+"""The report of one node's agent on its ranks after their end: `node<N>.json`, never half written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Death:
         rank: in the whole trial.
         code: exit status; `-n` when signal n killed it.
         time: in seconds of `time.time` on its node.
-        ended: whether it was ended on purpose, because the trial was over already.
+        ended: whether the agent ended it, because the trial was over already.
     """
 
     rank: int
@@ -37,9 +37,9 @@ class Halt:
     Fields:
         kind: `deadline`: the trial's own time is over; `time_limit`: that of the scheduler's job is;
             `peer`: another node has ended its ranks; `terminated`: somebody ends this node's agent.
-        message: one clause, which starts the message of the outcome.
-        error_kind: the outcome's where this is its cause (`SIGTERM`, `CANCELLED`); a time that is over is
-            always `timeout`.
+        message: one clause, with which the message of the outcome starts.
+        error_kind: kind of the outcome's error where this is its cause (`SIGTERM`, `CANCELLED`); it does not
+            count where time is over, whose kind is `timeout`.
 
     Raises:
         ValueError: an unknown kind.
@@ -55,7 +55,7 @@ class Halt:
 
     @property
     def is_timeout(self) -> bool:
-        """Whether time is over."""
+        """Whether the trial's deadline or the job's time limit has passed."""
         return self.kind in ("deadline", "time_limit")
 
 
@@ -64,13 +64,13 @@ class NodeReport:
     """How one node's share of a trial ended.
 
     Fields:
-        node_rank: which node.
-        host: its name for people.
-        attempt: which run of the trial's ranks this tells of; a folder may hold reports of earlier ones.
-        time: when the ranks had ended or were to end, in seconds of `time.time` on this node.
-        deaths: of its ranks, in order of time.
-        halt: what ended ranks that had not failed; `None`: they ended by themselves, or one of them failed.
-        waiting: ranks that stood in a collective at the halt.
+        node_rank: index of the node in the trial.
+        host: name of the node, for people.
+        attempt: name of this run of the trial's ranks; a folder may hold reports of earlier runs.
+        time: time at which the ranks had ended or the halt came, in seconds of `time.time` on this node.
+        deaths: deaths of its ranks, in order of time.
+        halt: halt that ended ranks which had not failed; `None` if they ended by themselves or one failed.
+        waiting: ranks that were in a collective at the halt.
     """
 
     node_rank: int

@@ -1,4 +1,4 @@
-"""What a rank tells the world while it lives and after: `rank<N>.json`, always whole."""
+"""The report of a rank, during its life and after: `rank<N>.json`, never half written."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RankReport:
     """The state of one rank at one time.
 
     Fields:
-        rank: in the whole trial.
+        rank: global rank in the trial.
         state: `started`, `running`, `ok` or `error`; the last two are final.
         phase: one of `PHASES`; in a final report, the phase that was reached.
-        time: when this was written, in seconds of `time.time`: the heartbeat.
-        done, total: steps of the phase; 0 of 0 where it has no steps.
+        time: heartbeat: time of writing, in seconds of `time.time`.
+        done, total: number of steps done in the phase, and of all; 0 and 0 where it has no steps.
         kind: class of the exception that ended the rank.
         message: its text.
         traceback: the end of its traceback.
@@ -41,7 +41,7 @@ class RankReport:
 
     @property
     def is_final(self) -> bool:
-        """Whether the rank has nothing more to say."""
+        """Whether this is the rank's last report."""
         return self.state in ("ok", "error")
 
     def write(self, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """Who may run a trial: files beside its record, written under its lock or that of the sweep.
 
-A *submission* is one hand-over of trials to processes that outlive the driver's attention: lanes, jobs of a
-scheduler. Each of its trials is *claimed* for it. Whoever is about to run a trial for a submission that does
-not hold the claim any more leaves it alone: a later command has taken the trial over. An *attempt* is written
-before ranks start, so that a trial whose agent died is not started again by the next lane, but reported.
+A *submission* hands trials to lanes or to jobs of a scheduler. A *claim* says for which submission a trial
+is to run. A later command may claim the trial for its own submission, and processes of the earlier one then
+skip it. An *attempt* is written before ranks start: if the agent dies, the next lane reports the trial as
+lost and does not start it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRIVEN = "driven"
 
 _POLL_S = 0.05
 _ABOUT_TO_S = 5.0
-"""More than a lane takes from a trial's lock to the attempt that says so."""
+"""Longest time that a lane takes from the trial's lock to writing its attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Attempt:
         restarts: how often the scheduler had started the lane before.
         hosts: where, node 0 first.
         started_at: ISO 8601.
-        yielded: it was ended from outside (preemption, requeue, Ctrl-C), and may start again.
+        yielded: whether it was ended from outside (preemption, requeue, Ctrl-C); it may then start again.
     """
 
     submission: str
@@ -57,13 +57,13 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What was handed over, to whom.
+    """Trials that were handed to a launcher together.
 
     Fields:
         id: 12 hexadecimal digits.
         launcher: `slurm`, `slurm_packed`, or `DRIVEN`.
         submitted_at: ISO 8601.
-        jobs: trial_id to job id, once the scheduler has told them; empty before and without a scheduler.
+        jobs: id of the scheduler's job by trial_id; empty before submission and without a scheduler.
         is_submitted: whether everything was handed over.
     """
 
@@ -103,7 +103,7 @@ def read_submission(store: Store, submission: str) -> Submission | None:
 
 @contextmanager
 def holding(store: Store, submission: str) -> Iterator[None]:
-    """Hold a submission for as long as its driver lives; the kernel lets go of a dead driver's."""
+    """Hold the lock of a submission while its driver lives; the kernel releases it when the driver dies."""
     with (folder_of(store, submission) / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -123,10 +123,10 @@ def is_held(store: Store, submission: str) -> bool:
     return False
 
 
-def is_left(store: Store, trial_ids: Iterable[str]) -> bool:
-    """Return whether nobody is about to run these trials: no claim, or that of a driver that is gone.
+def is_abandoned(store: Store, trial_ids: Iterable[str]) -> bool:
+    """Return True if no live driver holds these trials.
 
-    Of trials that were handed to a scheduler only the scheduler knows; they are not left.
+    Trials submitted to Slurm are never abandoned: only Slurm knows their state.
     """
     try:
         claims = {claimant(store, trial_id) for trial_id in trial_ids} - {None}
@@ -150,9 +150,9 @@ def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:
 def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> Attempt | None:
     """Claim a trial, unless a job that the same launcher submitted earlier has begun it: return that attempt.
 
-    Jobs of a driver that died while it submitted start at any moment. Under the trial's lock none of them is
-    about to run it; where one is, this waits until it has said so. A lock that stays is that of a driver that
-    runs the trial itself, for another launcher.
+    A job left over from a killed driver may start at any time. Take the trial's lock; if another process
+    holds it, wait up to 5 s for it to write its attempt. If the lock is still held after that, its holder is
+    a driver running the trial itself: claim the trial.
     """
     end_s = time.monotonic() + _ABOUT_TO_S
     while True:

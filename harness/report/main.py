@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.records.claims import is_left
+from harness.records.claims import is_abandoned
 from harness.records.record import Record
 from harness.records.store import RECORD, Store, write_atomically
 from harness.report.content.changes import changes
@@ -218,7 +218,7 @@ def _state(root: Path) -> tuple[list[tuple[str, int]], bool]:
         raise FileNotFoundError(root)
     folders = [path for path in sorted(root.iterdir()) if path.is_dir()]
     changed = [(folder.name, _changed_ns(folder / RECORD)) for folder in folders]
-    return changed, is_left(Store(root), [name for name, changed_ns in changed if not changed_ns])
+    return changed, is_abandoned(Store(root), [name for name, changed_ns in changed if not changed_ns])
 
 
 def _changed_ns(path: Path) -> int:

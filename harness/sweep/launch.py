@@ -11,9 +11,10 @@ from harness.launchers.base import Launcher, Sweep
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.local import Local
 from harness.launchers.progress import SweepProgress
-from harness.launchers.run_task import now
+from harness.launchers.run_task import PRELOAD, now
 from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
+from harness.ranks.agent import Agent
 from harness.records.record import Identity, Record, refused
 from harness.records.store import Store, write_atomically
 from harness.report.wandb.publisher import Tracker, publish
@@ -54,7 +55,11 @@ class Result:
 
 
 def run_sweep(
-    points: Sequence[Point], run: Run, tracker: Tracker, launcher: Launcher | None = None
+    points: Sequence[Point],
+    run: Run,
+    tracker: Tracker,
+    launcher: Launcher | None = None,
+    agent: Agent | None = None,
 ) -> Result:
     """Run the points that have no finished record yet.
 
@@ -66,6 +71,7 @@ def run_sweep(
         run: options of the command.
         tracker: tracker to which the records are published at the end.
         launcher: runs the trials; `None`: on this machine, one after the other.
+        agent: agent for trials of this process, closed after them; `None`: a new one.
 
     Raises:
         ConfigError: the sweep's folder cannot be written, or the launcher cannot work; nothing has run.
@@ -74,7 +80,14 @@ def run_sweep(
     store.require_writable()
     launcher = Local() if launcher is None else launcher
     with Interrupts(is_patient=len(points) > 1) as interrupts, SweepProgress() as progress:
-        sweep = Sweep(store=store, name=run.name, rerun=run.rerun, progress=progress, interrupts=interrupts)
+        sweep = Sweep(
+            store=store,
+            name=run.name,
+            rerun=run.rerun,
+            progress=progress,
+            interrupts=interrupts,
+            agent=agent or Agent(PRELOAD),
+        )
         with store.planning():
             plan = plan_sweep(points, launcher, store, name=run.name, rerun=run.rerun)
             sys.stderr.write(f"{plan}\n")
@@ -92,7 +105,7 @@ def run_sweep(
     return Result(
         records=[found[point.trial_id] for point in points if point.trial_id in found],
         missing=len(distinct - found.keys()),
-        is_stopped=interrupts.is_asked,
+        is_stopped=interrupts.stop_requested,
     )
 
 

@@ -25,10 +25,16 @@ class Preflight:
 
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
+        prepare: called before a model is built for the first time; a trial is then likely to run.
     """
 
-    def __init__(self, is_done: Callable[[Experiment], bool] = lambda _experiment: False) -> None:
+    def __init__(
+        self,
+        is_done: Callable[[Experiment], bool] = lambda _experiment: False,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         self._is_done = is_done
+        self._prepare = prepare
         self._refusals: dict[tuple[str, str], ConfigError | StrategyError | None] = {}
 
     def check(self, experiment: Experiment) -> None:
@@ -53,6 +59,7 @@ class Preflight:
             return
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
+        self._prepare()
         self._once(
             deadline_s,
             without_memory.check_variant,

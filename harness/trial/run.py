@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch._dynamo  # every optimizer imports it when it is made: here, once for all ranks
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.data import source_of

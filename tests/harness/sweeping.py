@@ -11,6 +11,7 @@ from harness.launchers.base import Sweep
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.progress import SweepProgress
 from harness.launchers.task import Point, Task
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome, TrialError
 from harness.records.claims import Attempt
 from harness.records.record import Record
@@ -73,6 +74,7 @@ def sweep_in(root: Path) -> Sweep:
         rerun=False,
         progress=SweepProgress(),
         interrupts=Interrupts(is_patient=True),
+        agent=Agent(),
     )
 
 

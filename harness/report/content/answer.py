@@ -248,7 +248,7 @@ def _overview(sweep: SweepRecords) -> Iterator[Claim]:
 
 def _without_record(sweep: SweepRecords) -> str:
     """Return how many trials have no record, or one that cannot be read."""
-    yet = "interrupted: the same command continues them" if sweep.is_left else "without a record yet"
+    yet = "interrupted: the same command continues them" if sweep.is_abandoned else "without a record yet"
     waiting = f"; {len(sweep.waiting)} {yet}" if sweep.waiting else ""
     return f"{waiting}; {len(sweep.unreadable)} unreadable" if sweep.unreadable else waiting
 

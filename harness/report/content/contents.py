@@ -60,7 +60,7 @@ def partial(*sweeps: SweepRecords) -> str:
     incomplete = [sweep for sweep in sweeps if sweep.waiting]
     if not incomplete:
         return ""
-    if all(sweep.is_left for sweep in incomplete):
+    if all(sweep.is_abandoned for sweep in incomplete):
         return "Partial: interrupted; the same command continues."
     return "Partial: trials are still without a record."
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.records.claims import is_left
+from harness.records.claims import is_abandoned
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed
 from harness.report.facts.document import Number, TrialName
@@ -97,14 +97,14 @@ class SweepRecords:
         name: of the sweep.
         entries: one a record, baselines first within a setting.
         waiting: trials that have a folder and no record yet.
-        is_left: no live command holds those trials: it was interrupted or has died.
+        is_abandoned: no live command holds those trials: it was interrupted or has died.
         unreadable: files that should be records and are none.
     """
 
     name: str
     entries: tuple[Entry, ...]
     waiting: tuple[str, ...] = ()
-    is_left: bool = False
+    is_abandoned: bool = False
     unreadable: tuple[Unreadable, ...] = ()
 
     @cached_property
@@ -160,7 +160,7 @@ def load(root: Path, *, number: int = 0) -> SweepRecords:
         scan.records,
         name=root.resolve().name,
         waiting=waiting,
-        is_left=is_left(Store(root), waiting),
+        is_abandoned=is_abandoned(Store(root), waiting),
         unreadable=scan.unreadable,
         number=number,
     )
@@ -171,7 +171,7 @@ def sweep_of(
     *,
     name: str,
     waiting: Sequence[str] = (),
-    is_left: bool = False,
+    is_abandoned: bool = False,
     unreadable: Sequence[Unreadable] = (),
     number: int = 0,
 ) -> SweepRecords:
@@ -180,7 +180,7 @@ def sweep_of(
         name=name,
         entries=tuple(sorted(named(records, number=number), key=_place)),
         waiting=tuple(waiting),
-        is_left=is_left,
+        is_abandoned=is_abandoned,
         unreadable=tuple(unreadable),
     )
 

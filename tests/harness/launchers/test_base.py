@@ -145,7 +145,7 @@ def test_a_packer_that_was_stopped_loses_nothing(sweep: Sweep) -> None:
     first, second = _flights(sweep, 2)
 
     def looks() -> Iterator[bool]:
-        sweep.interrupts.is_asked = True
+        sweep.interrupts.stop_requested = True
         yield False
         yield False
         _land(sweep, first)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness.launchers.lane import Halts, Place, _Lane, _status
+from harness.launchers.lane import Halts, Location, _Lane, _status
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
-from harness.launchers.resource_shape import Seat
+from harness.launchers.resource_shape import Resources
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
@@ -61,13 +61,13 @@ class _Bench:
             root=root,
             sweep="demo",
             tasks=tuple(work),
-            seat=Seat(core_count=1),
+            resources=Resources(core_count=1),
             sys_path=(),
         )
 
     def run(self, *, restarts: int = 0) -> None:
-        place = Place(node_rank=0, hosts=("alpha",), job="7", restarts=restarts)
-        _Lane(spec=self.spec, place=place, halts=self.halts, supervise=self._supervise).run()
+        location = Location(node_rank=0, hosts=("alpha",), job="7", restarts=restarts)
+        _Lane(spec=self.spec, location=location, halts=self.halts, supervise=self._supervise).run()
 
     def _supervise(self, job: RankJob) -> Outcome:
         self.ran.append(job.trial_dir.name)
@@ -197,7 +197,7 @@ def _report(bench: _Bench, phase: str) -> None:
 def test_the_address_of_a_record_says_where_it_was_to_run(tmp_path: Path) -> None:
     place = {"device": {"slurm": {"partition": "a"}, "device": "auto"}, "cpus": 2}
     bench = _Bench(tmp_path, [replace(task(), place=place)])
-    bench.spec = replace(bench.spec, seat=Seat(core_count=2))
+    bench.spec = replace(bench.spec, resources=Resources(core_count=2))
     bench.run()
     record = bench.store.read(_ids(0)[0])
     assert record.environment_id == environment_id(describe("cpu") | place)
@@ -282,11 +282,11 @@ def test_signals(
 
 
 @pytest.mark.parametrize(
-    ("variables", "place"),
+    ("variables", "location"),
     [
         pytest.param(
             {"SLURM_JOB_ID": "7", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "n[1-2]"},
-            Place(node_rank=1, hosts=("n1", "n2"), job="7", restarts=0),
+            Location(node_rank=1, hosts=("n1", "n2"), job="7", restarts=0),
             id="a job",
         ),
         pytest.param(
@@ -298,7 +298,7 @@ def test_signals(
                 "SLURM_JOB_NODELIST": "n1",
                 "SLURM_RESTART_COUNT": "2",
             },
-            Place(node_rank=0, hosts=("n1",), job="7_3", restarts=2),
+            Location(node_rank=0, hosts=("n1",), job="7_3", restarts=2),
             id="an element of an array that was requeued twice",
         ),
         pytest.param(
@@ -308,19 +308,19 @@ def test_signals(
                 "SLURM_JOB_NODELIST": "n[1-4]",
                 "SLURM_STEP_NODELIST": "n3",
             },
-            Place(node_rank=0, hosts=("n3",), job="7", restarts=0),
+            Location(node_rank=0, hosts=("n3",), job="7", restarts=0),
             id="a step on some nodes of its job",
         ),
     ],
 )
-def test_the_place_of_a_process(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: Place
+def test_the_location_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], location: Location
 ) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert Place.here() == place
+    assert Location.here() == location
 
 
 def test_a_spec_is_read_as_it_was_written(bench: _Bench) -> None:

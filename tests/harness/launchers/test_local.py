@@ -15,7 +15,7 @@ from harness.launchers import local
 from harness.launchers.lane_spec import LaneSpec
 from harness.launchers.local import Local
 from harness.launchers.packing import Need, Slice
-from harness.launchers.resource_shape import Seat
+from harness.launchers.resource_shape import Resources
 from harness.ranks.agent import Agent
 from harness.records.claims import DRIVEN, claim, claimant, holding, new_submission, write_submission
 from harness.records.store import Store
@@ -51,10 +51,10 @@ def test_cores_of_a_trial(options: dict[str, Any], mesh: str, need: int, cores: 
     assert launcher.place(experiment.mesh) == {"cpus": cores}
 
 
-def test_seats() -> None:
+def test_resources() -> None:
     slice_ = Slice(gpus={"localhost": ()}, cores={"localhost": (2, 3)})
-    assert Local(max_parallel=4)._seat(slice_) == Seat(core_count=2, cores=(2, 3))
-    assert Local(max_parallel=4, share_cores=True)._seat(slice_) == Seat(core_count=2)
+    assert Local(max_parallel=4)._resources(slice_) == Resources(core_count=2, cores=(2, 3))
+    assert Local(max_parallel=4, share_cores=True)._resources(slice_) == Resources(core_count=2)
 
 
 def test_refuses_to_run_no_trial_at_once() -> None:
@@ -89,7 +89,7 @@ def test_a_trial_that_a_later_command_has_taken_over_is_left_to_it(tmp_path: Pat
     claim(sweep.store, [task().trial_id], "another")
     agent = cast("Agent", None)  # nobody asks it
     job = {"launcher": "local", "submission": "ours"}
-    assert local._hold_and_run(sweep, task(), agent, Seat(core_count=1), job) is None
+    assert local._hold_and_run(sweep, task(), agent, Resources(core_count=1), job) is None
     assert claimant(sweep.store, task().trial_id) == "another"
 
 
@@ -122,7 +122,7 @@ def test_a_lane_sees_the_devices_of_its_slice(
         root=tmp_path,
         sweep="demo",
         tasks=tuple(tasks(1)),
-        seat=Seat(core_count=1),
+        resources=Resources(core_count=1),
         sys_path=(),
         driver_pid=os.getpid(),
     )

@@ -14,7 +14,7 @@ import pytest
 from harness.launchers import packing
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
-from harness.launchers.resource_shape import Seat, by_shape
+from harness.launchers.resource_shape import Resources, by_shape
 from harness.launchers.task import Task
 from harness.records.claims import DRIVEN, claim, folder_of, new_submission, write_attempt, write_submission
 from harness.records.store import Store
@@ -128,7 +128,7 @@ class _Lanes:
             needs={shape: _need(cores=shape.ranks_per_node) for shape in shapes},
             most=most,
             start=self.start,
-            seat=lambda slice_: Seat(core_count=sum(map(len, slice_.cores.values()))),
+            resources=lambda slice_: Resources(core_count=sum(map(len, slice_.cores.values()))),
             restarts=restarts,
         )
         return Packer(packing=shared, tasks=shapes, pool=pool or _pool())
@@ -176,7 +176,7 @@ def test_every_lane_may_take_every_trial_of_its_shape(lanes: _Lanes) -> None:
     lanes.packer(work).is_over()
     found = [[each.trial_id for each in spec.tasks] for spec, _, _ in lanes.started]
     assert found == [[work[2].trial_id]] + 2 * [[each.trial_id for each in work[:2]]]  # the largest first
-    assert [spec.seat.core_count for spec, _, _ in lanes.started] == [2, 1, 1]
+    assert [spec.resources.core_count for spec, _, _ in lanes.started] == [2, 1, 1]
 
 
 def test_a_lane_that_ends_gives_its_slice_to_another_shape(lanes: _Lanes) -> None:
@@ -369,7 +369,7 @@ def test_what_an_earlier_run_of_the_allocation_left(
         write_attempt(lanes.store, work[0].trial_id, attempt(lanes.submission, lane="0-0", **begun))
     lanes.begin(1, "0-1")
     lanes.finish(1)
-    packer.bury_earlier()
+    packer.record_earlier_deaths()
     error = ("lost", "NODE_FAIL", "a node of job 7 failed (alpha)")
     assert lanes.errors(work) == ({work[0].trial_id: error} if is_lost else {})
     packer.is_over()

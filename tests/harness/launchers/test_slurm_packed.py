@@ -13,7 +13,7 @@ from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Slice
-from harness.launchers.resource_shape import Seat, Shape
+from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.slurm_packed import SlurmPacked, _Allocation, _start
 from harness.records.claims import new_submission, write_submission
 from harness.records.store import Store
@@ -172,7 +172,7 @@ def test_a_lane_is_a_step_on_its_slice(
         root=tmp_path,
         sweep="demo",
         tasks=tuple(tasks(1)),
-        seat=Seat(core_count=2),
+        resources=Resources(core_count=2),
         sys_path=(),
     )
     hosts = ("alpha", "beta")

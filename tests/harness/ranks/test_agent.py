@@ -273,7 +273,7 @@ def test_sigterm_handling_ends_with_its_block() -> None:
 
 def test_a_preload_that_cannot_be_imported_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ForkServerError, match=r"fork server \d+: has ended"):
-        ForkServer(("no_such_module",))
+        ForkServer(("no_such_module",)).await_ready()
     assert "ModuleNotFoundError: No module named 'no_such_module'" in capfd.readouterr().err
 
 

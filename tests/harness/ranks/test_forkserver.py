@@ -11,6 +11,7 @@ from harness.ranks.forkserver import ForkServer
 
 def test_the_signal_before_a_time_limit_ends_neither_server_nor_child() -> None:
     with closing(ForkServer(())) as server:
+        server.await_ready()
         os.kill(server.pid, signal.SIGUSR2)
         pid = server.start("time:sleep", 3600)
         server.signal(pid, signal.SIGUSR2)
