@@ -88,6 +88,7 @@ def rank_server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 2)
+    pool.run(abs)  # the ranks start here, not in the time of the first test
     yield pool
     pool.close()
 
@@ -95,5 +96,6 @@ def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
 @pytest.fixture(scope="session")
 def pool4(rank_server: ForkServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 4)
+    pool.run(abs)  # the ranks start here, not in the time of the first test
     yield pool
     pool.close()
