@@ -32,7 +32,9 @@ EXPENSIVE = {
     "tests/gpu/": "",
     "tests/hydra_plugins/": "",
     "tests/harness/test_cli.py": "::test_what_a_strategy_decides_is_shown",
+    "tests/harness/test_schema.py": "::test_every_option_of_every_group_is_an_experiment[ac=",
     "tests/harness/trial/test_run.py": "",
+    "tests/harness/trial/test_preflight.py": "::test_refuses_blocks_that_are_not_there",
     "tests/harness/sweep/test_launch.py": "::test_a_refused_point_is_a_record",
     "tests/harness/ranks/test_agent.py": "",
     "tests/harness/ranks/test_agent_nodes.py": "",
@@ -41,6 +43,10 @@ EXPENSIVE = {
     "tests/harness/report/formats/test_page.py": "::test_without_scripts_every_row_is_there",
     "tests/strategies/ac/test_sharded.py": "[fsdp2-inside-full]",
     "tests/strategies/chunk/": "::test_identical_blocks_have_identical_regions",
+    "tests/strategies/shard/operators/test_operators.py": "[matmul of vectors]",
+    "tests/strategies/shard/model/test_odd_models.py": "[own norm]",
+    "tests/strategies/shard/candidates/test_execution.py": "equals_the_dense_operator[one axis]",
+    "tests/strategies/shard/test_cheapest.py": "::test_stays_within_its_memory[0.27]",
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
 }
 """What `make quick` leaves out, by the start of its name, but for tests whose names hold the value."""
@@ -81,6 +87,7 @@ def rank_server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 2)
+    pool.run(abs)  # the ranks start here, not in the time of the first test
     yield pool
     pool.close()
 
@@ -88,5 +95,6 @@ def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
 @pytest.fixture(scope="session")
 def pool4(rank_server: ForkServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 4)
+    pool.run(abs)  # the ranks start here, not in the time of the first test
     yield pool
     pool.close()

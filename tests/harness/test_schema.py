@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pickle
 from typing import Any
@@ -52,11 +53,15 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     }
 
 
+_shared = functools.cache(experiment_of)
+"""Composes once what several tests look at; experiments are frozen."""
+
+
 @pytest.mark.parametrize(("group", "option"), CHOICES)
 def test_every_option_of_every_group_is_an_experiment(
     group: str, option: str, needed: dict[tuple[str, str], str]
 ) -> None:
-    experiment = experiment_of(f"{group}={option} {needed.get((group, option), '')}")
+    experiment = _shared(f"{group}={option} {needed.get((group, option), '')}")
     again = pickle.loads(pickle.dumps(experiment))
     assert again == experiment
     assert hash(again) == hash(experiment)
@@ -331,5 +336,5 @@ def test_options_refer_to_any_other() -> None:
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)
 def test_yaml_is_that_of_the_whole(group: str, option: str, needed: dict[tuple[str, str], str]) -> None:
-    resolved = experiment_of(f"{group}={option} {needed.get((group, option), '')}").to_dict()
+    resolved = _shared(f"{group}={option} {needed.get((group, option), '')}").to_dict()
     assert to_yaml(resolved) == OmegaConf.to_yaml(OmegaConf.create(resolved))

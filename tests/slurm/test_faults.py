@@ -9,6 +9,7 @@ from bench.faults import matrix
 from tests.slurm.private_slurm import require_binaries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "fault", "shape"),
     [

@@ -17,6 +17,7 @@ import pytest
 
 from tests.slurm.private_slurm import Cluster
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "model=mlp",

@@ -57,7 +57,7 @@ LAST = ("runs_out_of_memory_when_made", "hangs", "healthy")
 
 
 def _point(factory: str) -> Point:
-    deadline = f"protocol.deadline_s={DEADLINE_S}" if factory == "hangs" else ""
+    deadline = f"protocol.deadline_s={DEADLINE_S if factory == 'hangs' else 600}"
     model = f"model=python model.factory=tests.harness.user_models:{factory}"
     return point_of(f"{SMALL} mesh=ddp2 {model} {deadline}")
 

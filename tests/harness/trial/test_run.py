@@ -18,7 +18,7 @@ from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]
 
-SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1"
+SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1 protocol.deadline_s=600"
 SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
 USER = "model=python model.factory=tests.harness.user_models"
 DROPOUT = "ac=full model.dropout=0.1 protocol.parity_steps=3"
