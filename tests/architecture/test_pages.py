@@ -34,7 +34,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not (copy / path).exists(), f"{page}: {path} is there already"
             (copy / path).write_text(content, encoding="utf-8")
         for diff in _DIFF.findall(text):
-            command = ["git", "apply", "--unidiff-zero", "--recount", "-"]
+            command = ["git", "apply", "--recount", "-"]
             subprocess.run(command, cwd=copy, input=diff, text=True, check=True)
     return copy
 
@@ -51,6 +51,7 @@ def test_import_contracts_hold(copy: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_variant_and_the_model_run_and_the_section_is_in_the_report(copy: Path) -> None:
     words = ("model=bag_of_tokens", "ac=last_blocks", "protocol=smoke", "name=pages")
     done = _run(copy, "-m", "harness", *words, "tracker=none", "strict=true")
