@@ -8,7 +8,9 @@ SystemExit
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from types import ModuleType
 
 
 class ConfigError(ValueError):
@@ -48,3 +50,21 @@ def require_one_of(where: str, value: str, options: Sequence[str]) -> None:
     """Refuse a word that is not one of `options`."""
     if value not in options:
         raise ConfigError(where, f"must be one of {', '.join(options)}, got {value!r}")
+
+
+def optional_package(name: str, *, where: str, extra: str) -> ModuleType:
+    """Return a package that an extra of ours installs.
+
+    Args:
+        name: name of the package, as it is imported.
+        where: option that needs the package.
+        extra: name of the extra.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        problem = f"needs the package {error.name!r}; pip install 'acbench[{extra}]'"
+        raise ConfigError(where, problem) from error

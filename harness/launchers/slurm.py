@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.errors import ConfigError, require_at_least
+from harness.errors import ConfigError, optional_package, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
@@ -81,6 +81,7 @@ class OnSlurm(ABC):
     additional_parameters: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        optional_package("submitit", where="hydra/launcher", extra="slurm")
         require_at_least("hydra.launcher.time_min", self.time_min, 2)  # Slurm announces it up to 1 min early
         require_at_least("hydra.launcher.cpus_per_rank", self.cpus_per_rank, 1)
         require_at_least("hydra.launcher.signal_delay_s", self.signal_delay_s, 0)

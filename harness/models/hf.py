@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, optional_package
 from harness.models.base import Batch, LanguageModelSpec, require_shape
 from harness.models.parts import containers
 
@@ -93,9 +93,5 @@ class HFSpec(LanguageModelSpec):
 
 def _transformers() -> ModuleType:
     """Return the module that imports `transformers`, an optional and slow import."""
-    try:
-        importlib.import_module("transformers")  # fails here even where imports of `parts` are deferred
-        return importlib.import_module("harness.models.parts.huggingface")
-    except ModuleNotFoundError as error:
-        problem = f"model=hf needs the package {error.name!r}; pip install 'acbench[hf]'"
-        raise ConfigError("model.family", problem) from error
+    optional_package("transformers", where="model=hf", extra="hf")
+    return importlib.import_module("harness.models.parts.huggingface")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-import vl_convert
-
 from harness.report.facts.document import CodeText, Document, Figure, Line, Table
+from harness.report.formats import vega
 
 _MARKUP = re.compile(r"[\\|<`*~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;)|^[#>]")
 _WIDTH = 720  # of a figure, in pixels
@@ -55,8 +54,7 @@ def to_svg(figure: Figure) -> str:
         "data": {"values": list(figure.rows)},
         "width": _WIDTH,
     }
-    svg: str = vl_convert.vegalite_to_svg(spec, config=_CONFIG)
-    return svg
+    return vega.to_svg(spec, _CONFIG)
 
 
 def markdown_table(table: Table) -> str:

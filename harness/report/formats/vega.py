@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import vl_convert
-
+from harness.errors import optional_package
 from harness.records.store import write_atomically
 
 _EMBED = "window.acbenchEmbed = vegaEmbed;"
@@ -23,16 +25,30 @@ def library() -> str:
 
     It is read from `$XDG_CACHE_HOME/acbench` (`~/.cache/acbench`) where it is there, else left there for the
     next report; a folder that cannot be written is no error.
+
+    Raises:
+        ConfigError: the extra `report` is not installed.
     """
+    converter = _converter()
     path = _place()
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    bundle: str = vl_convert.javascript_bundle(_EMBED)
+    bundle: str = converter.javascript_bundle(_EMBED)
     script = "(() => {" + bundle.replace("</script", "<\\/script") + "})();"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, script)
     return script
+
+
+def to_svg(specification: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the figure of a Vega-Lite specification, with its data, as SVG."""
+    svg: str = _converter().vegalite_to_svg(specification, config=config)
+    return svg
+
+
+def _converter() -> ModuleType:
+    return optional_package("vl_convert", where="figures", extra="report")
 
 
 def _place() -> Path:

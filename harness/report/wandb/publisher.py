@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ LOG = "publisher.log"
 REPORT = "report.json"
 """Below `FOLDER`: for which records the report was last written, and under which id W&B has it."""
 
+_PACKAGES = ("wandb", "wandb_workspaces")
 _KEPT_SETTINGS = (
     "WANDB_API_KEY",
     "WANDB_BASE_URL",
@@ -64,6 +66,8 @@ class Tracker:
         require_at_least("tracker.deadline_s", self.deadline_s, 1)
         if not self.project.strip():
             raise ConfigError("tracker.project", f"must name a project, got {self.project!r}")
+        if self.name == "online" and _missing():
+            raise ConfigError("tracker", _missing())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +93,9 @@ class Published:
         done = f"W&B: {self.published} published, files in {self.folder}{report}"
         if self.problem is None:
             return done
+        log = f"; see {self.folder / LOG}" if (self.folder / LOG).is_file() else ""
         what = f"{self.remaining} not published" if self.remaining else "the report is not up to date"
-        return f"{done}; {what}, the same command tries again: {self.problem}; see {self.folder / LOG}"
+        return f"{done}; {what}, the same command tries again: {self.problem}{log}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +152,8 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     def is_report_due() -> bool:
         return with_report and not _has_report(store, tracker)
 
-    problem = None
-    if waiting or is_report_due():
+    problem = _missing() or None
+    if (waiting or is_report_due()) and problem is None:
         problem = _run_publisher(store.root, tracker, _modules(waiting, with_report))
     remaining = len(pending(store, online=online)) if waiting else 0
     is_done = not remaining and not is_report_due()
@@ -164,6 +169,12 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
 def _report_url(store: Store) -> str | None:
     marker = report_marker(store)
     return None if marker is None else marker.url
+
+
+def _missing() -> str:
+    """Return the sentence about a package that is not installed; empty where all are."""
+    missing = next((name for name in _PACKAGES if importlib.util.find_spec(name) is None), None)
+    return f"needs the package {missing!r}; pip install 'acbench[wandb]', or tracker=none" if missing else ""
 
 
 def report_marker(store: Store) -> ReportMarker | None:
