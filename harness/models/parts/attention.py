@@ -44,15 +44,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BSD: Tensor, rotary_S2R: Tensor | None = None) -> Tensor:
         """Return the attention output of shape (B, S, D); queries and keys are turned by `rotary_S2R`."""
-        q_BSHK, k_BSGK, v_BSGK = (
-            linear(x_BSD).unflatten(-1, (-1, self.head_width)) for linear in (self.wq, self.wk, self.wv)
-        )
+        # one projection at a time: where nothing is rotated, each is transposed before the next is made
+        heads = (linear(x_BSD).unflatten(-1, (-1, self.head_width)) for linear in (self.wq, self.wk, self.wv))
         if rotary_S2R is not None:
-            q_BSHK, k_BSGK = rotate(q_BSHK, rotary_S2R), rotate(k_BSGK, rotary_S2R)
+            q_BSHK, k_BSGK, v_BSGK = heads
+            heads = (each for each in (rotate(q_BSHK, rotary_S2R), rotate(k_BSGK, rotary_S2R), v_BSGK))
+        q_BHSK, k_BGSK, v_BGSK = (each.transpose(1, 2) for each in heads)
         y_BHSK = functional.scaled_dot_product_attention(
-            q_BSHK.transpose(1, 2),
-            k_BSGK.transpose(1, 2),
-            v_BSGK.transpose(1, 2),
+            q_BHSK,
+            k_BGSK,
+            v_BGSK,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.is_causal,
             enable_gqa=self.is_grouped,
