@@ -57,7 +57,9 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Return logits of shape (B, S, V)."""
-        x_BSD, rotary = self._embed(tokens_BS)
+        positions = self._positions(tokens_BS)
+        x_BSD = self._embed(tokens_BS, positions)
+        rotary = () if self.rotary is None else (positions,)
         for layer in self.layers:
             x_BSD = layer(x_BSD, *rotary)
         x_BSD = self.norm(x_BSD)
@@ -66,14 +68,19 @@ class Decoder(nn.Module):
         logits_BSV: Tensor = self.head(x_BSD)
         return logits_BSV
 
-    def _embed(self, tokens_BS: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the first block's input of shape (B, S, D), and what every block reads beside its input."""
+    def _positions(self, tokens_BS: Tensor) -> Tensor:
+        """Return what positions are read by: a table of shape (S, 2, R), or numbers of shape (S,)."""
         if self.rotary is not None:
-            return self.embedding(tokens_BS), (self.rotary[: tokens_BS.size(1)],)
-        assert self.position is not None, "positions are rotary or learned"
-        assert self.dropout is not None, "dropout follows learned positions"
-        position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
-        return self.dropout(self.embedding(tokens_BS) + self.position(position_S)), ()
+            return self.rotary[: tokens_BS.size(1)]
+        return torch.arange(tokens_BS.size(1), device=tokens_BS.device)
+
+    def _embed(self, tokens_BS: Tensor, positions: Tensor) -> Tensor:
+        """Return the first block's input of shape (B, S, D)."""
+        if self.position is None or self.dropout is None:
+            embedded: Tensor = self.embedding(tokens_BS)
+            return embedded
+        x_BSD: Tensor = self.dropout(self.embedding(tokens_BS) + self.position(positions))
+        return x_BSD
 
 
 class GPT(Decoder):
