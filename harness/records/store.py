@@ -183,7 +183,7 @@ class Store:
         """Return the record that makes running this trial in this environment unnecessary, or `None`."""
         try:
             record = self.read(trial_id)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         is_same = record.environment_id == environment_id
         return record if is_same and record.status in FINISHED else None
