@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.collectives import Collectives, promised
 from bench.table import table_of
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.entry import RankContext
+from harness.ranks.start import RankJob
 from strategies.shard import linear
 from strategies.shard.candidates.layout import Shape
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate

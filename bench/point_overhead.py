@@ -30,8 +30,9 @@ from rich.table import Table
 import harness.trial.run
 from bench.output import parser, publish
 from bench.table import sample_table
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.entry import RankContext
+from harness.ranks.start import RankJob
 
 RANKS = 2
 TARGET_S = 0.3

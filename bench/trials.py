@@ -15,9 +15,10 @@ import harness
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe, environment_id
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
 from harness.ranks.entry import RankContext
+from harness.ranks.start import RankJob
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.store import trial_id
 from harness.schema import experiment_fields, materialise

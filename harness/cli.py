@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
@@ -108,29 +109,31 @@ def main() -> None:
 
 
 def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_swept: bool = False) -> Point:
-    """Return the point that `config` describes; a refusal is kept in it, because other points can run."""
+    """Return the point that `config` describes; a refusal is kept in it, because other points can run.
+
+    Args:
+        config: as Hydra composed it.
+        launcher: of the command; it refuses a mesh that it cannot run.
+        preflight: checks of the command, which look at the model.
+        is_swept: whether the point is one of a sweep; `none` then ignores the options of other choices.
+    """
     fields = experiment_fields(config)
     if is_swept:
         fields = without_idle_options(fields)
+    experiment: Experiment | None = None
+    refusal: ValueError | None = None
     try:
         experiment = materialise(fields)
         launcher.check(experiment.mesh)
         preflight.check(experiment)
+        resolved = experiment.to_dict()
     except (ConfigError, StrategyError) as error:
-        refused = encode(with_mesh_name(fields))
-        return Point(
-            trial_id=trial_id(refused),
-            resolved=refused,
-            experiment=None,
-            refusal=error,
-            yaml=to_yaml(refused),
-        )
-    resolved = experiment.to_dict()
+        experiment, refusal, resolved = None, error, encode(with_mesh_name(fields))
     return Point(
         trial_id=trial_id(resolved),
         resolved=resolved,
         experiment=experiment,
-        refusal=None,
+        refusal=refusal,
         yaml=to_yaml(resolved),
     )
 
@@ -153,7 +156,19 @@ def _hydra_main(config: DictConfig | dict[str, Any]) -> list[tuple[str, Record |
 def _run_sweep(
     configs: Sequence[DictConfig], launcher: Launcher, agent: Agent
 ) -> list[tuple[str, Record | None]]:
-    """Run or show the points of a sweep; return the record of each, where it has one."""
+    """Run or show the points of a sweep.
+
+    Args:
+        configs: one a point, in order; they share their settings.
+        launcher: chosen by `hydra/launcher`.
+        agent: for trials of this process.
+
+    Returns:
+        trial_id and record of each point, in order; `None` where it has no record.
+
+    Raises:
+        ConfigError: no point knows a swept option, or points have different settings.
+    """
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
@@ -169,7 +184,12 @@ def _run_sweep(
 
 
 def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
-    """Run one trial, here: launchers are for sweeps."""
+    """Run one trial, here: launchers are for sweeps.
+
+    Raises:
+        ConfigError: a preset of points or another launcher was chosen, or the trial is refused.
+        StrategyError: the trial is refused by a strategy.
+    """
     preset, launcher = (hydra_config.runtime.choices.get(group) for group in ("sweep", "hydra/launcher"))
     if preset is not None:
         raise ConfigError("sweep", f"{preset} is a set of points; run it with acbench -m sweep={preset}")
@@ -199,7 +219,11 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
-    """Return the settings of a sweep, which its points share."""
+    """Return the settings of a sweep, which its points share.
+
+    Raises:
+        ConfigError: a setting was swept; the first such is named.
+    """
     distinct = list(dict.fromkeys(settings(config) for config in configs))
     if len(distinct) > 1:
         values = [asdict(each.run) | {"tracker": each.tracker.name} for each in distinct]
@@ -225,6 +249,7 @@ def _show(points: Sequence[Point], what: str) -> None:
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent) -> Result:
+    """Run the points and keep the result for `main`, which reports it."""
     command = _command.get()
     command.run = chosen.run
     command.result = run_sweep(points, chosen.run, chosen.tracker, launcher, agent)
@@ -289,6 +314,7 @@ def _explain(error: Exception) -> str:
 
 
 def _unknown_option(error: OmegaConfBaseException) -> str:
+    """Return the message about an override of an option that its group, or the program, does not have."""
     group, _, _ = str(error.full_key).rpartition(".")
     node = error.parent_node
     values = {str(key): value for key, value in node.items()} if isinstance(node, DictConfig) else {}

@@ -35,6 +35,13 @@ CHOICE_KEYS = ("name", "family")
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
 """By the option of `hydra/launcher` that chooses them."""
 
+_VARIANTS: Mapping[str, Mapping[str, type[Any]]] = {
+    "ac": ac_variants,
+    "chunk": chunk_variants,
+    "shard": shard_variants,
+}
+"""By the group that chooses them."""
+
 _MISSING = "???"
 _WORDS = {
     "int": "an integer",
@@ -94,9 +101,7 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
     return Experiment(
         model=_choose("model", "family", families(), fields["model"]),
         mesh=_construct("mesh", Mesh, fields["mesh"]),
-        ac=_choose("ac", "name", ac_variants, fields["ac"]),
-        chunk=_choose("chunk", "name", chunk_variants, fields["chunk"]),
-        shard=_choose("shard", "name", shard_variants, fields["shard"]),
+        **{group: _choose(group, "name", known, fields[group]) for group, known in _VARIANTS.items()},
         data=_choose("data", "name", data_specs(), fields["data"]),
         protocol=_construct("protocol", Protocol, fields["protocol"]),
         **_typed("", Recipe, {key: value for key, value in fields.items() if key in scalars}),
@@ -108,13 +113,8 @@ def without_idle_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     A sweep over a group and its options has one point with `none`, whatever the options are.
     """
-    registries: Mapping[str, Mapping[str, type[Any]]] = {
-        "ac": ac_variants,
-        "chunk": chunk_variants,
-        "shard": shard_variants,
-    }
     return {
-        name: _without_idle(value, registries[name]) if name in registries else value
+        name: _without_idle(value, _VARIANTS[name]) if name in _VARIANTS else value
         for name, value in fields.items()
     }
 

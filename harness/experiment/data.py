@@ -60,20 +60,12 @@ class DataSpec:
         """Return the user's files that hold the tokens; when one changes, trials run anew."""
         return ()
 
-    def check(self, *, vocab_size: int, sequence_length: int) -> None:
-        """Refuse data that cannot feed the model.
-
-        Raises:
-            ConfigError: the file cannot be read, is shorter than one sequence and its target, or
-                holds a token outside the vocabulary.
-        """
-        self.source(vocab_size=vocab_size, sequence_length=sequence_length)
-
     def source(self, *, vocab_size: int, sequence_length: int) -> Source:
         """Return the batches for a model of V = `vocab_size` tokens and sequences of S = `sequence_length`.
 
         Raises:
-            ConfigError: as `check`.
+            ConfigError: the file cannot be read, is shorter than one sequence and its target, or holds a
+                token outside the vocabulary.
         """
         raise NotImplementedError
 
@@ -174,7 +166,7 @@ def source_of(model: ModelSpec, data: DataSpec, *, sequence_length: int) -> Sour
     """Return the batches that `model` trains on: of `data`, or drawn by the model where it reads no tokens.
 
     Raises:
-        ConfigError: as `DataSpec.check`.
+        ConfigError: as `DataSpec.source`.
     """
     if isinstance(model, LanguageModelSpec):
         return data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)

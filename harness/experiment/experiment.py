@@ -68,7 +68,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment(Recipe):
-    """Everything that decides what a trial computes and how it is measured; nothing else."""
+    """Everything that decides what a trial computes and how it is measured; nothing else.
+
+    Fields:
+        model: what is trained.
+        mesh: arrangement of the ranks, with the options of FSDP.
+        ac: variant of activation checkpointing.
+        chunk: variant of chunking.
+        shard: variant of sharding; `none` leaves it to the mesh.
+        data: where tokens come from.
+        protocol: how often is compared and timed.
+
+    Raises:
+        ConfigError: fields that do not go together; the message names one to change.
+    """
 
     model: ModelSpec
     mesh: Mesh

@@ -46,7 +46,9 @@ class Mesh:
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
         require_one_of("mesh.device", self.device, ("auto", "cuda", "cpu"))
         require_one_of("mesh.sharding_strategy", self.sharding_strategy, SHARDING_STRATEGIES)
-        self._require_ranks_fill_nodes()
+        if self.world_size % self.nodes:
+            problem = f"must divide the {self.world_size} ranks of {self.label}, got {self.nodes}"
+            raise ConfigError("mesh.nodes", problem)
         self._require_meaning()
         if self.fsdp == "fsdp1":
             self._require_fsdp1()
@@ -82,13 +84,6 @@ class Mesh:
             data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
         tensor = [f"tp{self.tp}"] if self.tp > 1 else []
         return "_".join(data + tensor) or "single"
-
-    def _require_ranks_fill_nodes(self) -> None:
-        if self.world_size % self.nodes:
-            raise ConfigError(
-                "mesh.nodes",
-                f"must divide the {self.world_size} ranks of {self.label}, got {self.nodes}",
-            )
 
     def _require_meaning(self) -> None:
         """Refuse an option that nothing would read: two trials that differ in it would be one."""

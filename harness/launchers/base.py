@@ -14,9 +14,8 @@ from harness.launchers.progress import SweepProgress
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
-from harness.ranks.culprit import TrialError
 from harness.records.claims import claimant, record_for, release
-from harness.records.record import Record
+from harness.records.record import Failure, Record
 from harness.records.store import Store
 
 _LOOK_S = 0.2
@@ -184,17 +183,14 @@ def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None
         record = landed(sweep.store, flight)
         is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
         if record is None and end is not None and is_ours:
-            record = record_lost(flight, end, store=sweep.store, name=sweep.name)
+            error = Failure(kind=end.kind, message=end.message)
+            job = {"submission": flight.submission, "id": flight.job}
+            record = lost_task(
+                flight.task, error, store=sweep.store, name=sweep.name, job=job, status=end.status
+            )
         return record, True
 
 
 def landed(store: Store, flight: Flight) -> Record | None:
     """Return the record of a flight if it has arrived."""
     return record_for(store, flight.task.trial_id, flight.submission)
-
-
-def record_lost(flight: Flight, end: End, *, store: Store, name: str) -> Record:
-    """Write and return the record of a flight that ended without one."""
-    error = TrialError(kind=end.kind, message=end.message, rank=None, phase=None, log=None)
-    job = {"submission": flight.submission, "id": flight.job}
-    return lost_task(flight.task, error, store=store, name=name, job=job, status=end.status)

@@ -34,7 +34,13 @@ class Driven(ABC):
 
     @abstractmethod
     def run_tasks(self, sweep: Sweep, submission: Submission, tasks: Sequence[Task]) -> Iterator[Record]:
-        """Run trials that are claimed for `submission`; stop early when the sweep is interrupted."""
+        """Run trials and yield their records; stop early when the sweep is interrupted.
+
+        Args:
+            sweep: store, progress and interrupts.
+            submission: the driver's own, for which the trials are claimed.
+            tasks: the trials, in order.
+        """
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
         """Return the trials that another live driver holds; trials of a dead driver are free again."""
@@ -46,7 +52,13 @@ class Driven(ABC):
         return Collected(records={}, flights=flights)
 
     def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
-        """Claim `tasks` and return their run, which then waits for the trials of other drivers."""
+        """Claim `tasks` and return their run, which then waits for the trials of other drivers.
+
+        Args:
+            sweep: store, progress and interrupts.
+            tasks: the trials that this driver runs.
+            flights: the trials that other drivers hold, as `collect` returned them.
+        """
         if not tasks and not flights:
             return iter(())
         submission = new_submission(DRIVEN, now())
@@ -64,6 +76,11 @@ class Driven(ABC):
         flights: Sequence[Flight],
         held: ExitStack,
     ) -> Iterator[Record]:
+        """Run the driver's own trials, then see to those of others.
+
+        Args:
+            held: the lock that shows other drivers that this one lives; released at the end.
+        """
         with held:
             yield from self.run_tasks(sweep, submission, tasks)
             yield from self._await_others(sweep, submission, flights)
@@ -107,6 +124,7 @@ def _follow(sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
     """Yield the records of other drivers' trials until all are there or the drivers are dead."""
 
     def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
+        """Return the flights of dead drivers: they get no record, because another driver runs them."""
         dead = [flight for flight in open_ if not _is_alive(sweep.store, flight.submission)]
         return dict.fromkeys(flight.task.trial_id for flight in dead)
 

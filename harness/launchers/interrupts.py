@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 
@@ -28,9 +28,7 @@ class Interrupts:
             self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._previous)
 

@@ -7,7 +7,6 @@ by another lane and not attempted before, runs it, and leaves its record.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from torch.distributed import DistError
@@ -25,10 +24,12 @@ from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STAT
 from harness.launchers.run_task import PRELOAD, lost_task, now, run_task
 from harness.launchers.slurm_client import hosts
 from harness.launchers.task import Task
-from harness.ranks.agent import Agent, RankJob
-from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.agent import Agent
+from harness.ranks.culprit import Outcome
+from harness.ranks.forkserver import die_with
 from harness.ranks.node_report import Halt
 from harness.ranks.nodes import Director, follow, hosting, join
+from harness.ranks.start import RankJob
 from harness.records.claims import (
     Attempt,
     claimant,
@@ -36,9 +37,8 @@ from harness.records.claims import (
     record_for,
     write_attempt,
 )
+from harness.records.record import Failure
 from harness.records.store import Store
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +95,7 @@ class Halts:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's affair
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to be ended
 
@@ -147,14 +145,21 @@ def main() -> None:
     """Run the lane whose spec the command line names."""
     spec = _read_spec(Path(sys.argv[1]))
     if spec.driver_pid is not None:
-        _die_with(spec.driver_pid)
+        die_with(spec.driver_pid, signal.SIGTERM)  # nobody would collect what this lane does
     is_local = spec.launcher == "local"  # perhaps inside an allocation that it does not know of
     sys.exit(run_lane(spec, Location.alone() if is_local else Location.here()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lane:
-    """Node 0's part of a lane."""
+    """Node 0's part of a lane.
+
+    Fields:
+        spec: what the lane was told.
+        location: where it runs.
+        halts: signals of the scheduler.
+        supervise: runs the ranks of a trial to their end.
+    """
 
     spec: LaneSpec
     location: Location
@@ -162,6 +167,7 @@ class _Lane:
     supervise: Callable[[RankJob], Outcome]
 
     def run(self) -> None:
+        """Run the lane's trials that nobody else holds, until none is left or the lane must stop."""
         store = Store(self.spec.root)
         for task in self.spec.tasks:
             if self.halts.halt() is not None or (self.spec.folder / STOP).exists():
@@ -171,6 +177,7 @@ class _Lane:
                     self._take(store, task)
 
     def _take(self, store: Store, task: Task) -> None:
+        """Run a trial whose lock is held, unless it is taken over, recorded, or was begun before."""
         spec = self.spec
         if claimant(store, task.trial_id) != spec.submission:
             return  # a later command has taken it over
@@ -199,12 +206,14 @@ class _Lane:
             write_attempt(store, task.trial_id, replace(attempt, yielded=True))
 
     def _supervise(self, job: RankJob) -> Outcome:
+        """Run ranks to their end; a trial that was cut off because the lane must go leaves no record."""
         outcome = self.supervise(job)
         if self.halts.is_terminated and outcome.status != "ok":
             raise _Yielded
         return outcome
 
     def _job(self) -> dict[str, Any]:
+        """Return what `environment.job` of a record says."""
         return {
             "launcher": self.spec.launcher,
             "submission": self.spec.submission,
@@ -215,14 +224,11 @@ class _Lane:
         }
 
 
-def _died_before(attempt: Attempt, location: Location) -> TrialError:
+def _died_before(attempt: Attempt, location: Location) -> Failure:
     where = ", ".join(attempt.hosts)
-    return TrialError(
+    return Failure(
         kind="NODE_FAIL" if location.restarts > attempt.restarts else "lost",
         message=f"the agent on {where} ended while the trial ran, and left no report",
-        rank=None,
-        phase=None,
-        log=None,
     )
 
 
@@ -241,6 +247,7 @@ def _supervisor(
 
 
 def _follow(agent: Agent, node_rank: int, address: Path, halts: Halts) -> int:
+    """Run this node's share of the lane's trials; return the exit status of its process."""
     try:
         store = join(address, halts.halt)
         if store is not None:
@@ -259,14 +266,8 @@ def _status(halts: Halts) -> int:
 
 
 def _read_spec(path: Path) -> LaneSpec:
+    """Return a lane's spec, and let this process find the user's modules."""
     spec = pickle.loads(path.read_bytes())  # noqa: S301 (from our driver)
     assert isinstance(spec, LaneSpec)
     sys.path[:] = spec.sys_path
     return spec
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the driver dies: nobody would collect what this lane does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel had noted our wish
-        sys.exit(1)

@@ -79,6 +79,7 @@ class Local(Driven):
         return run(sweep, submission.id, tasks)
 
     def _one_by_one(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
+        """Yield the record of each trial after it ran in this process, on all cores."""
         resources = Resources(core_count=len(_cores()))
         job = {"launcher": "local", "submission": submission}
         with sweep.agent as agent:
@@ -90,11 +91,7 @@ class Local(Driven):
                     yield record
 
     def _packed(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Iterator[Record]:
-        flights = [Flight(task=task, submission=submission, job=None) for task in tasks]
-        with self._packer(sweep, submission, tasks) as packer:
-            yield from follow_packer(sweep, packer, flights)
-
-    def _packer(self, sweep: Sweep, submission: str, tasks: Sequence[Task]) -> Packer:
+        """Yield the records of trials as their lanes finish them."""
         shapes = by_shape((task.shape, task) for task in tasks)
         packing = Packing(
             launcher="local",
@@ -107,20 +104,29 @@ class Local(Driven):
             resources=self._resources,
             driver_pid=os.getpid(),
         )
-        return Packer(packing=packing, tasks=shapes, pool=Pool([_HERE], gpus=_devices(), cores=_cores()))
+        pool = Pool([_HERE], gpus=_devices(), cores=_cores())
+        flights = [Flight(task=task, submission=submission, job=None) for task in tasks]
+        with Packer(packing=packing, tasks=shapes, pool=pool) as packer:
+            yield from follow_packer(sweep, packer, flights)
 
     def _need(self, mesh: Mesh) -> Need:
+        """Return what a lane takes of this machine: a GPU for each rank; no cores where they are shared."""
         gpus = mesh.ranks_per_node if device_type(mesh) == "cuda" else 0
         return Need(nodes=1, gpus=gpus, cores=0 if self.share_cores else self._core_count(mesh))
 
     def _resources(self, slice_: Slice) -> Resources:
+        """Return what a trial may use; it is pinned to the cores of its slice unless cores are shared."""
         cores = slice_.cores[_HERE]
         if self.share_cores:
             return Resources(core_count=self._share())
         return Resources(core_count=len(cores), cores=cores)
 
     def _core_count(self, mesh: Mesh) -> int:
-        """Return how many cores a trial has."""
+        """Return how many cores a trial has.
+
+        All where trials run one after the other. Otherwise its share; on CUDA by its part of the devices, on
+        the CPU at least one a rank.
+        """
         cores = len(_cores())
         if self.max_parallel == 1:
             return cores
@@ -131,6 +137,7 @@ class Local(Driven):
         return min(cores, max(self._share(), mesh.ranks_per_node))
 
     def _share(self) -> int:
+        """Return the cores of one of `max_parallel` trials, at least 1."""
         return max(1, len(_cores()) // self.max_parallel)
 
 
@@ -155,9 +162,15 @@ def _hold_and_run(
 
 
 def _run(sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict[str, Any]) -> Record:
+    """Run a trial whose lock is held, show its progress, and return its record.
+
+    Args:
+        job: launcher and submission, for `environment.job` of the record.
+    """
     sweep.progress.point_started(task.label)
 
     def watch(reports: Mapping[int, RankReport]) -> None:
+        """Show the steps of rank 0, which are those of every rank."""
         if 0 in reports and reports[0].total:
             sweep.progress.steps(reports[0].done, reports[0].total)
 
@@ -194,6 +207,7 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
 
 
 def _check_devices(mesh: Mesh) -> None:
+    """Refuse CUDA where torch sees no device, or fewer than the mesh has ranks on a node."""
     devices = cuda_count()
     if devices == 0:
         raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")
@@ -204,8 +218,10 @@ def _check_devices(mesh: Mesh) -> None:
 
 
 def _cores() -> list[int]:
+    """Return the numbers of the cores that this process may use, in order."""
     return sorted(os.sched_getaffinity(0))
 
 
 def _devices() -> list[int]:
+    """Return the indices of the CUDA devices, as `CUDA_VISIBLE_DEVICES` leaves them."""
     return list(range(cuda_count()))

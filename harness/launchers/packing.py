@@ -20,8 +20,8 @@ from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STAT
 from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
-from harness.ranks.culprit import TrialError
 from harness.records.claims import claimant, folder_of, read_attempt, record_for
+from harness.records.record import Failure
 from harness.records.store import Store
 
 _FRUITLESS = 3
@@ -35,7 +35,12 @@ _SIGNAL_BASE = 128  # of a shell's exit status, and srun's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a lane takes of each of its nodes: GPUs and cores."""
+    """What a lane takes of a pool.
+
+    Fields:
+        nodes: hosts, >= 1.
+        gpus, cores: of each of them, >= 0.
+    """
 
     nodes: int
     gpus: int
@@ -122,6 +127,8 @@ class Packing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Running:
+    """A lane that has started and whose end is not recorded yet."""
+
     spec: LaneSpec
     slice_: Slice
     shape: Shape
@@ -285,7 +292,7 @@ class Packer:
     def _record_lost(self, task: Task, lane: str, kind: str, message: str, status: str = "lost") -> None:
         packing, store = self.packing, self.packing.store
         job = {"launcher": packing.launcher, "submission": packing.submission, "lane": lane}
-        error = TrialError(kind=kind, message=message, rank=None, phase=None, log=None)
+        error = Failure(kind=kind, message=message)
         with store.locked(task.trial_id) as is_free:
             if is_free and claimant(store, task.trial_id) == packing.submission:
                 self._taken.add(task.trial_id)

@@ -14,11 +14,11 @@ from harness.experiment.links import chain
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
-from harness.ranks.agent import RankJob
-from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import PHASES, read_reports
+from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
-from harness.records.record import Ending, Identity, Record, build, refused
+from harness.records.record import Ending, Failure, Identity, Record, build, refused
 from harness.records.store import Store, write_atomically
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 from strategies import Tolerance
@@ -47,7 +47,7 @@ def run_task(
     store: Store,
     name: str,
     resources: Resources,
-    job: Job | None = None,
+    job: Job,
 ) -> Record:
     """Run a trial and return its record, which is on disk by then.
 
@@ -83,17 +83,20 @@ def run_task(
 
 
 def lost_task(
-    task: Task, error: TrialError, *, store: Store, name: str, job: Job | None = None, status: str = "lost"
+    task: Task, error: Failure, *, store: Store, name: str, job: Job, status: str = "lost"
 ) -> Record:
     """Write and return the record of a trial that ended while nobody watched it.
 
     Args:
-        error: why it ended; a phase of `None` becomes what the slowest rank of a begun trial had reached.
+        task: the trial.
+        error: why it ended; the phase becomes what the slowest rank of a begun trial had reached.
+        store: of the sweep.
+        name: of the sweep.
+        job: for `environment.job`, with the submission.
         status: `lost`; `timeout` where its time was over, `oom` where its memory was.
     """
-    submission = None if job is None else job.get("submission")
-    attempt = None if submission is None else read_attempt(store, task.trial_id, submission)
-    phase = error.phase if attempt is None else error.phase or phase_reached(store.trial_dir(task.trial_id))
+    attempt = read_attempt(store, task.trial_id, job["submission"])
+    phase = None if attempt is None else phase_reached(store.trial_dir(task.trial_id))
     at = now()
     ending = Ending(
         status=status,

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,38 +47,23 @@ _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnSlurm(ABC):
+class OnSlurm(slurm.JobOptions, ABC):
     """What every way to run a sweep through Slurm has in common.
 
     Fields:
         wait: follow the jobs to their records; otherwise return after submission, and the same command later
             collects what has ended and continues.
-        time_min: time limit of a job in minutes.
-        partition, account, qos, constraint: as sbatch's options; `None` is the cluster's default.
         cpus_per_rank: cores of a rank.
-        signal_delay_s: seconds before the time limit at which a running trial is ended and recorded.
-        requeue: let Slurm put a preempted job back into its queue; its trials then run again.
+        gpus_per_node: GPUs that a job asks for on each of its nodes; `None` leaves it to the launcher.
         poll_s: seconds between two questions to Slurm.
-        setup: shell lines that run in every job first.
-        python: shell command of the interpreter in a job; this one when `None`.
-        additional_parameters: any other option of sbatch, `{reservation: x}`.
     """
 
     launcher: ClassVar[str]
 
     wait: bool = True
-    time_min: int = 60
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
     cpus_per_rank: int = 1
-    signal_delay_s: int = 60
-    requeue: bool = True
+    gpus_per_node: int | None = None
     poll_s: float = 1.0
-    setup: tuple[str, ...] = ()
-    python: str | None = None
-    additional_parameters: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         optional_package("submitit", where="hydra/launcher", extra="slurm")
@@ -86,6 +71,7 @@ class OnSlurm(ABC):
         require_at_least("hydra.launcher.cpus_per_rank", self.cpus_per_rank, 1)
         require_at_least("hydra.launcher.signal_delay_s", self.signal_delay_s, 0)
         require_at_least("hydra.launcher.poll_s", self.poll_s, 0.05)
+        require_at_least("hydra.launcher.gpus_per_node", self.gpus_per_node or 0, 0)
         if self.signal_delay_s + _EARLY_S >= self.time_min * 60:
             raise ConfigError(
                 "hydra.launcher.signal_delay_s",
@@ -109,7 +95,7 @@ class OnSlurm(ABC):
     def place(self, mesh: Mesh) -> dict[str, Any]:
         """Return what is asked of the cluster: which node it will be, nobody knows yet."""
         others = {key.replace("-", "_"): value for key, value in (self.additional_parameters or {}).items()}
-        own = {"partition": self.partition, "constraint": self.constraint, **self.devices()}
+        own = {name: getattr(self, name) for name in ("partition", "constraint", "gpus_per_node")}
         users = {name: os.environ.get(f"SBATCH_{name.upper()}") for name in ("partition", "constraint")}
         asked = {name: value for name, value in own.items() if value is not None}
         known = users | asked | others
@@ -119,10 +105,6 @@ class OnSlurm(ABC):
             "cpus": self.cpus_per_rank * mesh.ranks_per_node,
             "driver": None,
         }
-
-    @abstractmethod
-    def devices(self) -> dict[str, int | None]:
-        """Return the options that say how many devices a node must have."""
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
         """Return the records of earlier submissions that nobody has collected, and what is on its way."""
@@ -191,20 +173,8 @@ class OnSlurm(ABC):
 
     def request(self, submission: Submission, **resources: Any) -> slurm_submit.Request:
         """Return what is asked of sbatch: what all jobs ask for, and `resources`."""
-        return slurm_submit.Request(
-            name=submission.job_name,
-            time_min=self.time_min,
-            partition=self.partition,
-            account=self.account,
-            qos=self.qos,
-            constraint=self.constraint,
-            signal_delay_s=self.signal_delay_s,
-            requeue=self.requeue,
-            setup=self.setup,
-            python=self.python,
-            additional_parameters=self.additional_parameters or {},
-            **resources,
-        )
+        options = {field.name: getattr(self, field.name) for field in fields(slurm.JobOptions)}
+        return slurm_submit.Request(name=submission.job_name, **options, **resources)
 
     def _hand_over(
         self,
@@ -239,49 +209,42 @@ class OnSlurm(ABC):
     def _run(
         self, sweep: Sweep, refusals: Sequence[Record], flights: Sequence[Flight], mine: Collection[str]
     ) -> Iterator[Record]:
+        """Yield the records of refused trials, then those of trials that jobs carry, as they arrive."""
         yield from refusals
         if not self.wait:
             return
         with ExitStack() as held:
             for submission in mine:
                 held.enter_context(holding(sweep.store, submission))
-            yield from self._follow(sweep, flights, mine)
-
-    def _follow(self, sweep: Sweep, flights: Sequence[Flight], mine: Collection[str]) -> Iterator[Record]:
-        """Yield the records of trials that jobs carry, as they arrive."""
-        look = Look(sweep=sweep, time_min=self.time_min)
-        is_stopping = False
-        for record in arrivals(sweep, flights, look.ends):
-            if record is not None:
-                yield record
-                continue
-            if sweep.interrupts.stop_requested and not is_stopping:
-                is_stopping = True
-                stop(sweep.store, flights, mine)
-            time.sleep(self.poll_s)
+            is_stopping = False
+            for record in arrivals(sweep, flights, Look(sweep=sweep, time_min=self.time_min).ends):
+                if record is not None:
+                    yield record
+                    continue
+                if sweep.interrupts.stop_requested and not is_stopping:
+                    is_stopping = True
+                    stop(sweep.store, flights, mine)
+                time.sleep(self.poll_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slurm(OnSlurm):
     """One array a shape, one element a trial; Slurm decides when and where each of them runs.
 
+    `gpus_per_node` of `None` is one a rank where the partition has GPUs and the mesh is not on the CPU.
+
     Fields:
-        gpus_per_node: GPUs that an element asks for on each node; `None` is one a rank where the partition
-            has GPUs and the mesh does not say `device=cpu`.
         array_parallelism: elements of an array that run at once.
     """
 
     launcher: ClassVar[str] = "slurm"
 
-    gpus_per_node: int | None = None
     array_parallelism: int = 256
 
     def __post_init__(self) -> None:
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         OnSlurm.__post_init__(self)
         require_at_least("hydra.launcher.array_parallelism", self.array_parallelism, 1)
-        if self.gpus_per_node is not None:
-            require_at_least("hydra.launcher.gpus_per_node", self.gpus_per_node, 0)
 
     def check(self, mesh: Mesh) -> None:
         """Refuse more ranks than the GPUs that were asked for; the rest the cluster refuses at submission."""
@@ -291,10 +254,6 @@ class Slurm(OnSlurm):
                 "hydra.launcher.gpus_per_node",
                 f"{mesh.label} has {mesh.ranks_per_node} ranks on a node, got {asked}",
             )
-
-    def devices(self) -> dict[str, int | None]:
-        """Return the option, where it was given."""
-        return {"gpus_per_node": self.gpus_per_node}
 
     def batches(self, tasks: Sequence[Task]) -> Sequence[Sequence[Task]]:
         """Return the trials by shape."""

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from harness.errors import ConfigError
 
@@ -75,6 +76,35 @@ class JobState:
         """Whether Slurm holds the job, which could not be started again, until somebody releases it."""
         is_held = self.state == "PENDING" and self.reason.replace("_", " ") in _HELD_REASONS
         return is_held or self.state in {"REQUEUE_HOLD", "SPECIAL_EXIT"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What is asked of sbatch for every job alike.
+
+    Fields:
+        time_min: time limit of a job in minutes.
+        partition, account, qos, constraint: of sbatch; `None` is the user's or the cluster's default.
+        signal_delay_s: seconds before the time limit at which a running trial is ended and recorded; SIGUSR2
+            may come up to 60 s early.
+        requeue: let Slurm put a preempted job, or one whose node failed, back into its queue; its trials then
+            run again.
+        setup: shell lines that run in every job first (`module load cuda`).
+        python: shell command of the interpreter in a job; this one when `None`.
+        additional_parameters: any other option of sbatch, `{reservation: x}`, by its name with dashes or
+            underscores; `True` for one that takes no value. They win over all others.
+    """
+
+    time_min: int = 60
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    signal_delay_s: int = 60
+    requeue: bool = True
+    setup: tuple[str, ...] = ()
+    python: str | None = None
+    additional_parameters: dict[str, Any] | None = None
 
 
 def require_slurm() -> None:

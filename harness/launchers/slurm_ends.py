@@ -15,6 +15,17 @@ from harness.records.claims import folder_of, read_attempt
 _SETTLE_S = 3.0
 """How long a job must have been over before its trial counts as lost: other nodes' files arrive late."""
 
+_ENDS = {
+    "BOOT_FAIL": ("lost", "a node of {job} failed"),
+    "CANCELLED": ("lost", "{job} was cancelled"),
+    "DEADLINE": ("timeout", "{job} was ended at its time limit of {time_min} min"),
+    "NODE_FAIL": ("lost", "a node of {job} failed"),
+    "OUT_OF_MEMORY": ("oom", "{job} was ended by the kernel's memory limit"),
+    "PREEMPTED": ("lost", "{job} was preempted and not requeued"),
+    "TIMEOUT": ("timeout", "{job} was ended at its time limit of {time_min} min"),
+}
+"""Status and message of a trial by the state in which its job ended."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Look:
@@ -106,23 +117,12 @@ def _unknown(flight: Flight) -> str:
     return f"Slurm no longer knows job {flight.job}: it was cancelled before it started, or ended long ago"
 
 
-def end_of(state: slurm.JobState, time_min: int) -> End:  # noqa: PLR0911 (a table)
+def end_of(state: slurm.JobState, time_min: int) -> End:
     """Return what a job's end means for a trial that it left without a record."""
     job = f"job {state.job}"
-    match state.state:
-        case "TIMEOUT" | "DEADLINE":
-            message = f"{job} was ended at its time limit of {time_min} min"
-            return End(status="timeout", kind=state.state, message=message)
-        case "OUT_OF_MEMORY":
-            return End(
-                status="oom", kind=state.state, message=f"{job} was ended by the kernel's memory limit"
-            )
-        case "CANCELLED":
-            return End(status="lost", kind=state.state, message=f"{job} was cancelled")
-        case "NODE_FAIL" | "BOOT_FAIL":
-            return End(status="lost", kind=state.state, message=f"a node of {job} failed")
-        case "PREEMPTED":
-            return End(status="lost", kind=state.state, message=f"{job} was preempted and not requeued")
+    if state.state in _ENDS:
+        status, words = _ENDS[state.state]
+        return End(status=status, kind=state.state, message=words.format(job=job, time_min=time_min))
     if state.exit_code == TIME_LIMIT_STATUS:
         message = f"{job} came to its time limit of {time_min} min before the trial began"
         return End(status="timeout", kind="TIMEOUT", message=message)

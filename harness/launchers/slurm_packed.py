@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -53,10 +53,10 @@ class SlurmPacked(OnSlurm):
 
     Inside an allocation (salloc, sbatch) its trials are steps of that one, and the driver stays with them:
     what says how a job is submitted (`wait`, `time_min`, `setup`, `requeue`, ...) then has no effect.
+    `gpus_per_node` of `None` is all that a node of the partition has.
 
     Fields:
         nodes: of the allocation; `None` is what the largest shape needs.
-        gpus_per_node: of the allocation; `None` is all that a node of the partition has.
         cpus_per_node: of the allocation; `None` is all that a node of the partition has.
         max_parallel: lanes at once; `None` is as many as devices and cores allow. Each of them holds some
             0.5 GiB of host memory.
@@ -65,14 +65,13 @@ class SlurmPacked(OnSlurm):
     launcher: ClassVar[str] = "slurm_packed"
 
     nodes: int | None = None
-    gpus_per_node: int | None = None
     cpus_per_node: int | None = None
     max_parallel: int | None = None
 
     def __post_init__(self) -> None:
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         OnSlurm.__post_init__(self)
-        lowest = {"nodes": 1, "gpus_per_node": 0, "cpus_per_node": 1, "max_parallel": 1}
+        lowest = {"nodes": 1, "cpus_per_node": 1, "max_parallel": 1}
         for name, low in lowest.items():
             value = getattr(self, name)
             if value is not None:
@@ -91,10 +90,6 @@ class SlurmPacked(OnSlurm):
             cores=self.cpus_per_node or self.cpus_per_rank * shape.ranks_per_node,
         )
         self._need(shape, asked)
-
-    def devices(self) -> dict[str, int | None]:
-        """Return the option, where it was given."""
-        return {"gpus_per_node": self.gpus_per_node}
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
         """Return what earlier jobs came to; inside an allocation, what other drivers run."""
@@ -146,17 +141,17 @@ class SlurmPacked(OnSlurm):
             ConfigError: a shape does not fit the allocation.
         """
         shapes = by_shape((task.shape, task) for task in tasks)
-        return _Load(
+        packing = Packing(
+            launcher=self.launcher,
+            submission=submission.id,
             store=Store(sweep.store.root.absolute()),
             sweep=sweep.name,
-            submission=submission.id,
-            tasks=shapes,
             needs={shape: self._need(shape, allocation) for shape in shapes},
-            allocation=allocation,
             most=self.max_parallel or allocation.nodes * allocation.cores,
-            python=self.python,
-            sys_path=absolute_sys_path(),
+            start=functools.partial(_start, self.python),
+            resources=_resources,
         )
+        return _Load(packing=packing, tasks=shapes, allocation=allocation, sys_path=absolute_sys_path())
 
     def _allocation(self, tasks: Sequence[Task]) -> _Allocation:
         """Return what the job will ask for."""
@@ -237,35 +232,26 @@ class _Allocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Load:
-    """What a packer is told; it pickles."""
+    """What a packer is told; it pickles.
 
-    store: Store
-    sweep: str
-    submission: str
+    Fields:
+        packing: what its lanes share; the number of earlier starts is known in the job only.
+        tasks: by shape.
+        allocation: of the job.
+        sys_path: where Python finds the user's modules.
+    """
+
+    packing: Packing
     tasks: Mapping[Shape, Sequence[Task]]
-    needs: Mapping[Shape, Need]
     allocation: _Allocation
-    most: int
-    python: str | None
     sys_path: tuple[str, ...]
 
     def packer(self) -> Packer:
         """Return what packs the trials into the allocation that this process is in."""
-        allocation = self.allocation
-        packing = Packing(
-            launcher=SlurmPacked.launcher,
-            submission=self.submission,
-            store=self.store,
-            sweep=self.sweep,
-            needs=self.needs,
-            most=self.most,
-            start=functools.partial(_start, self.python),
-            resources=lambda slice_: Resources(core_count=len(next(iter(slice_.cores.values())))),
-            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-        )
-        names = allocation.hosts or slurm.hosts(os.environ["SLURM_JOB_NODELIST"])
-        pool = Pool(names, gpus=range(allocation.gpus), cores=range(allocation.cores))
-        return Packer(packing=packing, tasks=self.tasks, pool=pool)
+        names = self.allocation.hosts or slurm.hosts(os.environ["SLURM_JOB_NODELIST"])
+        pool = Pool(names, gpus=range(self.allocation.gpus), cores=range(self.allocation.cores))
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        return Packer(packing=replace(self.packing, restarts=restarts), tasks=self.tasks, pool=pool)
 
 
 def run_packer(folder: str) -> None:
@@ -282,6 +268,10 @@ def run_packer(folder: str) -> None:
         packer.record_earlier_deaths()
         while not packer.is_over():
             time.sleep(_TICK_S)
+
+
+def _resources(slice_: Slice) -> Resources:
+    return Resources(core_count=len(next(iter(slice_.cores.values()))))
 
 
 def _is_inside() -> bool:

@@ -11,7 +11,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from harness.errors import ConfigError
-from harness.launchers.slurm_client import cancel, max_array_size
+from harness.launchers.slurm_client import JobOptions, cancel, max_array_size
 
 _USERS_CHOICE = ("account", "partition", "qos", "constraint", "reservation")
 """Options for which a user's `SBATCH_...` variable counts, unless the request has its own value. What else
@@ -58,42 +58,24 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(JobOptions):
     """What each job of a submission gets; one process starts on each of its nodes.
 
     Fields:
         name: of the jobs.
-        time_min: time limit in minutes.
         nodes: of each job, >= 1.
         gpus_per_node: 0 asks for none.
         cpus_per_task: CPUs on each node.
-        partition, account, qos, constraint: of sbatch; `None`: the user's or the cluster's default.
-        setup: lines of shell that run before the Python program (`module load cuda`).
-        python: command that starts Python on the nodes; `None`: this interpreter.
-        signal_delay_s: SIGUSR2 comes this many seconds before the time limit; Slurm may be up to 60 s early.
         array_parallelism: jobs of one array that run at a time; `None`: as many as fit.
-        requeue: start again after a preemption or the failure of a node.
         use_srun: start one process on each node; otherwise one on the first node, outside of any step.
-        additional_parameters: any other option of sbatch, by its name with dashes or underscores; `True` for
-            one that takes no value. They win over the fields above.
     """
 
     name: str
-    time_min: int
     nodes: int = 1
     gpus_per_node: int = 0
     cpus_per_task: int = 1
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    setup: tuple[str, ...] = ()
-    python: str | None = None
-    signal_delay_s: int = 60
     array_parallelism: int | None = None
-    requeue: bool = True
     use_srun: bool = True
-    additional_parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
@@ -182,7 +164,7 @@ def _options(request: Request) -> dict[str, Any]:
         "qos": request.qos,
         "constraint": request.constraint,
         "requeue" if request.requeue else "no_requeue": True,
-    } | {name.replace("-", "_"): value for name, value in request.additional_parameters.items()}
+    } | {name.replace("-", "_"): value for name, value in (request.additional_parameters or {}).items()}
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 

@@ -13,10 +13,10 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import FrameType
+from typing import NoReturn, Self
 
 from harness.errors import Terminated
 from harness.ranks.culprit import Outcome, decide_nodes
@@ -24,76 +24,9 @@ from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import read_reports, report_path
-from harness.ranks.start import RankStart, Rendezvous
+from harness.ranks.start import RankJob, RankStart, Rendezvous
 
 PRELOAD = ("harness.ranks.entry",)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankJob:
-    """The ranks of one trial on this node.
-
-    Fields:
-        trial_dir: folder for logs and reports; created when missing.
-        entry: `package.module:function`, called in every rank as `entry(payload, context)`.
-        payload: argument of the entry; it pickles.
-        ranks: number of ranks on this node, >= 1.
-        world_size: number of ranks of the whole trial; `None` is `ranks`.
-        node_rank: index of this node, which holds ranks `node_rank * ranks` and following.
-        rendezvous: host and port of the store that node 0 hosts (`nodes.hosted`), known before the ranks
-            start; `None` on one node, where a file does.
-        deadline_s: longest time in seconds from the start of the ranks to their last result.
-        device: `cpu` or `cuda`.
-        backend: backend of the process group; `None` is gloo on cpu and nccl on cuda where there are several
-            ranks, and no group where there is one.
-        threads_per_rank: number of intra-operator threads of a rank.
-        cores: CPUs that the ranks of this node share; `None` is those of the agent.
-        attempt: name of this run of the trial's ranks, which stands in its node reports.
-    """
-
-    trial_dir: Path
-    entry: str
-    payload: Any
-    ranks: int
-    deadline_s: float
-    world_size: int | None = None
-    node_rank: int = 0
-    rendezvous: tuple[str, int] | None = None
-    device: str = "cpu"
-    backend: str | None = None
-    threads_per_rank: int = 1
-    cores: tuple[int, ...] | None = None
-    attempt: str = ""
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"RankJob.ranks: must be at least 1, got {self.ranks}")
-        if self.total % self.ranks:
-            raise ValueError(
-                f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks, got {self.total}"
-            )
-
-    @property
-    def total(self) -> int:
-        """Ranks of the whole trial."""
-        return self.ranks if self.world_size is None else self.world_size
-
-    @property
-    def nodes(self) -> int:
-        """Machines of the whole trial."""
-        return self.total // self.ranks
-
-    @property
-    def local(self) -> range:
-        """The ranks on this node."""
-        return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
-
-    @property
-    def group_backend(self) -> str | None:
-        """The backend of the process group; `None`: no group."""
-        if self.backend is None and self.total > 1:
-            return "nccl" if self.device == "cuda" else "gloo"
-        return self.backend
 
 
 class Agent:
@@ -114,9 +47,7 @@ class Agent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def prepare(self) -> None:
@@ -162,7 +93,7 @@ class Agent:
             )
         server = self._ready_server()
         _clear(job)
-        halt = halt or _never
+        halt = halt or (lambda: None)
         live = LiveRanks(server, job.trial_dir, job.total)
         try:
             found = self._follow(live, job, watch, halt)
@@ -173,7 +104,6 @@ class Agent:
         return NodeReport(
             node_rank=job.node_rank,
             host=socket.gethostname(),
-            attempt=job.attempt,
             time=live.ended_s,
             deaths=tuple(live.deaths),
             halt=found,
@@ -199,7 +129,8 @@ class Agent:
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
             # an interrupted wait may have swallowed a message: only a new server is in a known state
             undo.callback(self.close)
-            live.start(_starts(job, rendezvous))
+            told = replace(job, payload=pickle.dumps(job.payload), rendezvous=rendezvous)
+            live.start([RankStart(job=told, local_rank=index) for index in range(job.ranks)])
             found = live.follow(job.deadline_s, watch, halt)
             undo.pop_all()
         return found
@@ -219,36 +150,11 @@ def sigterm_exits() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _never() -> None:
-    """Return no reason to halt."""
-
-
 def _clear(job: RankJob) -> None:
     """Remove the reports of an earlier run of these ranks."""
     job.trial_dir.mkdir(parents=True, exist_ok=True)
     for rank in job.local:
         report_path(job.trial_dir, rank).unlink(missing_ok=True)
-
-
-def _starts(job: RankJob, rendezvous: Rendezvous | None) -> list[RankStart]:
-    payload = pickle.dumps(job.payload)
-    return [
-        RankStart(
-            trial_dir=job.trial_dir,
-            entry=job.entry,
-            payload=payload,
-            rank=rank,
-            local_rank=local_rank,
-            world_size=job.total,
-            device=job.device,
-            backend=job.group_backend,
-            rendezvous=rendezvous,
-            timeout_s=job.deadline_s,
-            threads=job.threads_per_rank,
-            cores=job.cores,
-        )
-        for local_rank, rank in enumerate(job.local)
-    ]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 
 from harness.ranks.node_report import Death, Halt, NodeReport
 from harness.ranks.rank_report import PHASES, RankReport
+from harness.records.record import Failure
 
 _OOM_KINDS = ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
 _OOM_MESSAGES = (
@@ -52,25 +53,6 @@ _SIGNALS = {"terminated": signal.SIGTERM, "time_limit": signal.SIGUSR2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialError:
-    """What went wrong, where.
-
-    Fields:
-        kind: exception class, signal name, `exit <code>`, `timeout`, `lost` or `Halt.error_kind`.
-        message: one sentence, or the text of the exception.
-        rank: the culprit; `None` where no rank can be named.
-        phase: the phase it was in.
-        log: name of its log in the trial's folder.
-    """
-
-    kind: str
-    message: str
-    rank: int | None
-    phase: str | None
-    log: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """How a trial ended.
 
@@ -81,13 +63,22 @@ class Outcome:
     """
 
     status: str
-    error: TrialError | None = None
+    error: Failure | None = None
     results: Sequence[dict[str, Any]] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    is_later: bool  # its node was asked to end its ranks, because another had failed
+    """A failure that may have ended the trial.
+
+    Fields:
+        is_later: whether its node was asked to end its ranks, because another node had failed.
+        time: of the failure, in seconds of `time.time` on its node.
+        rank: that failed.
+        kind, message: of the exception, or of the death.
+    """
+
+    is_later: bool
     time: float
     rank: int
     kind: str
@@ -96,7 +87,14 @@ class _Cause:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """What is known of a trial that is over; a node without a report is missing in `nodes`."""
+    """What is known of a trial that is over.
+
+    Fields:
+        ranks: all of the trial.
+        hosts: names of its nodes, in order.
+        nodes: reports of its nodes, by index; that of a node without a report is missing.
+        reports: last reports of its ranks; that of a rank without one is missing.
+    """
 
     ranks: range
     hosts: Sequence[str]
@@ -242,9 +240,7 @@ def _failure(cause: _Cause, trial: _Trial) -> Outcome:
 
 
 def _lost(message: str, *, kind: str = "lost", phase: str | None = None) -> Outcome:
-    return Outcome(
-        status="lost", error=TrialError(kind=kind, message=message, rank=None, phase=phase, log=None)
-    )
+    return Outcome(status="lost", error=Failure(kind=kind, message=message, phase=phase))
 
 
 def _node_lost(node: int, trial: _Trial) -> Outcome:
@@ -283,7 +279,5 @@ def _silence_s(report: RankReport, trial: _Trial) -> float:
     return 0.0 if node is None else max(node.time - report.time, 0.0)
 
 
-def _error(kind: str, message: str, rank: int, trial: _Trial) -> TrialError:
-    return TrialError(
-        kind=kind, message=message, rank=rank, phase=trial.phase_of(rank), log=f"rank{rank}.log"
-    )
+def _error(kind: str, message: str, rank: int, trial: _Trial) -> Failure:
+    return Failure(kind=kind, message=message, rank=rank, phase=trial.phase_of(rank), log=f"rank{rank}.log")

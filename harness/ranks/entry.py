@@ -18,7 +18,6 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -53,10 +52,10 @@ class RankContext:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self.local_rank = start.local_rank
-        self.world_size = start.world_size
-        self.trial_dir = start.trial_dir
+        self.world_size = start.job.total
+        self.trial_dir = start.job.trial_dir
         self.device = (
-            torch.device("cuda", start.local_rank) if start.device == "cuda" else torch.device("cpu")
+            torch.device("cuda", start.local_rank) if start.job.device == "cuda" else torch.device("cpu")
         )
         self._phase = PHASES[0]
         self._written_s = 0.0
@@ -96,20 +95,15 @@ class RankContext:
         self._write("started")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         """Turn whatever ended the entry into a report; this is the boundary of the trial."""
-        if kind is None or error is None:
+        if error is None:
             return False
         text = "".join(traceback.format_exception(error))
         sys.stderr.write(text)
         self._write(
             "error",
-            kind=kind.__name__,
+            kind=type(error).__name__,
             message=str(error)[:_MESSAGE_CHARS],
             traceback=text[-_TRACEBACK_CHARS:],
         )
@@ -124,7 +118,8 @@ class RankContext:
 
 def main(start: RankStart) -> NoReturn:
     """Run one rank and leave: status 0 with a result on disk, 1 with the error on disk."""
-    _redirect(log_path(start.trial_dir, start.rank))
+    job = start.job
+    _redirect(log_path(job.trial_dir, start.rank))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the driver decides
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(STACK_SIGNAL, file=sys.stderr)
@@ -132,9 +127,9 @@ def main(start: RankStart) -> NoReturn:
     with RankContext(start) as context:
         _set_up(start)
         store = _join(start)
-        module, _, function = start.entry.partition(":")
+        module, _, function = job.entry.partition(":")
         entry = getattr(importlib.import_module(module), function)
-        context.finish(entry(pickle.loads(start.payload), context))  # noqa: S301 (from our driver)
+        context.finish(entry(pickle.loads(job.payload), context))  # noqa: S301 (from our driver)
     _flush()
     if context.is_ok and store is not None:
         _await_results(store, context.world_size)
@@ -159,30 +154,29 @@ def _redirect(log: Path) -> None:
 
 
 def _set_up(start: RankStart) -> None:
-    os.environ.update(
-        RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.world_size)
-    )
-    if start.cores is not None:
-        os.sched_setaffinity(0, start.cores)  # first: threads are born where their maker may run
-    torch.set_num_threads(start.threads)
-    if start.device == "cuda":
+    os.environ.update(RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total))
+    if start.job.cores is not None:
+        os.sched_setaffinity(0, start.job.cores)  # first: threads are born where their maker may run
+    torch.set_num_threads(start.job.threads_per_rank)
+    if start.job.device == "cuda":
         torch.cuda.set_device(start.local_rank)
 
 
 def _join(start: RankStart) -> Store | None:
     """Create the process group over the agent's store."""
-    if start.backend is None or start.rendezvous is None:
+    job, backend = start.job, start.job.group_backend
+    if backend is None or job.rendezvous is None:
         return None
-    timeout = timedelta(seconds=start.timeout_s)
-    store = _meeting_place(start.rendezvous, start.world_size)
+    timeout = timedelta(seconds=job.deadline_s)  # the agent is always first
+    store = _meeting_place(job.rendezvous, job.total)
     store.set_timeout(timeout)
     dist.init_process_group(
-        start.backend,
+        backend,
         store=PrefixStore("group", store),
         rank=start.rank,
-        world_size=start.world_size,
+        world_size=job.total,
         timeout=timeout,
-        device_id=torch.device("cuda", start.local_rank) if start.backend == "nccl" else None,
+        device_id=torch.device("cuda", start.local_rank) if backend == "nccl" else None,
     )
     return store
 

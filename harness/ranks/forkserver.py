@@ -61,24 +61,28 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
+    """Asks for a child.
+
+    Fields:
+        target: `package.module:function`.
+        argument: of that function, pickled.
+    """
+
     target: str
     argument: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Signal:
+    """Asks for a signal to a child.
+
+    Fields:
+        pid: of the child.
+        number: of the signal.
+    """
+
     pid: int
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    pass
 
 
 class ForkServer:
@@ -142,10 +146,11 @@ class ForkServer:
         """
         self.await_ready()
         self._send(_Start(target, pickle.dumps(argument)))
-        while not isinstance(message := self._receive(), _Started):
-            self._deaths.append(message)
-        self._children.add(message.pid)
-        return message.pid
+        while isinstance(answer := self._receive(), Died):
+            self._deaths.append(answer)
+        pid = int(answer)
+        self._children.add(pid)
+        return pid
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a child that `next_death` has not returned yet; nothing happens if it is dead."""
@@ -209,7 +214,7 @@ def serve(fileno: int, preload: Sequence[str]) -> None:
     gc.freeze()  # a collection in a child shall not copy the pages of what the server imported
     children: dict[int, int] = {}  # descriptor -> process id
     with contextlib.suppress(EOFError, ConnectionError):  # the driver has closed its end, or died
-        driver.send(_Ready())
+        driver.send(None)  # it may start children now
         while True:
             _attend(driver, children)
     for pid in children.values():
@@ -228,7 +233,7 @@ def _attend(driver: Connection, children: dict[int, int]) -> None:
         return
     match driver.recv():
         case _Start() as start:
-            driver.send(_Started(_fork(start, driver, children)))
+            driver.send(_fork(start, driver, children))
         case _Signal(pid, number):
             if pid in children.values():
                 os.kill(pid, number)
@@ -257,7 +262,7 @@ def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
         children[os.pidfd_open(pid)] = pid
         return pid
     try:
-        _die_with(server)
+        die_with(server, signal.SIGKILL)
         os.setsid()
         driver.close()
         for descriptor in children:
@@ -267,9 +272,10 @@ def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
         _end_child()
 
 
-def _die_with(server: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it died before the kernel had noted our wish
+def die_with(parent: int, number: int) -> None:
+    """Ask the kernel for signal `number` when the process that started this one dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it died before the kernel had noted our wish
         os._exit(1)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from harness.ranks.rank_report import read_if_there
+from harness.records.store import write_atomically
 
 HALTS = ("deadline", "time_limit", "peer", "terminated")
 
@@ -66,7 +65,6 @@ class NodeReport:
     Fields:
         node_rank: index of the node in the trial.
         host: name of the node, for people.
-        attempt: name of this run of the trial's ranks; a folder may hold reports of earlier runs.
         time: time at which the ranks had ended or the halt came, in seconds of `time.time` on this node.
         deaths: deaths of its ranks, in order of time.
         halt: halt that ended ranks which had not failed; `None` if they ended by themselves or one failed.
@@ -75,7 +73,6 @@ class NodeReport:
 
     node_rank: int
     host: str
-    attempt: str
     time: float
     deaths: tuple[Death, ...] = ()
     halt: Halt | None = None
@@ -95,17 +92,5 @@ class NodeReport:
         )
 
     def write(self, folder: Path) -> None:
-        """Replace the node's file in `folder` at once; it also survives the machine."""
-        temporary = folder / f".node{self.node_rank}.json"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / f"node{self.node_rank}.json")
-
-
-def read_node_reports(folder: Path, attempt: str) -> dict[int, NodeReport]:
-    """Return the reports of one attempt by node; a node that left none is missing."""
-    texts = (text for text in map(read_if_there, folder.glob("node*.json")) if text is not None)
-    reports = [report for report in map(NodeReport.parse, texts) if report.attempt == attempt]
-    return {report.node_rank: report for report in sorted(reports, key=lambda report: report.node_rank)}
+        """Replace the node's file in `folder` at once."""
+        write_atomically(folder / f"node{self.node_rank}.json", json.dumps(asdict(self)))

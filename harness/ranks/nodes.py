@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -23,11 +22,12 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
 from torch.distributed import DistError
 
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.live_ranks import HaltCheck
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import RankReport, read_reports, report_path
+from harness.ranks.start import RankJob
 from harness.records.store import write_atomically
 
 _POLL_S = 0.05
@@ -44,14 +44,6 @@ _SETTLE_S = 5.0
 _STORE_S = 30.0
 _DONE = "done"
 _PEER = Halt(kind="peer", message="another node has ended its ranks", error_kind="peer")
-
-
-@dataclass(slots=True)
-class _Beat:
-    """The last beat seen of a node, and when it was new here."""
-
-    value: bytes = b""
-    seen_s: float = 0.0
 
 
 class Director:
@@ -77,7 +69,7 @@ class Director:
         for rank in range(job.total):  # what an earlier attempt left is no report of this one
             report_path(job.trial_dir, rank).unlink(missing_ok=True)
         with hosted(self._hosts[0]) as rendezvous:
-            job = dataclasses.replace(job, rendezvous=rendezvous, attempt=str(turn))
+            job = dataclasses.replace(job, rendezvous=rendezvous)
             self._store.set(f"turn{turn}", base64.b64encode(pickle.dumps(job)).decode())
             watch = _Watch(self._store, turn, others=range(1, len(self._hosts)), halt=self._halt)
             own = self._agent.supervise(job, halt=watch.halt)
@@ -170,15 +162,15 @@ class _Watch:
         self._store = store
         self._turn = turn
         self._halt = halt
-        self._beats = {node: _Beat() for node in others}
+        self._beats = dict.fromkeys(others, (b"", 0.0))  # the last one, and when it was new here
 
     def halt(self) -> Halt | None:
         """Return why node 0 should end its ranks now."""
         own = self._halt()
         if own is not None:
             return own
-        silent = any(self._is_silent(node) for node in self._beats)
-        return _PEER if silent or self._store.check([f"halt{self._turn}"]) else None
+        is_silent = any(self._is_silent(node) for node in self._beats)
+        return _PEER if is_silent or self._store.check([f"halt{self._turn}"]) else None
 
     def reports(self, job: RankJob) -> dict[int, NodeReport]:
         """Return the reports of the other nodes; one that stays silent is missing."""
@@ -206,13 +198,13 @@ class _Watch:
             return False
         if self._store.check([f"left/{node}"]):
             return True
-        beat, key = self._beats[node], f"beat/{node}"
+        key = f"beat/{node}"
         if not self._store.check([key]):
             return False
         value = self._store.get(key)
-        if value != beat.value:
-            beat.value, beat.seen_s = value, time.monotonic()
-        return time.monotonic() - beat.seen_s > _SILENT_S
+        if value != self._beats[node][0]:
+            self._beats[node] = value, time.monotonic()
+        return time.monotonic() - self._beats[node][1] > _SILENT_S
 
 
 @contextmanager
@@ -237,13 +229,7 @@ def _beating(store: TCPStore, node_rank: int) -> Iterator[None]:
 
 
 def _halt_of_follower(store: TCPStore, turn: int, halt: HaltCheck) -> HaltCheck:
-    def check() -> Halt | None:
-        own = halt()
-        if own is not None:
-            return own
-        return _PEER if store.check([f"halt{turn}"]) else None
-
-    return check
+    return lambda: halt() or (_PEER if store.check([f"halt{turn}"]) else None)
 
 
 def _await(store: TCPStore, key: str, halt: HaltCheck) -> str | None:

@@ -72,12 +72,12 @@ def log_path(folder: Path, rank: int) -> Path:
 
 def read_reports(folder: Path) -> dict[int, RankReport]:
     """Return the reports in `folder` by rank; a rank that never reported is missing."""
-    texts = (text for text in map(read_if_there, folder.glob("rank*.json")) if text is not None)
+    texts = (text for text in map(_read_if_there, folder.glob("rank*.json")) if text is not None)
     reports = [RankReport(**json.loads(text)) for text in texts]
     return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}
 
 
-def read_if_there(path: Path) -> str | None:
+def _read_if_there(path: Path) -> str | None:
     """Return the text of a file that another node may replace or remove, `None` when it is gone."""
     try:
         return path.read_text("utf-8")

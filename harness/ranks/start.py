@@ -1,10 +1,11 @@
-"""What a rank is told at its start; no torch, because those who tell it need none."""
+"""What ranks are told at their start; no torch, because those who tell them need none."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Rendezvous = Path | tuple[str, int]
 """Where ranks meet: a file, or host and port of a store."""
@@ -14,31 +15,85 @@ STACK_SIGNAL = signal.SIGUSR2  # NCCL may use SIGUSR1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankStart:
-    """All that a rank is told at its start.
+class RankJob:
+    """The ranks of one trial on this node.
 
     Fields:
-        trial_dir: existing folder for log and report.
-        entry: `package.module:function`, called as `entry(payload, context)`; returns JSON values.
-        payload: pickled; it is unpickled where a failure becomes a report.
-        rank, local_rank, world_size: the usual.
-        device: `cpu` or `cuda`; a rank takes the CUDA device of its local rank.
-        backend: of the process group; `None`: no group.
-        rendezvous: file of the store on one node, host and port of the store on several; `None`: no group.
-        timeout_s: of collectives; the trial's deadline, so that the agent is always first.
-        threads: of intra-operator parallelism.
-        cores: CPUs that the rank may run on; `None`: those of the agent.
+        trial_dir: folder for logs and reports; created when missing.
+        entry: `package.module:function`, called in every rank as `entry(payload, context)`.
+        payload: argument of the entry; it pickles.
+        ranks: number of ranks on this node, >= 1.
+        world_size: number of ranks of the whole trial; `None` is `ranks`.
+        node_rank: index of this node, which holds ranks `node_rank * ranks` and following.
+        rendezvous: host and port of the store that node 0 hosts (`nodes.hosted`), known before the ranks
+            start; `None` on one node, where the agent makes a file.
+        deadline_s: longest time in seconds from the start of the ranks to their last result, and of a
+            collective.
+        device: `cpu` or `cuda`.
+        backend: backend of the process group; `None` is gloo on cpu and nccl on cuda where there are several
+            ranks, and no group where there is one.
+        threads_per_rank: number of intra-operator threads of a rank.
+        cores: CPUs that the ranks of this node share; `None` is those of the agent.
     """
 
     trial_dir: Path
     entry: str
-    payload: bytes
-    rank: int
-    local_rank: int
-    world_size: int
-    device: str
-    backend: str | None
-    rendezvous: Rendezvous | None
-    timeout_s: float
-    threads: int
+    payload: Any
+    ranks: int
+    deadline_s: float
+    world_size: int | None = None
+    node_rank: int = 0
+    rendezvous: Rendezvous | None = None
+    device: str = "cpu"
+    backend: str | None = None
+    threads_per_rank: int = 1
     cores: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"RankJob.ranks: must be at least 1, got {self.ranks}")
+        if self.total % self.ranks:
+            raise ValueError(
+                f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks, got {self.total}"
+            )
+
+    @property
+    def total(self) -> int:
+        """Ranks of the whole trial."""
+        return self.ranks if self.world_size is None else self.world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the whole trial."""
+        return self.total // self.ranks
+
+    @property
+    def local(self) -> range:
+        """The ranks on this node."""
+        return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
+
+    @property
+    def group_backend(self) -> str | None:
+        """The backend of the process group; `None`: no group."""
+        if self.backend is None and self.total > 1:
+            return "nccl" if self.device == "cuda" else "gloo"
+        return self.backend
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStart:
+    """All that one rank is told at its start.
+
+    Fields:
+        job: the ranks of its node, with the place where they meet (`None`: no group). Its payload is pickled;
+            it is unpickled where a failure becomes a report.
+        local_rank: index of the rank on its node; on CUDA also that of its device.
+    """
+
+    job: RankJob
+    local_rank: int
+
+    @property
+    def rank(self) -> int:
+        """The rank in the whole trial."""
+        return self.job.local[self.local_rank]

@@ -24,11 +24,11 @@ class Failure:
     """Why a trial did not end well.
 
     Fields:
-        kind: exception class, signal name or `exit <code>`.
-        message: what it said.
-        rank: the culprit; `None` when no rank was started.
+        kind: exception class, signal name, `exit <code>`, `timeout`, `lost` or `Halt.error_kind`.
+        message: one sentence, or the text of the exception.
+        rank: the culprit; `None` where no rank can be named.
         phase: `build`, `instrument`, `parity` or `timing`; `None` before them.
-        log: path of the culprit's log.
+        log: name of the culprit's log in the trial's folder.
     """
 
     kind: str

@@ -60,15 +60,8 @@ class Preflight:
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
         self._prepare()
-        self._once(
-            deadline_s,
-            without_memory.check_variant,
-            model,
-            experiment.ac,
-            is_call_site,
-            mesh.is_sharded,
-            batch,
-        )
+        variant = experiment.ac, is_call_site, mesh.is_sharded, batch
+        self._once(deadline_s, without_memory.check_variant, model, *variant)
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
             self._once(deadline_s, without_memory.check_sharding, model, usual)
@@ -109,7 +102,7 @@ def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_
     if model.fixed_batch() is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)
     elif isinstance(model, LanguageModelSpec):
-        data.check(vocab_size=model.vocab_size, sequence_length=sequence_length)
+        data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
         _check_own_samples(model.name, data, sequence_length)
 

@@ -38,7 +38,15 @@ _UNMEASURED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bench:
-    """Everything the phases of one rank share."""
+    """What the phases of one rank share.
+
+    Fields:
+        plan: the trial.
+        context: of the rank; phases and steps are reported to it.
+        devices: the device mesh; `None` for one rank.
+        batch: returns this rank's share of a step's batch, on its device.
+        sharding: plan of the sharding variant, made once; `None` for `shard=none`.
+    """
 
     plan: TrialPlan
     context: RankContext
@@ -106,6 +114,7 @@ def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Ba
     source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
 
     def batch(step: int) -> Batch:
+        """Return rows of the global batch; tensor-parallel ranks get the same."""
         share = source.batch(
             step=step,
             batch_size=experiment.batch_size,
@@ -121,7 +130,12 @@ def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Ba
 def _measure(
     bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Return memory, work and observation of one step of `experiment`, alone in this process."""
+    """Return memory, work and observation of one step of `experiment`, alone in this process.
+
+    Args:
+        experiment: the variant or its twin.
+        on_built: called when the model stands and before its first step.
+    """
     trainee = bench.assemble(experiment)
     on_built()
     for step in range(_UNMEASURED_STEPS):
@@ -139,6 +153,7 @@ def _measure(
 
 
 def _step(trainee: Assembled, batch: Batch) -> None:
+    """Train by one step: forget gradients, forward, backward, update."""
     trainee.zero_grad()
     _, loss = trainee.forward(batch)
     trainee.backward(loss)
@@ -177,7 +192,11 @@ def _time(bench: _Bench) -> dict[str, Any] | None:
 
 
 def _samples(bench: _Bench) -> tuple[PairedTimes, float | None]:
-    """Return the timed steps, and the energy of a variant's step."""
+    """Return the timed steps in seconds, and the energy of a variant's step in joules.
+
+    `paired` times both sides in turn. `sequential` times the twin first and frees it, `none` times
+    the variant alone.
+    """
     experiment, protocol = bench.plan.experiment, bench.plan.experiment.protocol
     clock, progress = clock_for(bench.context.device), bench.context.progress
     warmup, pairs = protocol.warmup_steps, protocol.timed_pairs
@@ -209,6 +228,7 @@ def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:
 
 
 def _tokens_per_step(experiment: Experiment) -> int | None:
+    """Return the tokens of a step over all ranks; `None` for a model that reads none, or its own batch."""
     model = experiment.model
     if not isinstance(model, LanguageModelSpec) or model.fixed_batch() is not None:
         return None

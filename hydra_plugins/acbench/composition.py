@@ -14,14 +14,13 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, open_dict
 
 _REPORTED = 50
 """Compositions by Hydra, some 4 s, between two lines of progress."""
@@ -42,84 +41,53 @@ def compose_all(
     Raises:
         HydraException, ValueError: what `load_sweep_config` raises about the first wrong point.
     """
-    composer, configs, reported = _Composer(loader, master), [], _REPORTED
-    for overrides in points:
-        configs.append(composer.compose(overrides))
-        if composer.compositions >= reported:
+    parser, command = OverridesParser.create(), master.hydra
+
+    @cache
+    def parsed(line: str) -> Override:
+        (override,) = parser.parse_overrides([line])
+        return override
+
+    @cache
+    def is_group(name: str) -> bool:
+        own = list(command.overrides.hydra)
+        return bool(loader.get_group_options(name, config_name=command.job.config_name, overrides=own))
+
+    @cache
+    def pickled(lines: Sequence[str]) -> bytes:
+        config = loader.load_sweep_config(master, list(lines))
+        with open_dict(config):
+            del config["hydra"]
+        return pickle.dumps(config)  # a deepcopy for each point takes 7 times as long
+
+    def composed(lines: Sequence[str]) -> DictConfig:
+        config: DictConfig = pickle.loads(pickled(tuple(lines)))  # noqa: S301 (our own)
+        return config
+
+    def point(lines: Sequence[str]) -> DictConfig:
+        overrides = [parsed(line) for line in lines]
+        names = [re.split("[./@]", override.key_or_group)[0] for override in overrides]
+        values = {
+            line: override
+            for line, override in zip(lines, overrides, strict=True)
+            if _is_value(override)
+            and names.count(override.key_or_group) == 1
+            and not is_group(override.key_or_group)
+        }
+        config = composed([line for line in lines if line not in values])
+        for override in values.values():
+            if not isinstance(config.get(override.key_or_group), _PLAIN):
+                return composed(lines)
+            config[override.key_or_group] = override.value()
+        return config
+
+    configs, reported = [], _REPORTED
+    for lines in points:
+        configs.append(point(lines))
+        if pickled.cache_info().misses >= reported:
             reported += _REPORTED
             sys.stderr.write(f"acbench: composed {len(configs):,} of {len(points):,} points\n")
     return configs
-
-
-class _Composer:
-    """Composes the points of one command.
-
-    Attributes:
-        compositions: how many Hydra has made so far.
-    """
-
-    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        self.compositions = 0
-        self._loader = loader
-        self._master = master
-        self._parser = OverridesParser.create()
-        self._parsed: dict[str, Override] = {}  # by line
-        self._composed: dict[tuple[str, ...], bytes] = {}  # pickled configurations by their lines
-        self._groups: dict[str, bool] = {}  # whether a name of the top level is a group
-
-    def compose(self, lines: Sequence[str]) -> DictConfig:
-        """Return the configuration of a point."""
-        try:
-            values = self._values(lines)
-            config = self._copy(tuple(line for line in lines if line not in values))
-            if all(isinstance(config.get(override.key_or_group), _PLAIN) for override in values.values()):
-                for override in values.values():
-                    OmegaConf.update(config, override.key_or_group, override.value())
-                return config
-        except (HydraException, OmegaConfBaseException, ValueError):
-            pass  # Hydra says what is wrong, in its own words
-        return self._in_full(lines)
-
-    def _values(self, lines: Sequence[str]) -> dict[str, Override]:
-        """Return, by line, the overrides of a point that set one value of the top level and nothing else."""
-        overrides = {line: self._parse(line) for line in lines}
-        names = [re.split("[./@]", override.key_or_group)[0] for override in overrides.values()]
-        return {
-            line: override
-            for line, override in overrides.items()
-            if _is_value(override)
-            and names.count(override.key_or_group) == 1
-            and not self._is_group(override)
-        }
-
-    def _parse(self, line: str) -> Override:
-        if line not in self._parsed:
-            (self._parsed[line],) = self._parser.parse_overrides([line])
-        return self._parsed[line]
-
-    def _is_group(self, override: Override) -> bool:
-        name = override.key_or_group
-        if name not in self._groups:
-            command: Iterable[str] = self._master.hydra.overrides.hydra
-            self._groups[name] = bool(
-                self._loader.get_group_options(
-                    name, config_name=self._master.hydra.job.config_name, overrides=list(command)
-                )
-            )
-        return self._groups[name]
-
-    def _copy(self, lines: tuple[str, ...]) -> DictConfig:
-        if lines not in self._composed:
-            self._composed[lines] = pickle.dumps(self._in_full(lines))
-        config: DictConfig = pickle.loads(self._composed[lines])  # noqa: S301 (our own; a deepcopy takes 7 times as long)
-        return config
-
-    def _in_full(self, lines: Sequence[str]) -> DictConfig:
-        self.compositions += 1
-        config = self._loader.load_sweep_config(self._master, list(lines))
-        with open_dict(config):
-            del config["hydra"]
-        return config
 
 
 def _is_value(override: Override) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.experiment.mesh import Mesh
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
+from harness.ranks.start import RankJob
 from harness.records.parity_result import PARTS
 from strategies import ac_variants
 from tests.gpu.devices import CUDA

@@ -12,9 +12,9 @@ from harness.launchers.interrupts import Interrupts
 from harness.launchers.progress import SweepProgress
 from harness.launchers.task import Point, Task
 from harness.ranks.agent import Agent
-from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.culprit import Outcome
 from harness.records.claims import Attempt
-from harness.records.record import Record
+from harness.records.record import Failure, Record
 from harness.records.store import Store
 from tests.harness import records_fixture
 from tests.harness.composing import point_of
@@ -22,7 +22,7 @@ from tests.harness.composing import point_of
 AT = "2026-01-01T00:00:00+00:00"
 ENVIRONMENT = "0123456789ab"
 FAILED = Outcome(
-    status="failed", error=TrialError(kind="SIGTERM", message="it died", rank=0, phase="parity", log=None)
+    status="failed", error=Failure(kind="SIGTERM", message="it died", rank=0, phase="parity", log=None)
 )
 
 

@@ -209,7 +209,7 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: Any, message
     dtype = "uint16" if name.endswith(".bin") else None
     spec = Text(path=str(path)) if name.endswith(".txt") else Tokens(path=str(path), dtype=dtype)
     with pytest.raises(ConfigError) as refusal:
-        spec.check(vocab_size=256, sequence_length=16)
+        spec.source(vocab_size=256, sequence_length=16)
     assert str(refusal.value) == f"data.path: {message.format(path=path)}"
 
 
@@ -220,7 +220,7 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: Any, message
 )
 def test_a_missing_file(spec: Text | Tokens) -> None:
     with pytest.raises(ConfigError) as refusal:
-        spec.check(vocab_size=256, sequence_length=16)
+        spec.source(vocab_size=256, sequence_length=16)
     reason = f"[Errno 2] No such file or directory: '{spec.path}'"
     assert str(refusal.value) == f"data.path: cannot read '{spec.path}': {reason}"
 
@@ -228,13 +228,13 @@ def test_a_missing_file(spec: Text | Tokens) -> None:
 def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     path = save(tmp_path, "text.npy", b"no array")
     with pytest.raises(ConfigError) as refusal:
-        Tokens(path=str(path)).check(vocab_size=256, sequence_length=16)
+        Tokens(path=str(path)).source(vocab_size=256, sequence_length=16)
     assert str(refusal.value).startswith(f"data.path: cannot read '{path}': ")
 
 
 def test_bytes_need_their_vocabulary() -> None:
     with pytest.raises(ConfigError) as refusal:
-        Text().check(vocab_size=255, sequence_length=16)
+        Text().source(vocab_size=255, sequence_length=16)
     assert str(refusal.value) == "data.path: bytes need model.vocab_size to be at least 256, got 255"
 
 

@@ -18,17 +18,18 @@ from harness.launchers.resource_shape import Resources
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
-from harness.ranks.agent import RankJob
-from harness.ranks.culprit import Outcome, TrialError
+from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import RankReport
+from harness.ranks.start import RankJob
 from harness.records.claims import claim, new_submission, read_attempt, write_attempt, write_submission
+from harness.records.record import Failure
 from harness.records.store import Store
 from tests.harness.records_fixture import rank_result
 from tests.harness.sweeping import AT, FAILED, attempt, error_of, task, tasks, write_record
 
 BROKEN = Outcome(
     status="failed",
-    error=TrialError(kind="ValueError", message="no", rank=0, phase="build", log="rank0.log"),
+    error=Failure(kind="ValueError", message="no", rank=0, phase="build", log="rank0.log"),
 )
 
 
@@ -181,7 +182,7 @@ def test_a_trial_that_died_began_when_it_was_attempted_and_says_how_far_it_came(
 
 def test_how_far_an_earlier_attempt_came_says_nothing_of_a_trial_that_never_began(bench: _Bench) -> None:
     _report(bench, "timing")
-    error = TrialError(kind="lost", message="no", rank=None, phase=None, log=None)
+    error = Failure(kind="lost", message="no")
     job = {"submission": bench.submission}
     write_attempt(bench.store, _ids(1)[0], attempt("earlier"))
     record = lost_task(task(1), error, store=bench.store, name="demo", job=job)

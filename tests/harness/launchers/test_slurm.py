@@ -12,9 +12,9 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
-from harness.launchers import slurm as arrays
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_ends as ends
+from harness.launchers import slurm_submit
 from harness.launchers.base import End, Flight, Sweep
 from harness.launchers.lane_spec import STOP
 from harness.launchers.slurm import Slurm
@@ -122,7 +122,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     monkeypatch.setattr(slurm, "cancel", fake.cancel)
     monkeypatch.setattr(slurm, "find", lambda _name: fake.named)
     monkeypatch.setattr(slurm, "cluster_gpus", lambda _partition: 4)
-    monkeypatch.setattr(arrays, "submit", fake.submit)
+    monkeypatch.setattr(slurm_submit, "submit", fake.submit)
     monkeypatch.setattr(ends, "_SETTLE_S", 0.0)
     return fake
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from harness.ranks.agent import Agent, RankJob, sigterm_exits
+from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.culprit import Outcome
 from harness.ranks.forkserver import ForkServer, ForkServerError, server_environment
 from harness.ranks.node_report import Halt
 from harness.ranks.rank_report import RankReport, read_reports
+from harness.ranks.start import RankJob
 from tests.harness.processes import Waiter, has_begun, is_alive, require_dead
 
 ENTRIES = "tests.harness.rank_entries"
@@ -228,7 +229,8 @@ _DRIVER = f"""
 import signal
 import sys
 from pathlib import Path
-from harness.ranks.agent import Agent, RankJob, sigterm_exits
+from harness.ranks.agent import Agent, sigterm_exits
+from harness.ranks.start import RankJob
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
 folder = sys.argv[1]

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome, decide_nodes
-from harness.ranks.node_report import Halt, NodeReport, read_node_reports
+from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.nodes import hosted
 from harness.ranks.rank_report import read_reports
+from harness.ranks.start import RankJob
 from tests.harness.processes import Waiter, has_begun, require_dead
 
 ENTRIES = "tests.harness.rank_entries"
@@ -62,7 +63,7 @@ class _Trial:
     ) -> Outcome:
         with hosted("127.0.0.2") as address:
             jobs = [
-                _job(folder, entry, payload, ranks=ranks, node_rank=node, rendezvous=address, attempt="7")
+                _job(folder, entry, payload, ranks=ranks, node_rank=node, rendezvous=address)
                 for node in range(2)
             ]
             other = threading.Thread(target=self._supervise, args=(agents[1], jobs[1]))
@@ -91,7 +92,6 @@ def test_ranks_of_two_nodes_meet(agents: tuple[Agent, Agent], tmp_path: Path, ra
     outcome = trial.run(agents, tmp_path, "ok", "x", ranks=ranks)
     expected = {"payload": "x", "sum": ranks * (2 * ranks + 1)}
     assert outcome == Outcome(status="ok", results=(expected,) * 2 * ranks)
-    assert {report.attempt for report in trial.reports.values()} == {"7"}
     assert [report.halt for report in trial.reports.values()] == [None, None]
     assert [sorted(death.rank for death in trial.reports[node].deaths) for node in range(2)] == [
         list(range(ranks)),
@@ -172,7 +172,9 @@ def test_the_end_of_an_agent_is_no_communication_error(
         job = _job(tmp_path, "fault_of", ("hang", victim), node_rank=1 - victim, rendezvous=(host, port))
         own = agents[1 - victim].supervise(job, halt=end)
         node.wait()
-    outcome = _decide(tmp_path, 2, {own.node_rank: own, **read_node_reports(tmp_path, "")})
+    texts = [path.read_text("utf-8") for path in tmp_path.glob("node*.json")]
+    left = {report.node_rank: report for report in map(NodeReport.parse, texts)}
+    outcome = _decide(tmp_path, 2, {own.node_rank: own, **left})
     assert outcome.error is not None
     assert (outcome.status, outcome.error.kind, outcome.error.rank) == ("lost", kind, None)
     assert outcome.error.message == message.format(victim, HOSTS[victim])
@@ -182,7 +184,8 @@ def test_the_end_of_an_agent_is_no_communication_error(
 _NODE = f"""
 import signal, sys
 from pathlib import Path
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
+from harness.ranks.start import RankJob
 from harness.ranks.nodes import hosted
 from harness.ranks.node_report import Halt
 

@@ -6,7 +6,6 @@ import pytest
 
 from harness.ranks.culprit import (
     Outcome,
-    TrialError,
     decide_nodes,
     is_communication,
     is_out_of_memory,
@@ -14,6 +13,7 @@ from harness.ranks.culprit import (
 )
 from harness.ranks.node_report import Death, Halt, NodeReport
 from harness.ranks.rank_report import RankReport
+from harness.records.record import Failure
 
 CLOSED = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6019"
@@ -70,7 +70,6 @@ def _node(
     return NodeReport(
         node_rank=node_rank,
         host="a",
-        attempt="0",
         time=time,
         deaths=tuple(deaths or ()),
         halt=halt,
@@ -247,9 +246,7 @@ def test_an_own_failure_wins_against_the_deadline() -> None:
 def test_an_end_without_any_cause_is_lost() -> None:
     outcome = _decide([_running(0)], [_died(0, -15, 1, ended=True)], ranks=1)
     message = "the ranks ended without a report and without a cause"
-    assert outcome == Outcome(
-        status="lost", error=TrialError(kind="lost", message=message, rank=None, phase=None, log=None)
-    )
+    assert outcome == Outcome(status="lost", error=Failure(kind="lost", message=message))
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,16 @@ import pytest
 
 from harness.ranks.entry import RankContext
 from harness.ranks.rank_report import RankReport, read_reports
-from harness.ranks.start import RankStart
+from harness.ranks.start import RankJob, RankStart
 
 
 def _context(folder: Path, rank: int = 0) -> RankContext:
     return RankContext(
         RankStart(
-            trial_dir=folder,
-            entry="tests.harness.rank_entries:ok",
-            payload=b"",
-            rank=rank,
+            job=RankJob(
+                trial_dir=folder, entry="tests.harness.rank_entries:ok", payload=b"", ranks=2, deadline_s=1.0
+            ),
             local_rank=rank,
-            world_size=2,
-            device="cpu",
-            backend=None,
-            rendezvous=None,
-            timeout_s=1.0,
-            threads=1,
         )
     )
 

@@ -13,12 +13,13 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed does not ex
 from torch.distributed import DistError
 
 from harness.ranks import nodes
-from harness.ranks.agent import Agent, RankJob
+from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
 from harness.ranks.live_ranks import HaltCheck
 from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.nodes import Director, follow, hosted, hosting, join
 from harness.ranks.rank_report import RankReport, report_path
+from harness.ranks.start import RankJob
 
 HOSTS = ("localhost", "beta")
 LIMIT = Halt(kind="time_limit", message="the time limit of the job was reached", error_kind="timeout")
@@ -55,7 +56,7 @@ class _Agent:
         else:
             self._say(job, rank, state="error", kind=self.kind, message="no")
         host = HOSTS[self.node]
-        return NodeReport(node_rank=self.node, host=host, attempt=job.attempt, time=2.0, halt=halted)
+        return NodeReport(node_rank=self.node, host=host, time=2.0, halt=halted)
 
     def _say(self, job: RankJob, rank: int, **fields: Any) -> None:
         RankReport(rank=rank, phase="instrument", time=1.0, **fields).write(job.trial_dir)
@@ -132,7 +133,6 @@ def test_trials_are_announced_run_and_reported_one_after_the_other(lane: _Pair, 
     running.director.close()
     running.follower.result()
     first, second = (agent.jobs for agent in running.agents)
-    assert [job.attempt for job in first] == [job.attempt for job in second] == ["0", "1"]
     assert [job.rendezvous for job in first] == [job.rendezvous for job in second]
     assert [job.node_rank for job in second] == [1, 1]
 
