@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strategies.chunk.planning.chunk_plan import ChunkPlan
 
 _REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
+_ALONE = PlannedStep()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +37,18 @@ class Chunking(Strategy):
     reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 
-    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
-        """Return `model`, planned and changed in place.
+    def apply(
+        self, model: nn.Module, sample: tuple[Any, ...] = (), *, step: PlannedStep = _ALONE
+    ) -> nn.Module:
+        """Return `model`, planned for `step` and changed in place.
 
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
             StrategyError: the model is unsuitable, or chunked already.
         """
-        return _applied(self, model, sample, PlannedStep())
+        if not sample:
+            raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
+        return self.plan(model, sample, step).apply(model)
 
     def for_step(self, step: PlannedStep) -> Strategy:
         """Return the strategy that plans for `step`: with its loss, its other bytes and its regions."""
@@ -71,9 +76,12 @@ class Chunking(Strategy):
                     "chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own"
                 )
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+    def view(
+        self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE
+    ) -> str:
         """Return the code with its loops (`chunks`), or the bytes operator by operator (`memory`)."""
-        return _view(self, name, model, sample, PlannedStep())
+        view = show.code_view if name == "chunks" else show.memory_view
+        return view(self.plan(model, sample, step), model, sample, step)
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the chunk bodies that ran in the latest forward, and the plan."""
@@ -95,24 +103,13 @@ class _ForStep(Strategy):
     step: PlannedStep
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
-        return _applied(self.chunking, model, sample, self.step)
+        return self.chunking.apply(model, sample, step=self.step)
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         self.chunking.check_units(model, units)
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
-        return _view(self.chunking, name, model, sample, self.step)
-
-
-def _applied(chunking: Chunking, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> nn.Module:
-    if not sample:
-        raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
-    return chunking.plan(model, sample, step).apply(model)
-
-
-def _view(chunking: Chunking, name: str, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
-    plan = chunking.plan(model, sample, step)
-    return (show.code_view if name == "chunks" else show.memory_view)(plan, model, sample, step)
+        return self.chunking.view(name, model, sample, step=self.step)
 
 
 def is_trained(model: nn.Module) -> bool:

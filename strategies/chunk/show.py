@@ -15,10 +15,8 @@ from strategies.chunk.planning.chunk_plan import ChunkPlan
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.running.runtime import ChunkLoop
 from strategies.chunk.running.schedule_code import lower
-from strategies.estimate.liveness import Profile
 from strategies.nested.listing import code_text
 from strategies.regions.blocks import unwrapped
-from strategies.tracing.operator_graph import ScopeGraph
 
 _MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes)_")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
@@ -28,8 +26,8 @@ such as its inputs and what other scopes keep for backward, is not among them.""
 def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     """Return a summary, the regions, and the code of each sort of scope with its loops."""
     parts = [_summary(plan)]
-    for names, graph, schedule in _sorts(plan, model, sample, step):
-        code = lower(graph.graph, schedule)
+    for names, schedule in _sorts(plan, model, sample, step):
+        code = lower(schedule)
         parts.append(f"# {names}\n{_plain(code_text(code.module))}")
         parts += [
             f"# loop_{index}: {loop.size} in chunks of {loop.length}; behind its lines stand the shapes of "
@@ -43,8 +41,8 @@ def code_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: 
 def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> str:
     """Return the bytes alive in forward at each operator, before and after chunking."""
     parts = [_summary(plan), _ABOUT]
-    for names, graph, schedule in _sorts(plan, model, sample, step):
-        plain = Schedule.of_graph(graph.graph)
+    for names, schedule in _sorts(plan, model, sample, step):
+        plain = Schedule.of_graph(schedule.graph)
         parts += [f"# {names}, before\n" + _table(plain), f"# {names}, after\n" + _table(schedule)]
     return "\n\n".join(parts)
 
@@ -74,24 +72,23 @@ def _summary(plan: ChunkPlan) -> str:
 
 def _sorts(
     plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep
-) -> Iterator[tuple[str, ScopeGraph, Schedule]]:
+) -> Iterator[tuple[str, Schedule]]:
     """Yield each sort of scope once, with the names of all scopes of the sort."""
     graphs = Rehearsal.of(unwrapped(model), sample, step, training=plan.training).recorded("chunk")
-    sorts: dict[str, tuple[list[str], ScopeGraph, Schedule]] = {}
+    sorts: dict[str, tuple[list[str], Schedule]] = {}
     for graph in graphs:
         scheduler = plan.schedulers.get(graph.fqn)
         if scheduler is None:
             continue
         schedule = scheduler.schedule(graph.graph, frozenset())
-        text = code_text(lower(graph.graph, schedule).module)
-        sorts.setdefault(text, ([], graph, schedule))[0].append(graph.fqn or "(model)")
-    for names, graph, schedule in sorts.values():
-        yield ", ".join(dict.fromkeys(names)), graph, schedule
+        text = code_text(lower(schedule).module)
+        sorts.setdefault(text, ([], schedule))[0].append(graph.fqn or "(model)")
+    for names, schedule in sorts.values():
+        yield ", ".join(dict.fromkeys(names)), schedule
 
 
 def _table(schedule: Schedule) -> str:
-    profile: Profile = schedule.profile()
-    rows = zip(schedule.items, profile.live_bytes, strict=True)
+    rows = zip(schedule.items, schedule.profile().live_bytes, strict=True)
     return "\n".join(f"{live:>16,}  {_name(item)}" for item, live in rows)
 
 

@@ -118,15 +118,15 @@ class LiveStorages(TorchDispatchMode):
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
             self._seen_late |= self.add_standing(plain_tensors(tensors_in((args, kwargs))))
-        if self._probe is None:
-            result = func(*args, **kwargs)
-            self._enter_results(func, args, result)
-            return result
-        self._probe.begin()
+        if self._probe is not None:
+            self._probe.begin()
         result = func(*args, **kwargs)
-        excess_bytes = self._probe.excess_bytes()
+        excess_bytes = 0 if self._probe is None else self._probe.excess_bytes()
         self._enter_results(func, args, result)
-        self._enter_workspace(str(func), excess_bytes - self._promoted_again_bytes(func, args))
+        if excess_bytes > 0:
+            # a call from Python promotes numbers once more, which the probe has seen
+            promoted_bytes = 0 if self._numbers_on_host else numbers_bytes(func, args)
+            self._enter_workspace(str(func), excess_bytes - promoted_bytes)
         return result
 
     def _enter_results(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -190,17 +190,13 @@ class LiveStorages(TorchDispatchMode):
             self._resize(known[0], storage.nbytes() + self._hidden_bytes.get(known[0], 0))
             return
         hidden_bytes = hidden() if storage.device.type == "meta" else 0
-        life = Life(
-            nbytes=storage.nbytes() + hidden_bytes,
-            op=op,
-            module=self._position.module,
-            phase=self._position.phase,
+        number = self._enter_made(
+            storage.nbytes() + hidden_bytes,
+            op,
             shape=tuple(tensor.shape),
             dtype=_name_of(tensor.dtype),
             on_host=self._lies_on_host(tensor.device.type),
-            kind=Kind.CREATED,
         )
-        number = self.ledger.add(life)
         if hidden_bytes:
             self._hidden_bytes[number] = hidden_bytes
         self._follow(storage, number)
@@ -208,20 +204,16 @@ class LiveStorages(TorchDispatchMode):
     def _enter_numbers(self, op: str, numbers: list[tuple[str, Any]], result: Tensor) -> None:
         """Enter the 0-dimensional CPU tensors that torch makes of Python numbers given for tensors."""
         for argument, value in numbers:
-            life = Life(
-                nbytes=NUMBER_BYTES[type(value)],
-                op=op,
-                module=self._position.module,
-                phase=self._position.phase,
-                dtype=type(value).__name__,
-                on_host=self._numbers_on_host,
-                kind=Kind.CREATED,
+            number = self._enter_made(
+                NUMBER_BYTES[type(value)], op, dtype=type(value).__name__, on_host=self._numbers_on_host
             )
-            self._promoted.append(_Promoted(self.ledger.add(life), argument, TensorWeakRef(result)))
+            self._promoted.append(_Promoted(number, argument, TensorWeakRef(result)))
 
-    def _promoted_again_bytes(self, func: Any, args: tuple[Any, ...]) -> int:
-        """Return what the probe saw of promoted numbers: a call from Python promotes them once more."""
-        return 0 if self._numbers_on_host else numbers_bytes(func, args)
+    def _enter_made(self, nbytes: int, op: str, kind: Kind = Kind.CREATED, **details: Any) -> int:
+        """Enter a storage that `op` has made where the step is now; return its number."""
+        phase, module = self._position.phase, self._position.module
+        life = Life(nbytes=nbytes, op=op, kind=kind, phase=phase, module=module, **details)
+        return self.ledger.add(life)
 
     def _settle_numbers(self) -> None:
         """End the promoted numbers of the operator before, except those that autograd has saved since."""
@@ -235,9 +227,7 @@ class LiveStorages(TorchDispatchMode):
 
     def _enter_workspace(self, op: str, nbytes: int) -> None:
         if nbytes > 0:
-            phase, module = self._position.phase, self._position.module
-            life = Life(nbytes=nbytes, op=op, kind=Kind.WORKSPACE, phase=phase, module=module)
-            self.ledger.resize(self.ledger.add(life), 0, phase=phase, module=module)
+            self._resize(self._enter_made(nbytes, op, Kind.WORKSPACE), 0)
 
     def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)

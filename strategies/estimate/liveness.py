@@ -154,7 +154,7 @@ class Storages:
 
     def _step(self, node: fx.Node) -> StorageStep:
         of_inputs = {key for source in node.all_input_nodes for key in self.keys[source]}
-        private_bytes = promoted_bytes(node)
+        private_bytes = numbers_bytes(node.target, node.args)
         is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.keys[node])
         if is_view and node.users and not private_bytes:
             return IDLE
@@ -201,11 +201,6 @@ def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
 def gradient_of(key: Key) -> Key:
     """Return the key of the gradient of a storage."""
     return ~key if isinstance(key, int) else ("gradient", key)  # hashed often
-
-
-def promoted_bytes(node: fx.Node) -> int:
-    """Return the bytes of the tensors that torch makes of the Python numbers given for tensors to a node."""
-    return numbers_bytes(node.target, node.args)
 
 
 def numbers_bytes(func: Any, args: Sequence[Any]) -> int:

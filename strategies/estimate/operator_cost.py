@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 _MATRICES = {  # positions of the two matrices
     _aten.mm.default: (0, 1),
     _aten.addmm.default: (1, 2),
@@ -83,33 +86,39 @@ class OperatorCost:
         )
 
 
+def remembered(
+    function: Callable[[fx.Node, *_Arguments], _Result],
+) -> Callable[[fx.Node, *_Arguments], _Result]:
+    """Return a function of a node and hashable arguments that keeps its results in the node's `meta`."""
+
+    @functools.wraps(function)
+    def recalled(node: fx.Node, *args: *_Arguments) -> _Result:
+        known: dict[Any, _Result] = node.meta
+        key = (function.__name__, *args)
+        if key not in known:
+            known[key] = function(node, *args)
+        return known[key]
+
+    return recalled
+
+
+@remembered
 def cost_of(node: fx.Node) -> OperatorCost:
     """Return the work of a node of an ATen graph; views are free."""
-    if "cost" not in node.meta:
-        node.meta["cost"] = _cost(node)
-    found: OperatorCost = node.meta["cost"]
-    return found
+    value = node.meta.get("val")
+    inputs = [source.meta.get("val") for source in node.all_input_nodes]
+    flops, rows = _flops(node, value)
+    return OperatorCost(
+        flops=flops,
+        moved_bytes=bytes_of(value) + sum(map(bytes_of, inputs)),
+        rows=rows,
+        is_free=is_view(node),
+    )
 
 
+@remembered
 def is_view(node: fx.Node) -> bool:
     """Whether the result of a node lies on the memory of an input."""
-    if "view" not in node.meta:
-        node.meta["view"] = _is_view(node)
-    return bool(node.meta["view"])
-
-
-def tensors_of(node: fx.Node) -> Sequence[Tensor]:
-    """Return the fake tensors among the results of a node."""
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-
-
-def bytes_of(value: Any) -> int:
-    """Return the bytes that the elements of all tensors in `value` need."""
-    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
-    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
-
-
-def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)
@@ -122,16 +131,15 @@ def _is_view(node: fx.Node) -> bool:
     }
 
 
-def _cost(node: fx.Node) -> OperatorCost:
-    value = node.meta.get("val")
-    inputs = [source.meta.get("val") for source in node.all_input_nodes]
-    flops, rows = _flops(node, value)
-    return OperatorCost(
-        flops=flops,
-        moved_bytes=bytes_of(value) + sum(map(bytes_of, inputs)),
-        rows=rows,
-        is_free=is_view(node),
-    )
+def tensors_of(node: fx.Node) -> Sequence[Tensor]:
+    """Return the fake tensors among the results of a node."""
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that the elements of all tensors in `value` need."""
+    tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
 
 
 def _flops(node: fx.Node, value: Any) -> tuple[int, int]:

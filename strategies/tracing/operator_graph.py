@@ -107,11 +107,9 @@ def record_scopes(
             recorder.begin()
             recorder.finish_model(shadow.model.forward(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        problem = f"{recorder.place} calls {error.func}, whose result or shape depends on data"
-        raise StrategyError(where, f"{problem}; it cannot be planned") from error
+        raise recorder.unplannable(error.func, "whose result or shape depends on data") from error
     except UnsupportedOperatorException as error:
-        problem = f"{recorder.place} calls {error.func}, which does not run without data"
-        raise StrategyError(where, f"{problem}; it cannot be planned") from error
+        raise recorder.unplannable(error.func, "which does not run without data") from error
     recorder.mark_written()
     return recorder.graphs
 
@@ -156,6 +154,10 @@ class _OperatorRecorder(TorchDispatchMode):
         return repr(
             next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__)
         )
+
+    def unplannable(self, func: Any, reason: str) -> StrategyError:
+        """Return the refusal of an operator that the running module calls."""
+        return self._error(f"{self.place} calls {func}, {reason}; it cannot be planned")
 
     def mark_written(self) -> None:
         """Mark the nodes on storages that are written in place: what chunks make would miss the write."""
@@ -266,8 +268,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def _refuse_call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if _depends_on_data(func, args):
-            problem = f"{self.place} calls {func}, whose result or shape depends on data"
-            raise self._error(f"{problem}; it cannot be planned")
+            raise self.unplannable(func, "whose result or shape depends on data")
         if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
             problem = f"{self.place} calls {func} with a generator of its own, which no graph can hold"
             raise self._error(f"{problem}; let it draw from torch's own")
@@ -310,10 +311,8 @@ class _OperatorRecorder(TorchDispatchMode):
         """Return the operator that gives what the in-place `func` writes, if nobody can tell them apart."""
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
         packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
-        overloads = {"default": "p"} if name == "bernoulli_" else {}
+        overloads = {"default": "p", "float": "p"} if name == "bernoulli_" else {}
         overload = getattr(packet, overloads.get(func._overloadname, func._overloadname), None)  # noqa: SLF001
-        if name == "bernoulli_" and func._overloadname == "float":  # noqa: SLF001
-            overload = _aten.bernoulli.p
         written = args[0]
         node = self._frames[-1].nodes.get(id(written))
         if overload is None or node is None or node.op != "call_function" or not _is_alone(written, node):

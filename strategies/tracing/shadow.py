@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MethodType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
 from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, restored_generators
-
-Convert: TypeAlias = Callable[[Tensor], Tensor]
 
 PARTS = "_acbench_parts"
 """The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which
@@ -96,7 +94,7 @@ class Shadow:
             StrategyError: FSDP1 has flattened parameters, their shapes are gone, and there is no `earlier`.
         """
         meta = torch.device("meta")
-        return _cast(model, lambda tensor: _empty_like(tensor, meta), mode=None, earlier=earlier)
+        return _cast(model, meta, mode=None, earlier=earlier)
 
     def on(self, device: torch.device) -> Shadow:
         """Return this shadow with fake tensors that say they are on `device`."""
@@ -104,7 +102,7 @@ class Shadow:
         environment = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
         with mode:
-            return _cast(self.model, lambda tensor: _empty_like(tensor, device), mode=mode)
+            return _cast(self.model, device, mode=mode)
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
@@ -124,17 +122,13 @@ class Shadow:
         for module in self.model.modules():
             vars(module)[LISTENER] = listener
 
-    def fake(self, value: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor of this shadow with the shape, strides and dtype of `value`."""
-        assert self.mode is not None
-        with self.mode:
-            return _empty_like(value, device)
-
 
 def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
     """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
     tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
-    fakes = {key: shadow.fake(tensor, device) for key, tensor in tensors.items()}
+    assert shadow.mode is not None
+    with shadow.mode:
+        fakes = {key: _empty_like(tensor, device) for key, tensor in tensors.items()}
     return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
 
 
@@ -158,10 +152,17 @@ def compute_in(dtype: torch.dtype, model: nn.Module, units: Iterable[nn.Module])
         vars(unit)[_INPUTS] = dtype
 
 
+def cast_inputs(inputs: Any, dtype: torch.dtype | None) -> Any:
+    """Return inputs as a unit takes them: floating-point tensors in `dtype`, if it has one."""
+    if dtype is None:
+        return inputs
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
+
+
 def _cast(
-    model: nn.Module, convert: Convert, mode: FakeTensorMode | None, earlier: Shadow | None = None
+    model: nn.Module, device: torch.device, mode: FakeTensorMode | None, earlier: Shadow | None = None
 ) -> Shadow:
-    caster = _Caster(convert, Shadow(model=nn.Module(), mode=mode), earlier)
+    caster = _Caster(device, Shadow(model=nn.Module(), mode=mode), earlier)
     caster.shadow.model = caster.twin_of(model, "")
     caster.fill()
     return caster.shadow
@@ -173,9 +174,9 @@ class _Caster:
     Containers are copied, so that what a forward puts into one is not found in the model's.
     """
 
-    def __init__(self, convert: Convert, shadow: Shadow, earlier: Shadow | None) -> None:
+    def __init__(self, device: torch.device, shadow: Shadow, earlier: Shadow | None) -> None:
         self.shadow = shadow
-        self._convert = convert
+        self._device = device
         self._earlier = earlier
         self._twins: dict[int, tuple[nn.Module, nn.Module, str, torch.dtype | None]] = {}
         self._casts: dict[int, Any] = {}
@@ -245,9 +246,8 @@ class _Caster:
         if not isinstance(value, Tensor) and type(value) not in _COPIED:
             return value
         if id(value) not in self._casts:
-            self._casts[id(value)] = (
-                self._convert(value) if isinstance(value, Tensor) else self._copied(value)
-            )
+            is_tensor = isinstance(value, Tensor)
+            self._casts[id(value)] = _empty_like(value, self._device) if is_tensor else self._copied(value)
         return self._casts[id(value)]
 
     def _copied(self, value: Any) -> Any:
@@ -279,9 +279,7 @@ def _mixed_precision(outer: nn.Module) -> tuple[torch.dtype, torch.dtype | None]
 
 
 def _call_in(dtype: torch.dtype | None, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if dtype is not None:
-        given = args, kwargs
-        args, kwargs = tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, given)
+    args, kwargs = cast_inputs((args, kwargs), dtype)
     return body(*args, **kwargs)
 
 

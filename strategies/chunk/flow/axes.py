@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from torch import Tensor
-
 
 class Axis(NamedTuple):
     """A chunk axis inside one dimension of a tensor.
@@ -61,8 +59,3 @@ def through_view(source: Sequence[int], target: Sequence[int], axis: Axis) -> Ax
             return Axis(dim, stride // below, axis.size)
         below = above
     return None
-
-
-def is_view_slice(tensor: Tensor, axis: Axis) -> bool:
-    """Whether a chunk of `tensor` is a view of it, and no copy."""
-    return axis.outer(tensor.shape) == 1

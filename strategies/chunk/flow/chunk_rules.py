@@ -8,15 +8,18 @@ nothing to reduce" for one axis. Operators without a rule are never chunked.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis, through_view
+from strategies.chunk.flow.chunk_region import Axes
+from strategies.estimate.operator_cost import remembered
 
 _aten = torch.ops.aten
+_Shape: TypeAlias = tuple[int, ...]
 
 
 class ChunkRule(NamedTuple):
@@ -34,39 +37,28 @@ class ChunkRule(NamedTuple):
 SUM = -1
 """Stands for an output's dimension where the output is the sum over chunks."""
 
-VIEWS = frozenset(
-    {
-        _aten.view.default,
-        _aten._unsafe_view.default,  # noqa: SLF001 (the operator's name)
-        _aten.reshape.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.squeeze.default,
-    }
+_RESHAPES = frozenset(
+    {_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default}  # noqa: SLF001 (the operator's name)
 )
+VIEWS = _RESHAPES | {
+    _aten.unsqueeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.squeeze.default,
+}
 FACTORIES = frozenset(
     {_aten.full.default, _aten.empty.memory_format, _aten.zeros.default, _aten.ones.default}
 )
-SHAPED = frozenset(
-    {
-        _aten.view.default,
-        _aten._unsafe_view.default,  # noqa: SLF001 (the operator's name)
-        _aten.reshape.default,
-        _aten.expand.default,
-    }
-)
+SHAPED = _RESHAPES | {_aten.expand.default}
 """Operators that take the shape of their output as their second argument; `FACTORIES` as their first."""
 
 
+@remembered
 def slots(node: fx.Node) -> list[fx.Node]:
     """Return the tensor inputs of a node in the order of its arguments, repetitions included."""
-    if "slots" not in node.meta:
-        found: list[fx.Node] = []
-        fx.map_arg((node.args, node.kwargs), found.append)
-        node.meta["slots"] = found
-    known: list[fx.Node] = node.meta["slots"]
-    return known
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -74,14 +66,11 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
+@remembered
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers, which it must do in its place and whole."""
-    if "random" not in node.meta:
-        tags = getattr(node.target, "tags", ())
-        is_seeded = torch.Tag.nondeterministic_seeded in tags
-        # attention has the tag for its dropout
-        node.meta["random"] = is_seeded and bool(_given(node).get("dropout_p", True))
-    return bool(node.meta["random"])
+    is_seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_seeded and bool(_given(node).get("dropout_p", True))  # attention has the tag for its dropout
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
@@ -100,50 +89,39 @@ def is_pointwise(node: fx.Node) -> bool:
     )
 
 
+@remembered
 def rules_of(node: fx.Node) -> Sequence[ChunkRule]:
     """Return the ways to chunk a node, views and `getitem` left out; none for an operator without a rule."""
-    if "chunk_rules" not in node.meta:
-        node.meta["chunk_rules"] = _rules_for(node)
-    found: Sequence[ChunkRule] = node.meta["chunk_rules"]
-    return found
+    is_operator = node.op == "call_function" and node.target is not operator.getitem and not is_random(node)
+    if not is_operator or not all(isinstance(each.meta.get("val"), Tensor) for each in slots(node)):
+        return []
+    shapes, value = [shape_of(each) for each in slots(node)], node.meta["val"]
+    if isinstance(value, Tensor) and is_pointwise(node):
+        return _pointwise(node, shapes)
+    if node.target in FACTORIES:
+        return [ChunkRule((dim,), ()) for dim in range(value.dim())]
+    return _RULES[node.target](node, shapes) if node.target in _RULES else []
 
 
-def inputs_for(
-    node: fx.Node, index: int, axis: Axis
-) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
+@remembered
+def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | None:
     """Return the axes of the inputs that give a chunk of output `index`, and those of all outputs.
 
     `None` where no chunk of the inputs gives a chunk of the output along `axis`.
     """
-    known = node.meta.setdefault("inputs_for", {})
-    if (index, axis) not in known:
-        known[index, axis] = _inputs_for(node, index, axis)
-    found: tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None = known[index, axis]
-    return found
-
-
-def _inputs_for(
-    node: fx.Node, index: int, axis: Axis
-) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]] | None:
     if node.target in VIEWS:
         source = through_view(shape_of(node), shape_of(slots(node)[0]), axis)
         return None if source is None else ((source,), (axis,))
     for way in rules_of(node):
         if index < len(way.outs) and way.outs[index] == axis.dim:
-            return _with(way, axis)
+            ins = tuple(None if dim is None else axis.at(dim) for dim in way.ins)
+            return ins, tuple(None if dim in {None, SUM} else axis.at(dim) for dim in way.outs)  # type: ignore[arg-type]
     return None
 
 
+@remembered
 def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     """Return the axes that the first output can have where input `slot` is chunked along `axis`."""
-    known = node.meta.setdefault("output_for", {})
-    if (slot, axis) not in known:
-        known[slot, axis] = _output_for(node, slot, axis)
-    found: list[Axis] = known[slot, axis]
-    return found
-
-
-def _output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     if node.target in VIEWS:
         target = through_view(shape_of(slots(node)[0]), shape_of(node), axis)
         return [] if target is None else [target]
@@ -154,7 +132,7 @@ def _output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     ]
 
 
-def sums(node: fx.Node) -> list[tuple[tuple[Axis | None, ...], int]]:
+def sums(node: fx.Node) -> list[tuple[Axes, int]]:
     """Return the axes of the inputs for each way in which the output is a sum over chunks, and their size."""
     found = []
     for way in rules_of(node):
@@ -166,124 +144,68 @@ def sums(node: fx.Node) -> list[tuple[tuple[Axis | None, ...], int]]:
     return found
 
 
-def _with(way: ChunkRule, axis: Axis) -> tuple[tuple[Axis | None, ...], tuple[Any, ...]]:
-    ins = tuple(None if dim is None else axis.at(dim) for dim in way.ins)
-    return ins, tuple(None if dim in {None, SUM} else axis.at(dim) for dim in way.outs)
+def _pointwise(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    rank = len(shape_of(node))
+    return [ChunkRule((dim,), tuple(_broadcast(each, dim, rank) for each in shapes)) for dim in range(rank)]
 
 
-def _rules_for(node: fx.Node) -> list[ChunkRule]:
-    inputs = slots(node)
-    if not _may_have_rules(node) or not all(isinstance(each.meta.get("val"), Tensor) for each in inputs):
-        return []
-    value = node.meta["val"]
-    if isinstance(value, Tensor) and is_pointwise(node):
-        return _pointwise(value.dim(), [shape_of(each) for each in inputs], tuple(value.shape))
-    if node.target in FACTORIES:
-        return [ChunkRule((dim,), ()) for dim in range(value.dim())]
-    rule = _RULES.get(node.target)
-    return rule(node, inputs) if rule is not None else []
+def _broadcast(shape: _Shape, dim: int, rank: int) -> int | None:
+    """Return the dimension of an operand that becomes `dim` of `rank`; `None` where it is repeated."""
+    at = dim - (rank - len(shape))
+    return at if at >= 0 and shape[at] > 1 else None
 
 
-def _may_have_rules(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is not operator.getitem and not is_random(node)
+def _outputs(node: fx.Node) -> Sequence[Any]:
+    values = node.meta["val"]
+    return values if isinstance(values, tuple | list) else (values,)
 
 
-def _pointwise(rank: int, shapes: Sequence[tuple[int, ...]], target: tuple[int, ...]) -> list[ChunkRule]:
-    found = []
-    for dim in range(rank):
-        offsets = [dim - (rank - len(shape)) for shape in shapes]
-        ins = tuple(
-            at if at >= 0 and shape[at] == target[dim] and target[dim] > 1 else None
-            for at, shape in zip(offsets, shapes, strict=True)
-        )
-        found.append(ChunkRule((dim,), ins))
-    return found
-
-
-def _argument(node: fx.Node, index: int, name: str, default: Any) -> Any:
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
-
-
-def _mm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001 (rules have one signature)
-    return [ChunkRule((0,), (0, None)), ChunkRule((1,), (None, 1)), ChunkRule((SUM,), (1, 0))]
-
-
-def _addmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    bias = shape_of(inputs[0])
-    rows = 0 if len(bias) == 2 and bias[0] > 1 else None  # noqa: PLR2004 (a matrix)
-    columns = len(bias) - 1 if bias and bias[-1] > 1 else None
-    return [ChunkRule((0,), (rows, 0, None)), ChunkRule((1,), (columns, None, 1))]
-
-
-def _bmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001
-    return [
-        ChunkRule((0,), (0, 0)),
-        ChunkRule((1,), (1, None)),
-        ChunkRule((2,), (None, 2)),
-        ChunkRule((SUM,), (2, 1)),
+def _product(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Products of two matrices, or of batches of them, with or without a bias."""
+    *bias, left, _right = shapes
+    rank = len(left)
+    ways: list[tuple[int | None, int | None]] = [(dim, dim) for dim in range(rank - 2)]
+    ways += [(rank - 2, None), (None, rank - 1)]
+    found = [
+        ChunkRule((dim,), (*(_broadcast(each, dim, rank) for each in bias), *ins))
+        for dim, ins in enumerate(ways)
     ]
+    return found if bias else [*found, ChunkRule((SUM,), (rank - 1, rank - 2))]
 
 
-def _baddbmm(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    bias = shape_of(inputs[0])
-
-    def of_bias(dim: int) -> int | None:
-        at = dim - (3 - len(bias))
-        return at if at >= 0 and bias[at] > 1 else None
-
-    return [
-        ChunkRule((0,), (of_bias(0), 0, 0)),
-        ChunkRule((1,), (of_bias(1), 1, None)),
-        ChunkRule((2,), (of_bias(2), None, 2)),
-    ]
-
-
-def _permute(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    rank = len(shape_of(inputs[0]))
+def _permute(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    rank, given = len(shapes[0]), _given(node)
     order = list(range(rank))
     if node.target is _aten.permute.default:
-        order = [dim % rank for dim in _argument(node, 1, "dims", ())]
+        order = [dim % rank for dim in given["dims"]]
     elif rank > 1:
-        first = 0 if node.target is _aten.t.default else _argument(node, 1, "dim0", 0) % rank
-        second = 1 if node.target is _aten.t.default else _argument(node, 2, "dim1", 1) % rank
+        first, second = given.get("dim0", 0) % rank, given.get("dim1", 1) % rank
         order[first], order[second] = order[second], order[first]
     return [ChunkRule((dim,), (source,)) for dim, source in enumerate(order)]
 
 
-def _expand(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    return _pointwise(len(shape_of(node)), [shape_of(inputs[0])], shape_of(node))
+def _along(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Operators that work along one dimension and keep the number of dimensions."""
+    rank, count = len(shapes[0]), len(_outputs(node))
+    dim = _given(node)["dim"] % rank if rank else 0
+    return [ChunkRule((each,) * count, (each,) * len(shapes)) for each in range(rank) if each != dim]
 
 
-def _along(position: int, default: int = 0, name: str = "dim") -> Callable[..., list[ChunkRule]]:
-    """Return the rule of operators that work along one dimension and keep the number of dimensions."""
-
-    def rule(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-        rank = len(shape_of(inputs[0]))
-        dim = _argument(node, position, name, default) % rank if rank else 0
-        count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
-        return [ChunkRule((each,) * count, (each,) * len(inputs)) for each in range(rank) if each != dim]
-
-    return rule
-
-
-def _select(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    rank = len(shape_of(inputs[0]))
-    dim = _argument(node, 1, "dim", 0) % rank
-    count = len(node.meta["val"]) if node.target is _aten.unbind.int else 1
-    kept = [each for each in range(rank) if each != dim]
+def _select(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    rank, count = len(shapes[0]), len(_outputs(node))
+    kept = [each for each in range(rank) if each != _given(node)["dim"] % rank]
     return [ChunkRule((out,) * count, (source,)) for out, source in enumerate(kept)]
 
 
-def _stack(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+def _stack(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
     rank = len(shape_of(node))
-    dim = _argument(node, 1, "dim", 0) % rank
-    return [ChunkRule((each,), (each - (each > dim),) * len(inputs)) for each in range(rank) if each != dim]
+    dim = _given(node)["dim"] % rank
+    return [ChunkRule((each,), (each - (each > dim),) * len(shapes)) for each in range(rank) if each != dim]
 
 
-def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    rank = len(shape_of(inputs[0]))
+def _reduce(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    rank, values = len(shapes[0]), _outputs(node)
     reduced = _reduced_dims(node, rank)
-    values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else (node.meta["val"],)
     keeps = values[0].dim() == rank
     kept = [dim for dim in range(rank) if dim not in reduced]
     found = [ChunkRule(((dim if keeps else index),) * len(values), (dim,)) for index, dim in enumerate(kept)]
@@ -293,108 +215,90 @@ def _reduce(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
 
 
 def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
-    dims = _argument(node, 1, "dim", None)
+    dims = _given(node).get("dim")
     if isinstance(dims, int):
         dims = [dims]
     return {dim % rank for dim in dims} if dims and rank else set(range(rank))
 
 
-def _layer_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    free = len(shape_of(inputs[0])) - len(node.args[1])  # type: ignore[arg-type]
-    count = len(node.meta["val"])
-    others = (None,) * (len(inputs) - 1)
+def _norm(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Norms of the last dimensions, or of groups of channels."""
+    is_of_groups = node.target is _aten.native_group_norm.default
+    free = 1 if is_of_groups else len(shapes[0]) - len(node.args[1])  # type: ignore[arg-type]
+    count, others = len(_outputs(node)), (None,) * (len(shapes) - 1)
     return [ChunkRule((dim,) * count, (dim, *others)) for dim in range(free)]
 
 
-def _batch_only(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
-    return [ChunkRule((0,) * count, (0,) + (None,) * (len(inputs) - 1))]
+def _planes(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Pooling and resampling of pictures, and triangles of matrices: images and channels do not meet."""
+    count = len(_outputs(node))
+    return [ChunkRule((dim,) * count, (dim,) * len(shapes)) for dim in range(len(shapes[0]) - 2)]
 
 
-def _planes(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    """Pooling and resampling: images and channels do not meet."""
-    count = len(node.meta["val"]) if isinstance(node.meta["val"], tuple | list) else 1
-    spatial = 3 if "3d" in str(node.target) else 1 if "1d" in str(node.target) else 2
-    free = len(shape_of(inputs[0])) - spatial
-    return [ChunkRule((dim,) * count, (dim,) * len(inputs)) for dim in range(free)]
-
-
-def _convolution(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:  # noqa: ARG001
-    _, weight, bias, stride, padding, dilation, is_transposed, _, groups = node.args
-    with_bias = isinstance(bias, fx.Node)
-    found = [ChunkRule((0,), (0,) + (None,) * (1 + with_bias))]
-    kernel = shape_of(weight)[2:]  # type: ignore[arg-type]
-    for dim, size in enumerate(kernel):
-        alone = size == 1 and stride[dim % len(stride)] == 1 and padding[dim % len(padding)] == 0  # type: ignore[arg-type, index]
-        if alone and dilation[dim % len(dilation)] == 1 and not is_transposed:  # type: ignore[arg-type, index]
-            found.append(ChunkRule((2 + dim,), (2 + dim, *(None,) * (1 + with_bias))))
-    if groups == 1 and not is_transposed:
-        found.append(ChunkRule((1,), (None, 0, 0)[: 2 + with_bias]))
+def _convolution(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    stride, padding, dilation, is_transposed, _, groups = node.args[3:]
+    others = (None,) * (len(shapes) - 1)
+    found = [ChunkRule((0,), (0, *others))]
+    if is_transposed:
+        return found
+    for dim, size in enumerate(shapes[1][2:]):
+        options = tuple(each[dim % len(each)] for each in (stride, padding, dilation))  # type: ignore[arg-type, index]
+        if size == 1 and options == (1, 0, 1):
+            found.append(ChunkRule((2 + dim,), (2 + dim, *others)))
+    if groups == 1:
+        found.append(ChunkRule((1,), (None, 0, 0)[: len(shapes)]))
     return found
 
 
-def _embedding(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    return [ChunkRule((dim,), (None, dim)) for dim in range(len(shape_of(inputs[1])))]
+def _embedding(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    return [ChunkRule((dim,), (None, dim)) for dim in range(len(shapes[1]))]
 
 
-def _attention(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+def _attention(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
     """Fused attention of (B, H, S, K): batches and heads do not meet, nor do queries without causality."""
-    query, key = shape_of(inputs[0]), shape_of(inputs[1])
-    given = _given(node)
+    given, query, key = _given(node), shapes[0], shapes[1]
     if given.get("dropout_p", 0.0):
         return []
-    bias = _attention_bias(given)
-    count = sum(isinstance(each, Tensor) and each.dim() >= 3 for each in node.meta["val"])  # noqa: PLR2004
-    outs = [(dim,) * count + (None,) * (len(node.meta["val"]) - count) for dim in range(3)]
-    ins: list[tuple[int | None, ...]] = [(0, 0, 0)]
+    biases = [given[name] for name in ("attn_mask", "attn_bias") if isinstance(given.get(name), fx.Node)]
+    ways: list[tuple[int | None, ...]] = [(0, 0, 0)]
     if query[1] == key[1]:
-        ins.append((1, 1, 1))
+        ways.append((1, 1, 1))
     if not given.get("is_causal", False):
-        ins.append((2, None, None))
-    return [
-        ChunkRule(outs[each[0] or 0], (*each, *_of_bias(bias, each[0] or 0))[: len(inputs)]) for each in ins
-    ]
+        ways.append((2, None, None))
+    values = _outputs(node)
+    count = sum(isinstance(each, Tensor) and each.dim() >= 3 for each in values)  # noqa: PLR2004
+    unusable = (None,) * (len(values) - count)
+    found = []
+    for dim, *others in ways:
+        assert dim is not None
+        of_bias = (_broadcast(shape_of(bias), dim, 4) for bias in biases)
+        found.append(ChunkRule((dim,) * count + unusable, (dim, *others, *of_bias)[: len(shapes)]))
+    return found
 
 
-def _attention_bias(given: Mapping[str, Any]) -> Any:
-    return next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
+def _nll_loss(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    return [ChunkRule((0, None), (0, 0))] if node.args[3] == 0 and len(shapes) == 2 else []  # noqa: PLR2004
 
 
-def _of_bias(bias: Any, dim: int) -> tuple[int | None, ...]:
-    if not isinstance(bias, fx.Node):
-        return ()
-    shape = shape_of(bias)
-    at = dim - (4 - len(shape))
-    return (at if at >= 0 and shape[at] > 1 else None,)
-
-
-def _nll_loss(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    return [ChunkRule((0, None), (0, 0))] if node.args[3] == 0 and len(inputs) == 2 else []  # noqa: PLR2004
-
-
-def _gather(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    shape, index = shape_of(inputs[0]), shape_of(inputs[1])
+def _gather(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    shape, index = shapes
     dim = node.args[1] % len(shape) if shape else 0  # type: ignore[operator]
     same = [each for each in range(len(shape)) if each != dim and shape[each] == index[each]]
     return [ChunkRule((each,), (each, each)) for each in same]
 
 
-def _matrices(_: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    return [ChunkRule((dim,), (dim,)) for dim in range(len(shape_of(inputs[0])) - 2)]
-
-
-def _running_norm(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
+def _running_norm(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
     """Batch norm with running statistics; with statistics of the batch it is not chunked."""
-    if _argument(node, 5, "training", default=True):
+    if _given(node)["training"]:
         return []
-    others = (None,) * (len(inputs) - 1)
-    dims = [dim for dim in range(len(shape_of(inputs[0]))) if dim != 1]
+    others = (None,) * (len(shapes) - 1)
+    dims = [dim for dim in range(len(shapes[0])) if dim != 1]
     return [ChunkRule((dim, None, None), (dim, *others)) for dim in dims]
 
 
-def _pad(node: fx.Node, inputs: Sequence[fx.Node]) -> list[ChunkRule]:
-    rank = len(shape_of(inputs[0]))
-    return [ChunkRule((dim,), (dim,)) for dim in range(rank - len(node.args[1]) // 2)]  # type: ignore[arg-type]
+def _pad(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    free = len(shapes[0]) - len(node.args[1]) // 2  # type: ignore[arg-type]
+    return [ChunkRule((dim,), (dim,)) for dim in range(free)]
 
 
 _POINTWISE = frozenset(
@@ -409,56 +313,29 @@ _POINTWISE = frozenset(
         _aten.detach.default,
     }
 )
-_RULES: dict[Any, Callable[[fx.Node, Sequence[fx.Node]], list[ChunkRule]]] = {
-    _aten.mm.default: _mm,
-    _aten.addmm.default: _addmm,
-    _aten.bmm.default: _bmm,
-    _aten.baddbmm.default: _baddbmm,
-    _aten.permute.default: _permute,
-    _aten.transpose.int: _permute,
-    _aten.t.default: _permute,
-    _aten.expand.default: _expand,
-    _aten._softmax.default: _along(1),  # noqa: SLF001
-    _aten._log_softmax.default: _along(1),  # noqa: SLF001
-    _aten._safe_softmax.default: _along(1),  # noqa: SLF001
-    _aten.slice.Tensor: _along(1),
-    _aten.cat.default: _along(1),
-    _aten.split.Tensor: _along(2),
-    _aten.split_with_sizes.default: _along(2),
-    _aten.cumsum.default: _along(1),
-    _aten.sort.default: _along(1, -1),
-    _aten.topk.default: _along(2, -1),
-    _aten.select.int: _select,
-    _aten.unbind.int: _select,
-    _aten.stack.default: _stack,
-    _aten.sum.dim_IntList: _reduce,
-    _aten.sum.default: _reduce,
-    _aten.mean.dim: _reduce,
-    _aten.amax.default: _reduce,
-    _aten.amin.default: _reduce,
-    _aten.logsumexp.default: _reduce,
-    _aten.var.correction: _reduce,
-    _aten.var_mean.correction: _reduce,
-    _aten.argmax.default: _reduce,
-    _aten.linalg_vector_norm.default: lambda node, inputs: [],  # noqa: ARG005 (its dimensions are the third)
-    _aten.native_layer_norm.default: _layer_norm,
-    _aten._fused_rms_norm.default: _layer_norm,  # noqa: SLF001
-    _aten.native_group_norm.default: _batch_only,
-    _aten.native_batch_norm.default: _running_norm,
-    _aten.convolution.default: _convolution,
-    _aten.embedding.default: _embedding,
-    _aten.gather.default: _gather,
-    _aten.nll_loss_forward.default: _nll_loss,
-    _aten.tril.default: _matrices,
-    _aten.triu.default: _matrices,
-    _aten.constant_pad_nd.default: _pad,
-    _aten.upsample_nearest2d.default: _planes,
-    _aten.upsample_bilinear2d.default: _planes,
-    _aten.avg_pool2d.default: _planes,
-    _aten.max_pool2d_with_indices.default: _planes,
-    _aten._adaptive_avg_pool2d.default: _planes,  # noqa: SLF001
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,  # noqa: SLF001
-    _aten._scaled_dot_product_flash_attention.default: _attention,  # noqa: SLF001
-    _aten._scaled_dot_product_efficient_attention.default: _attention,  # noqa: SLF001
-    _aten._scaled_dot_product_cudnn_attention.default: _attention,  # noqa: SLF001
+_OPERATORS: dict[Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]], str] = {
+    _product: "mm.default addmm.default bmm.default baddbmm.default",
+    _permute: "permute.default transpose.int t.default",
+    _pointwise: "expand.default",
+    _along: """_softmax.default _log_softmax.default _safe_softmax.default slice.Tensor cat.default
+        split.Tensor split_with_sizes.default cumsum.default sort.default topk.default""",
+    _select: "select.int unbind.int",
+    _stack: "stack.default",
+    _reduce: """sum.dim_IntList sum.default mean.dim amax.default amin.default argmax.default
+        logsumexp.default var.correction var_mean.correction""",
+    _norm: "native_layer_norm.default native_group_norm.default _fused_rms_norm.default",
+    _running_norm: "native_batch_norm.default",
+    _convolution: "convolution.default",
+    _embedding: "embedding.default",
+    _gather: "gather.default",
+    _nll_loss: "nll_loss_forward.default",
+    _pad: "constant_pad_nd.default",
+    _planes: """tril.default triu.default upsample_nearest2d.default upsample_bilinear2d.default
+        avg_pool2d.default max_pool2d_with_indices.default _adaptive_avg_pool2d.default""",
+    _attention: """_scaled_dot_product_flash_attention_for_cpu.default
+        _scaled_dot_product_flash_attention.default _scaled_dot_product_efficient_attention.default
+        _scaled_dot_product_cudnn_attention.default""",
+}
+_RULES = {
+    operator.attrgetter(name)(_aten): rule for rule, names in _OPERATORS.items() for name in names.split()
 }

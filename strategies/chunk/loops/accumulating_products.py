@@ -6,7 +6,6 @@ total. These products add to the total at once, with `addmm_` and `baddbmm_`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,30 +15,14 @@ from torch.autograd.function import once_differentiable
 _aten = torch.ops.aten
 
 
-def mm(left: Tensor, right: Tensor) -> Tensor:
-    """Return `left @ right` for matrices."""
-    return _product(None, left, right)
+PRODUCTS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.addmm.default})
+"""Operators that `product` replaces where every chunk uses one operand whole."""
 
 
-def bmm(left: Tensor, right: Tensor) -> Tensor:
-    """Return `left @ right` for batches of matrices."""
-    return _product(None, left, right)
-
-
-def addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return `bias + left @ right` for matrices and a bias of one dimension."""
-    return _product(bias, left, right)
-
-
-PRODUCTS: Mapping[Any, Callable[..., Tensor]] = {
-    _aten.mm.default: mm,
-    _aten.bmm.default: bmm,
-    _aten.addmm.default: addmm,
-}
-"""Replacements for operators that have an operand which every chunk uses whole."""
-
-
-def _product(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+def product(*operands: Tensor) -> Tensor:
+    """Return `left @ right` for matrices or batches of them, or `bias + left @ right` for matrices."""
+    *biases, left, right = operands
+    bias = biases[0] if biases else None
     totals = [_total(each) for each in (left, right)]
     if all(total is None for total in totals):
         return _multiplied(bias, left, right)

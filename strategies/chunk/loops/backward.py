@@ -29,7 +29,7 @@ from strategies.estimate.liveness import (
     key_of,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, tensors_of
+from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, remembered, tensors_of
 
 BACKWARD_SHARE = 2.0
 """Time of an operator's backward / time of its forward."""
@@ -95,16 +95,14 @@ def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) ->
     return [loop for loop in loops if is_unread(loop)]
 
 
+@remembered
 def has_gradient(node: fx.Node) -> bool:
     """Whether backward computes a gradient for the value of a node, those of parameters left out.
 
     The gradient of a view of a parameter is a view of the parameter's.
     """
-    if "gradient" not in node.meta:
-        some = any(tensor.requires_grad for tensor in tensors_of(node))
-        requires_grad = node.meta.get("requires_grad", some)
-        node.meta["gradient"] = requires_grad and not _is_parameter(node)
-    return bool(node.meta["gradient"])
+    some = any(tensor.requires_grad for tensor in tensors_of(node))
+    return bool(node.meta.get("requires_grad", some)) and not _is_parameter(node)
 
 
 def _is_parameter(node: fx.Node) -> bool:

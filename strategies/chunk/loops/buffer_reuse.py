@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -34,32 +35,27 @@ class BufferReuse:
 
     def chosen(self, schedule: Schedule, at: int) -> Loop:
         """Return the loop at a position, with as many outputs as possible in buffers of its inputs."""
-        plain, trial = _without(schedule, at)
-        dying = self._dying(trial, at)
-        outputs: list[LoopOutput] = []
-        for result in plain.outputs:
-            used = {each.into for each in outputs}
-            inputs = (operand for operand in plain.inputs if operand.node not in used)
-            into = (operand.node for operand in inputs if self._fits(plain, result, operand, dying, trial))
-            outputs.append(replace(result, into=next(into, None)))
-        return replace(plain, outputs=tuple(outputs))
+        return self._reusing(schedule, at, lambda _, __: True)
 
     def checked(self, schedule: Schedule, at: int) -> Loop:
         """Return the loop at a position without the reuse that this graph does not allow."""
-        plain, trial = _without(schedule, at)
-        dying = self._dying(trial, at)
+        return self._reusing(schedule, at, lambda result, operand: operand.node is result.into)
+
+    def _reusing(
+        self, schedule: Schedule, at: int, may_reuse: Callable[[LoopOutput, LoopInput], bool]
+    ) -> Loop:
         loop = schedule.items[at]
         assert isinstance(loop, Loop)
-
-        def is_right(result: LoopOutput) -> bool:
-            inputs = (operand for operand in plain.inputs if operand.node is result.into)
-            return any(self._fits(plain, result, operand, dying, trial) for operand in inputs)
-
-        outputs = (result if is_right(result) else replace(result, into=None) for result in loop.outputs)
+        plain = replace(loop, outputs=tuple(replace(result, into=None) for result in loop.outputs))
+        trial = replace(schedule, items=[*schedule.items[:at], plain, *schedule.items[at + 1 :]])
+        dying = trial.last_used(at) - self.outside if self.is_possible else set()
+        outputs: list[LoopOutput] = []
+        for result in loop.outputs:
+            used = {each.into for each in outputs}
+            inputs = (each for each in loop.inputs if each.node not in used and may_reuse(result, each))
+            into = (each.node for each in inputs if self._fits(plain, result, each, dying, trial))
+            outputs.append(replace(result, into=next(into, None)))
         return replace(plain, outputs=tuple(outputs))
-
-    def _dying(self, schedule: Schedule, at: int) -> set[Key]:
-        return schedule.last_used(at) - self.outside if self.is_possible else set()
 
     def _fits(
         self, loop: Loop, result: LoopOutput, operand: LoopInput, dying: set[Key], schedule: Schedule
@@ -74,14 +70,6 @@ class BufferReuse:
         ):
             return False
         return _is_written_last(loop, result, node, schedule)
-
-
-def _without(schedule: Schedule, at: int) -> tuple[Loop, Schedule]:
-    """Return the loop at a position with all results in memory of their own, and the schedule with it."""
-    loop = schedule.items[at]
-    assert isinstance(loop, Loop)
-    plain = replace(loop, outputs=tuple(replace(result, into=None) for result in loop.outputs))
-    return plain, replace(schedule, items=[*schedule.items[:at], plain, *schedule.items[at + 1 :]])
 
 
 def _is_alike(node: fx.Node, result: fx.Node) -> bool:

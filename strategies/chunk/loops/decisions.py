@@ -51,16 +51,8 @@ class LoopDecision:
     into: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decisions:
-    """What runs in which order: positions of operators, and loops."""
-
-    items: tuple[int | LoopDecision, ...]
-
-    @property
-    def loops(self) -> list[LoopDecision]:
-        """The loops, in order."""
-        return [item for item in self.items if isinstance(item, LoopDecision)]
+Decisions: TypeAlias = tuple[int | LoopDecision, ...]
+"""What runs in which order: positions of operators, and loops."""
 
 
 def structure_of(graph: fx.Graph) -> Structure:
@@ -71,9 +63,9 @@ def structure_of(graph: fx.Graph) -> Structure:
     )
 
 
-def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
-    """Return the decisions of a schedule of the nodes of `graph`."""
-    at = {node: index for index, node in enumerate(graph.nodes)}
+def decisions_of(schedule: Schedule) -> Decisions:
+    """Return the decisions of a schedule."""
+    at = {node: index for index, node in enumerate(schedule.graph.nodes)}
 
     def decision(loop: Loop) -> LoopDecision:
         region, seed = loop.region, loop.region.seed
@@ -89,32 +81,27 @@ def decisions_of(graph: fx.Graph, schedule: Schedule) -> Decisions:
             into=tuple(None if result.into is None else at[result.into] for result in loop.outputs),
         )
 
-    return Decisions(
-        items=tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
-    )
+    return tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
 
 
-def reapplied(
-    decisions: Decisions, graph: fx.Graph, plain: Schedule, donated: frozenset[fx.Node]
-) -> Schedule | None:
+def reapplied(decisions: Decisions, plain: Schedule, donated: frozenset[fx.Node]) -> Schedule | None:
     """Return the schedule of the same decisions on another graph.
 
     Args:
         decisions: decisions on a graph of the same structure.
-        graph: the graph to schedule.
-        plain: schedule of the graph without loops.
+        plain: schedule of the other graph, without loops.
         donated: inputs of the graph whose buffers may be reused.
 
     Returns:
         `None` where a region does not grow as it did, because a dimension has become 1.
     """
-    nodes = list(graph.nodes)
+    nodes = list(plain.graph.nodes)
     items: list[fx.Node | Loop] = []
-    for index, item in enumerate(decisions.items):
+    for index, item in enumerate(decisions):
         if not isinstance(item, LoopDecision):
             items.append(nodes[item])
             continue
-        later = _used_by(decisions.items[index + 1 :], nodes)
+        later = _used_by(decisions[index + 1 :], nodes)
         loop = _loop(item, nodes, later | set(plain.outputs), plain)
         if loop is None:
             return None
@@ -132,10 +119,7 @@ def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> s
 
 
 def _loop(
-    decision: LoopDecision,
-    nodes: Sequence[fx.Node],
-    outside: set[fx.Node],
-    plain: Schedule,
+    decision: LoopDecision, nodes: Sequence[fx.Node], outside: set[fx.Node], plain: Schedule
 ) -> Loop | None:
     region = _region(decision, nodes)
     if region is None or region.members != [nodes[position] for position in decision.members]:

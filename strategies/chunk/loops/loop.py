@@ -21,7 +21,7 @@ from strategies.estimate.liveness import (
     Storages,
     StorageStep,
     key_of,
-    promoted_bytes,
+    numbers_bytes,
     simulate,
 )
 from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
@@ -189,7 +189,7 @@ class Loop:
             for source in self._local_sources(node):
                 held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
-            step(held, grown, stays, promoted_bytes(node))
+            step(held, grown, stays, numbers_bytes(node.target, node.args))
             if node in given:
                 step(own, {}, {})
         return growing, fixed

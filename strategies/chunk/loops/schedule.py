@@ -118,13 +118,10 @@ class Schedule:
         held = {key for operand in loop.inputs for key in self.keys_of(operand.node)}
         makes: dict[Key, int] = {}
         for result in loop.outputs:
-            if result.into is not None:
-                self._keys[result.node] = self.keys_of(result.into)
-                self._moved |= self.storages.readers(result.node)
-                continue
             key = ("loop", result.node)
-            makes[key] = bytes_of(result.node.meta["val"])
-            self._keys[result.node] = frozenset([key])
+            if result.into is None:
+                makes[key] = bytes_of(result.node.meta["val"])
+            self._keys[result.node] = frozenset([key]) if result.into is None else self.keys_of(result.into)
             self._moved |= self.storages.readers(result.node)
         held |= {key for result in loop.outputs for key in self._keys[result.node]}
         return StorageStep(

@@ -20,6 +20,8 @@ from strategies.regions.blocks import Chunked, plain_class, unwrapped
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
     """No plan that was found keeps the budget.
@@ -233,13 +235,7 @@ def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
     """Refuse hooks of modules inside a scope: its program does not call them."""
     for name, module in scope.named_modules():
         inside = any(name == block or name.startswith(f"{block}.") for block in inner)
-        hooks = (
-            module._forward_hooks,  # noqa: SLF001
-            module._forward_pre_hooks,  # noqa: SLF001
-            module._backward_hooks,  # noqa: SLF001
-            module._backward_pre_hooks,  # noqa: SLF001
-        )
-        if name and not inside and any(hooks):
+        if name and not inside and any(getattr(module, hooks) for hooks in _HOOKS):
             where = f"{fqn}.{name}".lstrip(".")
             raise StrategyError(
                 "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"

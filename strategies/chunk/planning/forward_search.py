@@ -71,11 +71,11 @@ class ForwardSearch:
         for is_overwriting in (False, True):
             self._first = replace(self._first, is_overwriting=is_overwriting)
             found = self._lowered(found, goal_bytes)
-        peak_bytes = self._profile(found).peak_bytes
+        peak_bytes = self._with(found).profile().peak_bytes
         return self._relaxed(replace(self._first, items=found), max(goal_bytes, peak_bytes))
 
     def _lowered(self, items: list[fx.Node | Loop], goal_bytes: int) -> list[fx.Node | Loop]:
-        profile = self._profile(items)
+        profile = self._with(items).profile()
         for _ in range(_STEPS):
             if profile.peak_bytes <= goal_bytes:
                 break
@@ -83,15 +83,12 @@ class ForwardSearch:
             if candidate is None:
                 break
             items = candidate.items
-            profile = self._profile(items)
+            profile = self._with(items).profile()
             _LOG.info("chunks of forward: %s bytes of one scope so far", f"{profile.peak_bytes:,}")
         return items
 
-    def _profile(self, items: list[fx.Node | Loop]) -> Profile:
-        return replace(self._first, items=items).profile()
-
-    def _seconds(self, items: list[fx.Node | Loop]) -> float:
-        return replace(self._first, items=items).seconds(self._machine)
+    def _with(self, items: list[fx.Node | Loop]) -> Schedule:
+        return replace(self._first, items=items)
 
     def _better(self, items: list[fx.Node | Loop], profile: Profile, goal: int) -> LoopCandidate | None:
         """Return a schedule with a lower peak, the fastest of those that reach the goal there."""
@@ -119,7 +116,8 @@ class ForwardSearch:
         if isinstance(item, Loop):
             yield from self._lengthened(items, at, goal, top)
         for plain, low, high in without_loops(items, at):
-            for changed, loop_at, span in self._placer.placements(plain, self._profile(plain), low, high):
+            profile = self._with(plain).profile()
+            for changed, loop_at, span in self._placer.placements(plain, profile, low, high):
                 yield from self._lengthened(changed, loop_at, goal, top, span)
 
     def _lengthened(
@@ -136,7 +134,7 @@ class ForwardSearch:
         first, last = span or (at, at + 1)
         sizes = [length for length in chunk_sizes(loop.size) if length < loop.size]
         loop = self._in_place(items, at, loop.with_length(sizes[-1]))
-        profile = self._profile([*items[:at], loop, *items[at + 1 :]])
+        profile = self._with([*items[:at], loop, *items[at + 1 :]]).profile()
         around = profile.live_bytes[at] - loop.memory.peak_bytes(loop.length)
         others = max((*profile.live_bytes[first:at], *profile.live_bytes[at + 1 : last]), default=0)
         lowest = max(others, profile.live_bytes[at])
@@ -153,14 +151,12 @@ class ForwardSearch:
             heights=sum(live >= top for index, live in enumerate(profile.live_bytes) if index != at)
             + (here >= top),
             local_bytes=max(others, here),
-            seconds=self._seconds(changed),
+            seconds=self._with(changed).seconds(self._machine),
         )
 
     def _in_place(self, items: list[fx.Node | Loop], at: int, loop: Loop) -> Loop:
         """Return the loop with results in the memory of inputs that die with it."""
-        return self._buffer_reuse.chosen(
-            replace(self._first, items=[*items[:at], loop, *items[at + 1 :]]), at
-        )
+        return self._buffer_reuse.chosen(self._with([*items[:at], loop, *items[at + 1 :]]), at)
 
     def _relaxed(self, schedule: Schedule, limit: int) -> Schedule:
         """Return the schedule with each loop as long as the limit allows."""
@@ -172,7 +168,7 @@ class ForwardSearch:
                 if length <= item.length:
                     break
                 changed = [*items[:at], self._in_place(items, at, item.with_length(length)), *items[at + 1 :]]
-                if length < item.size and self._profile(changed).peak_bytes <= limit:
+                if length < item.size and self._with(changed).profile().peak_bytes <= limit:
                     items = changed
                     break
         return replace(schedule, items=items)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import PlannedStep
 from strategies.chunk.loops.backward import SavedFate
@@ -22,7 +22,7 @@ from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.operator_graph import ScopeGraph, record_scopes
-from strategies.tracing.shadow import Shadow, compute_in, device_of, shadowed
+from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +47,12 @@ class Rehearsal:
     @classmethod
     def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
         """Return the rehearsal of a plain `model`, with or without memory, on the device of the step."""
+        shadow = Shadow.of(model).model
+        if step.computes_in is not None:
+            units = [shadow.get_submodule(fqn) for fqn in step.units]
+            compute_in(step.computes_in, shadow, [shadow, *units])
         return cls(
-            model=_without_memory(model, step),
+            model=shadow,
             sample=sample,
             device=step.device or device_of(tree_flatten(sample)[0]),
             step=step,
@@ -63,9 +67,8 @@ class Rehearsal:
         """
         shadow, inputs, _ = self.cast()
         with torch.set_grad_enabled(self.training), self.step.autocast():
-            return record_scopes(
-                shadow, scopes_of(self.model), _inputs_in_use(inputs, self.step), {}, where=where
-            )
+            inputs = cast_inputs(inputs, self.step.computes_in)
+            return record_scopes(shadow, scopes_of(self.model), inputs, {}, where=where)
 
     def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
@@ -132,25 +135,3 @@ def _saved_by(region: Region) -> SavedFate:
     if isinstance(inner, Recomputation) and inner.save_list is None:
         return SavedFate.RECOMPUTED
     return SavedFate.OFFLOADED if isinstance(inner, Offloading) and inner.kind == "all" else SavedFate.KEPT
-
-
-def _without_memory(model: nn.Module, step: PlannedStep) -> nn.Module:
-    """Return a plain `model` as a step will have it, on the meta device."""
-    shadow = Shadow.of(model).model
-    if step.computes_in is not None:
-        units = [shadow.get_submodule(fqn) for fqn in step.units]
-        compute_in(step.computes_in, shadow, [shadow, *units])
-    return shadow
-
-
-def _inputs_in_use(inputs: tuple[Any, ...], step: PlannedStep) -> tuple[Any, ...]:
-    """Return inputs of a model as its forward sees them."""
-    dtype = step.computes_in
-    if dtype is None:
-        return inputs
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    found: tuple[Any, ...] = tree_map_only(Tensor, cast, inputs)
-    return found

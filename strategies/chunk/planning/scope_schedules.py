@@ -132,7 +132,7 @@ class ModelSchedule:
         parts = zip(self.graphs, self.schedules, self.goals, self.recomputes, strict=True)
         for graph, schedule, goal, recomputes in parts:
             # identical blocks share one schedule, whose nodes are those of the first block's graph
-            decided = decisions_of(schedule.graph, schedule)
+            decided = decisions_of(schedule)
             earlier = found.get(graph.fqn)
             found[graph.fqn] = ScopeScheduler(
                 decisions={structure_of(graph.graph): decided, **(earlier.decisions if earlier else {})},
@@ -171,7 +171,7 @@ class ScopeScheduler:
         plain = Schedule.of_graph(graph)
         inputs = inputs_at(graph, donated)
         known = self.decisions.get(structure_of(graph))
-        again = None if known is None else reapplied(known, graph, plain, inputs)
+        again = None if known is None else reapplied(known, plain, inputs)
         if again is not None:
             return again
         if self.share is None:

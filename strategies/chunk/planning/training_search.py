@@ -239,8 +239,7 @@ def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: S
         repeats: number of such scopes in the model.
         around: where AC leaves the scope's saved tensors.
     """
-    graph = next(iter(first.schedule.storages.keys)).graph
-    if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(graph):
+    if around is not SavedFate.KEPT or repeats == 1 or not may_run_again(first.schedule.graph):
         return TrainingSearch(first, machine).path()
     placer = placer_of(first)
     again = [

@@ -165,7 +165,7 @@ class ChunkedForward:
         )
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
-        return lower(graph.graph, self.scheduler.schedule(graph.graph, given))
+        return lower(self.scheduler.schedule(graph.graph, given))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
@@ -235,23 +236,15 @@ def _backward(
 
 def _total(operand: Tensor, *, is_sum: bool) -> Tensor:
     """Return the memory of a gradient, in the layout in which autograd would make it."""
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(operand)
-    total = torch.empty_strided(
-        operand.shape,
-        operand.stride() if is_dense else contiguous_strides(operand.shape),
-        dtype=operand.dtype,
-        device=operand.device,
-    )
+    strides = dense_strides(operand)
+    total = torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
     return total.zero_() if is_sum else total
 
 
-def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a tensor of this shape whose last dimension is the fastest."""
-    strides, below = [], 1
-    for size in reversed(shape):
-        strides.append(below)
-        below *= max(size, 1)
-    return strides[::-1]
+def dense_strides(tensor: Tensor) -> Sequence[int]:
+    """Return the strides of a tensor where it is dense in memory, else those of a contiguous one."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return tensor.stride() if is_dense else make_contiguous_strides_for(tensor.shape)
 
 
 def _backward_chunk(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +12,16 @@ from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, slots
-from strategies.chunk.loops.accumulating_products import PRODUCTS
+from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import saved_storages, unread_loops
-from strategies.chunk.loops.loop import ADDING, Loop, LoopInput
+from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import (
     Buffer,
     ChunkLoop,
     call_giving,
     call_under,
-    contiguous_strides,
+    dense_strides,
     take_chunk,
     write_chunk,
 )
@@ -49,9 +48,9 @@ class ScopeCode:
     loops: tuple[ChunkLoop, ...]
 
 
-def lower(graph: fx.Graph, schedule: Schedule) -> ScopeCode:
-    """Return a schedule of the nodes of `graph` as code."""
-    return _Lowering(graph).code(schedule)
+def lower(schedule: Schedule) -> ScopeCode:
+    """Return a schedule as code."""
+    return _Lowering(schedule.graph).code(schedule)
 
 
 class _Lowering:
@@ -118,35 +117,29 @@ class _Lowering:
 
 def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
     """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
-    positions = {operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None}
+    positions: dict[fx.Node | None, int] = {
+        operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None
+    }
     return ChunkLoop(
         body=_BodyWriter(loop, is_writing=True).code(),
         results=_BodyWriter(loop, is_writing=False).code(),
         axes=[operand.axis for operand in loop.inputs],
         copies=[operand.is_copied for operand in loop.inputs],
-        outputs=[
-            _buffer(
-                result.node.meta["val"],
-                result.axis,
-                None if result.into is None else positions[result.into],
-            )
-            for result in loop.outputs
-        ],
+        outputs=[_buffer(result, positions.get(result.into)) for result in loop.outputs],
         size=loop.size,
         length=loop.length,
         is_unread=is_unread,
     )
 
 
-def _buffer(value: Tensor, axis: Axis | None, into: int | None) -> Buffer:
-    is_dense = _aten.is_non_overlapping_and_dense.default(value)
-    strides = value.stride() if is_dense else contiguous_strides(value.shape)
+def _buffer(result: LoopOutput, into: int | None) -> Buffer:
+    value = result.node.meta["val"]
     return Buffer(
         shape=tuple(value.shape),
-        strides=tuple(strides),
+        strides=tuple(dense_strides(value)),
         dtype=value.dtype,
         device=value.device,
-        axis=axis,
+        axis=result.axis,
         into=into,
     )
 
@@ -187,9 +180,8 @@ class _BodyWriter:
         if node in self._buffers and self._outputs[node].adds_in_place:
             graph.call_function(ADDING[node.target], (self._buffers[node], *args))
             return
-        args = _local(node, args, loop, self._sized)  # type: ignore[arg-type]
-        target, args = _called(node, args, loop, is_writing=self._is_writing)
-        made = graph.create_node("call_function", target, args, kwargs, name=node.name)  # type: ignore[arg-type]
+        args = self._local(node, args)  # type: ignore[arg-type]
+        made = graph.create_node("call_function", self._called(node), args, kwargs, name=node.name)  # type: ignore[arg-type]
         made.meta["val"] = node.meta["val"]
         self._made[node] = made
         if node in self._buffers:
@@ -208,6 +200,26 @@ class _BodyWriter:
             given = self._outside[operand], operand.axis, self._start, self._length
             self._chunks[operand] = self._graph.call_function(take_chunk, given, {"copy": operand.is_copied})
         return self._chunks[operand]
+
+    def _called(self, node: fx.Node) -> Any:
+        """Return the operator that the body calls for a member."""
+        if node in self._loop.overwrites:
+            return self._loop.overwrites[node].target
+        return product if not self._is_writing and self._loop.adds_gradients(node) else node.target
+
+    def _local(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of a member with the sizes of a chunk."""
+        axes, value = self._loop.region.axes[node], node.meta["val"]
+        axis = axes[0] if axes else None
+        if axis is None:
+            return args
+        if node.target in SHAPED:
+            return (args[0], self._sized(value, axis), *args[2:])
+        if node.target in FACTORIES:
+            return (self._sized(value, axis), *args[1:])
+        if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
+            return (*args[:3], self._sized(value[0], axis)[0], *args[4:])
+        return args
 
     def _sized(self, value: Tensor, axis: Axis) -> list[Any]:
         """Return the shape of a chunk of `value`."""
@@ -228,30 +240,3 @@ def _names(loop: Loop) -> list[str]:
         found.append(f"{name}_take_{count[name]}" if count[name] else name)
         count[name] += 1
     return found
-
-
-def _called(
-    node: fx.Node, args: tuple[Any, ...], loop: Loop, *, is_writing: bool
-) -> tuple[Any, tuple[Any, ...]]:
-    """Return the operator that a body calls for a member, and its arguments."""
-    if node in loop.overwrites:
-        return loop.overwrites[node].target, args
-    is_adding = not is_writing and loop.adds_gradients(node)
-    return PRODUCTS[node.target] if is_adding else node.target, args
-
-
-def _local(
-    node: fx.Node, args: tuple[Any, ...], loop: Loop, sized: Callable[[Tensor, Axis], list[Any]]
-) -> tuple[Any, ...]:
-    """Return the arguments of a member with the sizes of a chunk."""
-    axes, value = loop.region.axes[node], node.meta["val"]
-    axis = axes[0] if axes else None
-    if axis is None:
-        return args
-    if node.target in SHAPED:
-        return (args[0], sized(value, axis), *args[2:])
-    if node.target in FACTORIES:
-        return (sized(value, axis), *args[1:])
-    if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
-        return (*args[:3], sized(value[0], axis)[0], *args[4:])
-    return args

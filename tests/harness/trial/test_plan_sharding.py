@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from harness.experiment.experiment import Experiment
 from harness.trial.plan_sharding import plan_sharding
 from strategies.shard.model.shard_plan import ShardPlan
-from strategies.tracing.shadow import Shadow, compute_in
+from strategies.tracing.shadow import Shadow, compute_in, shadowed
 from tests.harness.composing import experiment_of
 
 _SMALL = "model=llama_nano model.n_layers=1 batch_size=4 sequence_length=8 shard=megatron"
@@ -81,6 +81,6 @@ def test_units_of_fsdp_get_their_inputs_and_parameters_in_one_dtype() -> None:
     model = _Scaled().to("meta")
     compute_in(torch.bfloat16, model, [model.unit])
     shadow = Shadow.of(model).on(torch.device("cpu"))
-    x = shadow.fake(torch.zeros(2, 4), torch.device("cpu"))
+    x = shadowed(shadow, torch.zeros(2, 4), torch.device("cpu"))
     assert shadow.model(x).dtype == torch.bfloat16
     assert model.scale.dtype == torch.float32
