@@ -14,7 +14,6 @@ aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -31,7 +30,7 @@ from torch.utils._python_dispatch import (
 )
 
 from strategies.estimate.liveness import key_of
-from strategies.estimate.patched import replaced
+from strategies.estimate.patched import wrapped
 from strategies.estimate.position import running_node, sequence_number
 from strategies.estimate.tensors import alias_of, must_unwrap, plain_tensors, tensors_in
 
@@ -72,8 +71,7 @@ class AsUnwatched(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._sole_owner = _sole_owner_counts()
-        attention = functional.scaled_dot_product_attention
-        self._patch = replaced(functional, attention.__name__, self._attending(attention))
+        self._patch = wrapped(functional, "scaled_dot_product_attention", self._attend)
         self._patch.__enter__()
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -105,17 +103,13 @@ class AsUnwatched(TorchDispatchMode):
         self._made_by_node |= {key_of(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
-    def _attending(self, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @functools.wraps(attention)
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-            # under another mode, such as that of a selective region, nobody adds in place, watched or not
-            self._attends = _get_current_dispatch_mode() is self
-            try:
-                return attention(*args, **kwargs)
-            finally:
-                self._attends = False
-
-        return scaled_dot_product_attention
+    def _attend(self, attention: Callable[..., Tensor], /, *args: Any, **kwargs: Any) -> Tensor:
+        # under another mode, such as that of a selective region, nobody adds in place, watched or not
+        self._attends = _get_current_dispatch_mode() is self
+        try:
+            return attention(*args, **kwargs)
+        finally:
+            self._attends = False
 
     def _follow(self, node: Node) -> None:
         identity = node.name(), sequence_number(node)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 
@@ -18,49 +18,12 @@ _SECONDS_PER_MILLISECOND = 1e-3
 StepFunction = Callable[[], None]
 """One whole training step; it may queue work on a device and return before that is done."""
 
-
 Progress = Callable[[int, int], None]
 """Told how many of how many steps are done, always between two timed steps."""
 
 
-class StepClock(Protocol):
-    """Takes the time of one step, with everything that the step has queued."""
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostClock:
-    """Wall-clock time, for devices that compute while they are called."""
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CudaClock:
-    """Time between two events on the current stream of `device`.
-
-    The device is idle when a step starts, so that no step pays for the one before it.
-    """
-
-    device: torch.device
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.device(self.device):
-            start.record()
-            step()
-            end.record()
-        torch.cuda.synchronize(self.device)  # side streams too: what they still do belongs to the step
-        return float(start.elapsed_time(end)) * _SECONDS_PER_MILLISECOND
+StepClock = Callable[[StepFunction], float]
+"""Runs one step, with everything that the step queues, and returns its duration in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +36,29 @@ class PairedTimes:
 
 def clock_for(device: torch.device) -> StepClock:
     """Return the clock that suits `device`."""
-    return CudaClock(device=device) if device.type == "cuda" else HostClock()
+    return partial(cuda_time_s, device) if device.type == "cuda" else host_time_s
+
+
+def host_time_s(step: StepFunction) -> float:
+    """Return the wall-clock time of a step on a device that computes while it is called, in seconds."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def cuda_time_s(device: torch.device, step: StepFunction) -> float:
+    """Return the time of a step between two events on the current stream of `device`, in seconds.
+
+    The device is idle when a step starts, so that no step pays for the one before it.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(device):
+        start.record()
+        step()
+        end.record()
+    torch.cuda.synchronize(device)  # side streams too: what they still do belongs to the step
+    return float(start.elapsed_time(end)) * _SECONDS_PER_MILLISECOND
 
 
 def _in_silence(_done: int, _total: int) -> None:
@@ -108,11 +93,11 @@ def interleave(
             progress(pair, pairs)
             collect()
             if pair % 2 == 0:
-                variant_s.append(clock.time_s(variant))
-                twin_s.append(clock.time_s(twin))
+                variant_s.append(clock(variant))
+                twin_s.append(clock(twin))
             else:
-                twin_s.append(clock.time_s(twin))
-                variant_s.append(clock.time_s(variant))
+                twin_s.append(clock(twin))
+                variant_s.append(clock(variant))
     return PairedTimes(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
 
 
@@ -133,7 +118,7 @@ def consecutive(
         for done in range(count):
             progress(done, count)
             collect()
-            samples_s.append(clock.time_s(step))
+            samples_s.append(clock(step))
     return tuple(samples_s)
 
 
