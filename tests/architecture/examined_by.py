@@ -101,6 +101,7 @@ EXAMINED_BY = {
     "strategies/chunk/running/schedule_code.py": "tests/strategies/chunk/flow/test_chunk_rules.py",
     "strategies/errors.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/estimate/operator_cost.py": "tests/strategies/tracing/test_operator_graph.py",
+    "strategies/estimate/operator_mode.py": "tests/harness/measure/test_in_place_operators.py",
     "strategies/estimate/patched.py": "tests/harness/measure/test_in_place_operators.py",
     "strategies/estimate/position.py": "tests/harness/measure/test_in_place_operators.py",
     "strategies/estimate/tensors.py": "tests/harness/measure/gloo/test_wait.py",

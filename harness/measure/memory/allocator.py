@@ -131,7 +131,8 @@ def _profiled(step: Callable[[], None], live: LiveTotals) -> Allocator:
     # only raw events tell single blocks; of those that stood before they tell some, so all such are left out
     blocks: dict[int, int] = {}
     running = peak = 0
-    for event in sorted(_allocations(kineto.kineto_results.experimental_event_tree()), key=_start_ns):
+    events = _allocations(kineto.kineto_results.experimental_event_tree())
+    for event in sorted(events, key=lambda event: int(event.start_time_ns)):
         block = event.extra_fields
         running -= blocks.pop(block.ptr, 0)
         if block.alloc_size > 0:
@@ -146,10 +147,6 @@ def _allocations(events: Iterable[Any]) -> Iterator[Any]:
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
             yield event
         yield from _allocations(event.children)
-
-
-def _start_ns(event: Any) -> int:
-    return int(event.start_time_ns)
 
 
 def _report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -84,21 +84,9 @@ def interleave(
     """
     require_at_least("warmup", warmup, 0)
     require_at_least("pairs", pairs, 1)
-    for _ in range(warmup):
-        variant()
-        twin()
-    variant_s, twin_s = [], []
-    with _quiet_heap() as collect:
-        for pair in range(pairs):
-            progress(pair, pairs)
-            collect()
-            if pair % 2 == 0:
-                variant_s.append(clock(variant))
-                twin_s.append(clock(twin))
-            else:
-                twin_s.append(clock(twin))
-                variant_s.append(clock(variant))
-    return PairedTimes(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
+    steps = variant, twin
+    variant_s, twin_s = _taken(steps, warmup=warmup, turns=pairs, clock=clock, progress=progress)
+    return PairedTimes(variant_s=variant_s, twin_s=twin_s)
 
 
 def consecutive(
@@ -111,15 +99,25 @@ def consecutive(
     """
     require_at_least("warmup", warmup, 0)
     require_at_least("count", count, 1)
+    (samples_s,) = _taken([step], warmup=warmup, turns=count, clock=clock, progress=progress)
+    return samples_s
+
+
+def _taken(
+    steps: Sequence[StepFunction], *, warmup: int, turns: int, clock: StepClock, progress: Progress
+) -> list[tuple[float, ...]]:
+    """Return the times of each step; every second turn takes the steps in the other order."""
     for _ in range(warmup):
-        step()
-    samples_s = []
+        for step in steps:
+            step()
+    samples_s: list[list[float]] = [[] for _ in steps]
     with _quiet_heap() as collect:
-        for done in range(count):
-            progress(done, count)
+        for turn in range(turns):
+            progress(turn, turns)
             collect()
-            samples_s.append(clock(step))
-    return tuple(samples_s)
+            for step, times_s in list(zip(steps, samples_s, strict=True))[:: -1 if turn % 2 else 1]:
+                times_s.append(clock(step))
+    return [tuple(times_s) for times_s in samples_s]
 
 
 @contextmanager
