@@ -25,7 +25,7 @@ _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
 
 
 class UnreadableError(ValueError):
-    """A file that should be a list of records and is none."""
+    """A folder or file without a record, or a file that should be a list of records and is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
