@@ -60,15 +60,11 @@ class Comparison:
     target: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessClock:
-    """CPU time of this process, all its threads together."""
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return the CPU seconds it took."""
-        start = time.process_time()
-        step()
-        return time.process_time() - start
+def process_time_s(step: StepFunction) -> float:
+    """Return the CPU time of `step` in this process, all its threads together, in seconds."""
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 def main() -> int:
@@ -145,7 +141,7 @@ def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Compariso
     ]
     plain, full = experiments([[*common, "ac=none"], [*common, "ac=full", "ac.early_stop=true"]])
     batch = _batch(plain).to(device)
-    clock = ProcessClock() if (arguments.device, arguments.clock) == ("cpu", "process") else clock_for(device)
+    clock = process_time_s if (arguments.device, arguments.clock) == ("cpu", "process") else clock_for(device)
     compare = partial(_compare, clock=clock, pairs=arguments.pairs)
     bare, by_hand = (bare_loop(plain, batch, checkpointed=checkpointed) for checkpointed in (False, True))
     trainee = assemble(plain, device, None, batch)

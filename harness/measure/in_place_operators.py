@@ -14,8 +14,7 @@ aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Self
@@ -25,15 +24,15 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import functional
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode,
 )
 
 from strategies.estimate.liveness import key_of
-from strategies.estimate.patched import replaced
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.estimate.patched import wrapped
 from strategies.estimate.position import running_node, sequence_number
-from strategies.estimate.tensors import alias_of, must_unwrap, plain_tensors, tensors_in
+from strategies.estimate.tensors import alias_of, plain_tensors, tensors_in
 
 _aten = torch.ops.aten
 
@@ -59,7 +58,7 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 )
 
 
-class AsUnwatched(TorchDispatchMode):
+class AsUnwatched(OperatorMode):
     """Runs every operator as without a dispatch mode; enter it last, so that other modes see the same."""
 
     def __init__(self) -> None:
@@ -72,8 +71,7 @@ class AsUnwatched(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._sole_owner = _sole_owner_counts()
-        attention = functional.scaled_dot_product_attention
-        self._patch = replaced(functional, attention.__name__, self._attending(attention))
+        self._patch = wrapped(functional, "scaled_dot_product_attention", self._attend)
         self._patch.__enter__()
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -81,17 +79,8 @@ class AsUnwatched(TorchDispatchMode):
         self._patch.__exit__(None, None, None)
         super().__exit__(*exc)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func`, or what stands for it outside of dispatch modes."""
-        if must_unwrap(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         if self._attends and func is _aten.add.Tensor:
             # another tensor, for autograd to write the history of the sum on
             return alias_of(_aten.add_.Tensor(*args, **kwargs))
@@ -105,17 +94,13 @@ class AsUnwatched(TorchDispatchMode):
         self._made_by_node |= {key_of(tensor) for tensor in plain_tensors(tensors_in(result))}
         return result
 
-    def _attending(self, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @functools.wraps(attention)
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-            # under another mode, such as that of a selective region, nobody adds in place, watched or not
-            self._attends = _get_current_dispatch_mode() is self
-            try:
-                return attention(*args, **kwargs)
-            finally:
-                self._attends = False
-
-        return scaled_dot_product_attention
+    def _attend(self, attention: Callable[..., Tensor], /, *args: Any, **kwargs: Any) -> Tensor:
+        # under another mode, such as that of a selective region, nobody adds in place, watched or not
+        self._attends = _get_current_dispatch_mode() is self
+        try:
+            return attention(*args, **kwargs)
+        finally:
+            self._attends = False
 
     def _follow(self, node: Node) -> None:
         identity = node.name(), sequence_number(node)
@@ -169,18 +154,12 @@ def _sole_owner_counts() -> tuple[int, int]:
     return sums.counts
 
 
-class _CountingSums(TorchDispatchMode):
+class _CountingSums(OperatorMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts = (0, 0)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _aten.add.Tensor:
             self.counts = _owner_counts(args[0])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

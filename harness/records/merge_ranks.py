@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import Any
 
 from harness.records.measured import (
     Allocator,
@@ -15,10 +13,9 @@ from harness.records.measured import (
     MeasuredTime,
     MeasuredWork,
     MemoryNumbers,
-    Observed,
     RankResult,
 )
-from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity
+from harness.records.parity_result import PARTS, Parity, merge_parts
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
 _Counts = Mapping[str, int]
@@ -122,7 +119,7 @@ def merge_memory(
     highest = max(memories, key=lambda memory: memory.peak_bytes)
     fullest = max(memories, key=lambda memory: memory.saved_bytes)
     return Memory(
-        **{name: max(getattr(memory, name) for memory in memories) for name in _byte_fields(MemoryNumbers)},
+        **_maxima(memories, _byte_fields(MemoryNumbers)),
         peak_phase=highest.peak_phase,
         peak_module=highest.peak_module,
         allocator=_merge_allocators([memory.allocator for memory in memories]),
@@ -137,26 +134,19 @@ def merge_memory(
 
 def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
-    works = [rank.work for rank in ranks]
+    works, seen = [rank.work for rank in ranks], [rank.observation for rank in ranks]
+    silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
     return Work(
-        **{name: max(getattr(work, name) for work in works) for name in _WORK_TOTALS},
+        **_maxima(works, _WORK_TOTALS),
         recomputed_ops=_highest(work.recomputed_ops for work in works),
         calls=_highest(work.calls for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
-        **_merge_observations([rank.observation for rank in ranks]),
+        named=seen[0].named,
+        never_fired=tuple(name for name in seen[0].never_fired if name in silent),
+        **_maxima(seen, ("offloaded_bytes", "chunks")),
         baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
-
-
-def _merge_observations(seen: Sequence[Observed]) -> dict[str, Any]:
-    silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
-    return {
-        "named": seen[0].named,
-        "never_fired": tuple(name for name in seen[0].never_fired if name in silent),
-        "offloaded_bytes": max(each.offloaded_bytes for each in seen),
-        "chunks": max(each.chunks for each in seen),
-    }
 
 
 def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
@@ -172,7 +162,7 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
         compared=parities[0].compared,
         chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
-        **{name: _merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS},
+        **{name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS},
     )
 
 
@@ -197,6 +187,11 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
         energy_j=_total([time.energy_j for time in times]),
         samples_s=samples,
     )
+
+
+def _maxima(measured: Sequence[object], names: Iterable[str]) -> dict[str, int]:
+    """Return the largest value of each named field."""
+    return {name: max(getattr(each, name) for each in measured) for name in names}
 
 
 def _byte_fields(cls: type[MemoryNumbers | Allocator]) -> list[str]:
@@ -230,21 +225,13 @@ def _baselines(ranks: Sequence[RankResult], *, is_plain: bool) -> Sequence[Measu
 
 
 def _baseline_memory(twins: Sequence[MeasuredBaseline]) -> BaselineMemory | None:
-    if not twins:
-        return None
-    return BaselineMemory(
-        saved_bytes=max(twin.memory.saved_bytes for twin in twins),
-        peak_bytes=max(twin.memory.peak_bytes for twin in twins),
-    )
+    memories = [twin.memory for twin in twins]
+    return BaselineMemory(**_maxima(memories, ("saved_bytes", "peak_bytes"))) if twins else None
 
 
 def _baseline_work(twins: Sequence[MeasuredBaseline]) -> BaselineWork | None:
-    if not twins:
-        return None
-    return BaselineWork(
-        forward_flops=max(twin.work.forward_flops for twin in twins),
-        backward_flops=max(twin.work.backward_flops for twin in twins),
-    )
+    works = [twin.work for twin in twins]
+    return BaselineWork(**_maxima(works, ("forward_flops", "backward_flops"))) if twins else None
 
 
 def _highest(counts: Iterable[_Counts]) -> dict[str, int]:
@@ -258,25 +245,6 @@ def _highest(counts: Iterable[_Counts]) -> dict[str, int]:
 def _highest_by_phase(phases: Sequence[Mapping[str, _Counts]]) -> dict[str, dict[str, int]]:
     names = dict.fromkeys(name for by_phase in phases for name in by_phase)
     return {name: _highest(by_phase.get(name, {}) for by_phase in phases) for name in names}
-
-
-def _merge_parts(parts: Sequence[PartParity]) -> PartParity:
-    differences = [part.first_difference for part in parts if part.first_difference is not None]
-    return PartParity(
-        equal=all(part.equal for part in parts),
-        max_abs=_worst([part.max_abs for part in parts]),
-        max_rel=_worst([part.max_rel for part in parts]),
-        first_difference=min(differences, key=_moment, default=None),
-    )
-
-
-def _moment(difference: FirstDifference) -> tuple[int, int]:
-    return difference.step, difference.rank
-
-
-def _worst(values: Sequence[float]) -> float:
-    """Return the largest value; NaN, which no order knows, is worse than any number."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 def _slowest(samples: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

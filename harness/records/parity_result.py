@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,22 @@ class PartParity:
     max_abs: float = 0.0
     max_rel: float = 0.0
     first_difference: FirstDifference | None = None
+
+
+def merge_parts(parts: Sequence[PartParity]) -> PartParity:
+    """Return one part of several steps or ranks as one: the earliest difference, the largest distances."""
+    differences = [part.first_difference for part in parts if part.first_difference is not None]
+    return PartParity(
+        equal=all(part.equal for part in parts),
+        max_abs=_worst([part.max_abs for part in parts]),
+        max_rel=_worst([part.max_rel for part in parts]),
+        first_difference=min(differences, key=lambda first: (first.step, first.rank), default=None),
+    )
+
+
+def _worst(values: Sequence[float]) -> float:
+    """Return the largest value; NaN, which no order knows, is worse than any number."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

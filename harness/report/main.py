@@ -59,16 +59,12 @@ def _made_or_refused(options: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         where = error.filename or error.args[0]
         return _refuse(f"{where}: no such folder or file; give the folder of a sweep, outputs/<name>")
-    except (_NoRecordsError, UnreadableError, ConfigError) as error:
+    except (UnreadableError, ConfigError) as error:
         return _refuse(str(error))
     except BrokenPipeError:
         raise
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}; --out names another folder to write to")
-
-
-class _NoRecordsError(ValueError):
-    """A folder without a record."""
 
 
 @contextmanager
@@ -133,7 +129,9 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     is_one, records = len(sweeps) == 1, sum(len(sweep.entries) for sweep in sweeps)
     content = document(sweeps[0]) if is_one else changes(*sweeps)
     name = "report" if is_one else f"compared-with-{sweeps[1].name}"
-    folder = options.out or _folder_of(options.sweeps[0])
+    root = options.sweeps[0]
+    # into the sweep's folder, or one beside a file of records, of its name
+    folder = options.out or (root.with_suffix("") if root.is_file() else root)
     folder.mkdir(parents=True, exist_ok=True)
     writers: dict[str, Callable[[], None]] = {
         "html": lambda: _write(
@@ -161,7 +159,7 @@ def _require_records(sweep: SweepRecords, root: Path) -> None:
         sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
     if not sweep.entries:
         waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
-        raise _NoRecordsError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
+        raise UnreadableError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
@@ -172,11 +170,6 @@ def _write_markdown(content: Document, folder: Path, name: str) -> None:
     for figure in figures:
         write_atomically(folder / _FIGURES / f"{figure.key}.svg", to_svg(figure))
     _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
-
-
-def _folder_of(root: Path) -> Path:
-    """Return where a report goes: into the sweep's folder, or one beside a file of records, of its name."""
-    return root.with_suffix("") if root.is_file() else root
 
 
 def _send(options: argparse.Namespace) -> int:

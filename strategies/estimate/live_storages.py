@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from strategies.estimate.ledger import Kind, Ledger, Life
 from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
+from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.patched import replaced
 from strategies.estimate.position import Position
-from strategies.estimate.tensors import must_unwrap, plain_tensors, tensors_in
+from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _aten = torch.ops.aten
 # operators with which autograd's AccumulateGrad node makes a `.grad`; hooks of the node run others
@@ -44,7 +44,7 @@ class WorkspaceProbe(Protocol):
         """Return the bytes above both ends since `begin`; called right after the operator."""
 
 
-class LiveStorages(TorchDispatchMode):
+class LiveStorages(OperatorMode):
     """Watches all storages from `__enter__` to `__exit__`; the results are in `ledger`.
 
     Args:
@@ -101,17 +101,8 @@ class LiveStorages(TorchDispatchMode):
         keys = map(key_of, tensors)
         return {self._live[key][0] for key in keys if key in self._live}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and enter what it made."""
-        if must_unwrap(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         if func is _QUESTION:
             return func(*args, **kwargs)
         self._settle_numbers()

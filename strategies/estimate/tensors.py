@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
 )
 
 
@@ -54,11 +53,6 @@ def gradients_of(model: nn.Module) -> Iterator[Tensor]:
 def optimizer_state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Yield the plain tensors of the optimizer's state."""
     return plain_tensors(tensors_in(list(optimizer.state.values())))
-
-
-def must_unwrap(types: Iterable[type]) -> bool:
-    """Tell whether an operator has a wrapper among its operands and must come back with local tensors."""
-    return any(is_traceable_wrapper_subclass_type(kind) for kind in types)
 
 
 def alias_of(tensor: Tensor) -> Tensor:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import collective_name
-from strategies.estimate.tensors import alias_of, must_unwrap, tensors_in
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.estimate.tensors import alias_of, tensors_in
 
 
-class TensorLender(TorchDispatchMode):
+class TensorLender(OperatorMode):
     """Passes aliases of the program's tensors to collectives, and their tensors back; adds no operator.
 
     Attributes:
@@ -27,17 +27,8 @@ class TensorLender(TorchDispatchMode):
         super().__init__()
         self.lent: list[Tensor] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func`, on other tensors if it is a collective."""
-        if must_unwrap(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         if collective_name(func) is None:
             return func(*args, **kwargs)
         lenders: dict[int, Tensor] = {}
@@ -63,7 +54,7 @@ class TensorLender(TorchDispatchMode):
         return alias_of(tensor)
 
 
-class TensorFinder(TorchDispatchMode):
+class TensorFinder(OperatorMode):
     """Finds the tensors that a collective has made for itself and works on while it is waited for.
 
     Args:
@@ -74,20 +65,13 @@ class TensorFinder(TorchDispatchMode):
         super().__init__()
         self._lent = lent
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note on what."""
-        del types
         for tensor in tensors_in(args):
             # a view would hold what it is a view of
             if not tensor._is_view() and all(tensor is not known for known in self._lent):  # noqa: SLF001 (no public name)
                 self._lent.append(tensor)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def holders(lent: list[Tensor]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.measure.collectives import group_methods
 from harness.measure.gloo.lent_tensors import TensorFinder, TensorLender, holders, sole_holder
 from strategies.estimate.liveness import key_of
-from strategies.estimate.patched import replaced
+from strategies.estimate.patched import wrapped
 from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _POLL_S = 1e-4
@@ -52,8 +52,8 @@ def settled_collectives() -> Iterator[None]:
     loans = _Loans()
     with ExitStack() as patches:
         patches.callback(loans.clear)
-        for owner, name, watched in loans.watched():
-            patches.enter_context(replaced(owner, name, watched(getattr(owner, name))))
+        for patch in loans.patches():
+            patches.enter_context(patch)
         yield
     loans.require_settled()
 
@@ -84,16 +84,16 @@ class _Loans:
         self._by_result: dict[int, _Loan] = {}
         self._is_overdue = False
 
-    def watched(self) -> Iterator[tuple[Any, str, Callable[[_Function], _Function]]]:
-        """Yield what to replace: owner, name, and a function from the original to what stands for it."""
+    def patches(self) -> Iterator[AbstractContextManager[None]]:
+        """Yield the scopes in which collectives and their waits are followed."""
         for name in group_methods():
-            yield dist.ProcessGroup, name, self._starting
-        yield dist.Work, "wait", self._ending
+            yield wrapped(dist.ProcessGroup, name, self._start)
+        yield wrapped(dist.Work, "wait", self._end)
         for name in ("get_future", "result"):
-            yield dist.Work, name, self._giving_away
-        yield dist, "_broadcast_coalesced", self._running
+            yield wrapped(dist.Work, name, self._give_away)
+        yield wrapped(dist, "_broadcast_coalesced", self._run)
         # on the class: there is code that compares packets, or asks them for their overloads
-        yield OpOverloadPacket, "__call__", self._calling
+        yield wrapped(OpOverloadPacket, "__call__", self._call)
 
     def clear(self) -> None:
         """Forget the loans that never ended."""
@@ -108,67 +108,47 @@ class _Loans:
                 "bytes would count that are not the program's"
             )
 
-    def _starting(self, original: _Function) -> _Function:
-        @functools.wraps(original)
-        def start(*args: Any, **kwargs: Any) -> Any:
-            with TensorLender() as lending:
-                work = original(*args, **kwargs)
-            if work is not None and lending.lent:
-                key = id(work)
-                dropped = functools.partial(self._on_dropped, key)
-                self._by_work[key] = _Loan(lent=lending.lent, work=weakref.ref(work, dropped))
-            return work
+    def _start(self, original: _Function, /, *args: Any, **kwargs: Any) -> Any:
+        with TensorLender() as lending:
+            work = original(*args, **kwargs)
+        if work is not None and lending.lent:
+            key = id(work)
+            dropped = functools.partial(self._on_dropped, key)
+            self._by_work[key] = _Loan(lent=lending.lent, work=weakref.ref(work, dropped))
+        return work
 
-        return start
-
-    def _ending(self, original: _Function) -> _Function:
-        @functools.wraps(original)
-        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            loan = self._by_work.get(id(work))
-            if loan is None:
-                return original(work, *args, **kwargs)
-            # gloo sums and scatters in here, on copies that are none of the program's storages
-            with _disable_current_modes(), TensorFinder(loan.lent):
-                result = original(work, *args, **kwargs)
-            loan.is_over = True
-            return result
-
-        return wait
-
-    def _giving_away(self, original: _Function) -> _Function:
-        @functools.wraps(original)
-        def give_away(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            self._by_work.pop(id(work), None)  # the program gets gloo's tensors, and may hold them
+    def _end(self, original: _Function, work: dist.Work, /, *args: Any, **kwargs: Any) -> Any:
+        loan = self._by_work.get(id(work))
+        if loan is None:
             return original(work, *args, **kwargs)
+        # gloo sums and scatters in here, on copies that are none of the program's storages
+        with _disable_current_modes(), TensorFinder(loan.lent):
+            result = original(work, *args, **kwargs)
+        loan.is_over = True
+        return result
 
-        return give_away
+    def _give_away(self, original: _Function, work: dist.Work, /, *args: Any, **kwargs: Any) -> Any:
+        self._by_work.pop(id(work), None)  # the program gets gloo's tensors, and may hold them
+        return original(work, *args, **kwargs)
 
-    def _running(self, original: _Function) -> _Function:
-        @functools.wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with TensorLender() as lending:
-                result = original(*args, **kwargs)
-            self._settle(lending.lent)
+    def _run(self, original: _Function, /, *args: Any, **kwargs: Any) -> Any:
+        with TensorLender() as lending:
+            result = original(*args, **kwargs)
+        self._settle(lending.lent)
+        return result
+
+    def _call(self, original: _Function, packet: Any, /, *args: Any, **kwargs: Any) -> Any:
+        name = packet._qualified_op_name  # noqa: SLF001 (no public name)
+        if name == _WAIT:
+            result = original(packet, *args, **kwargs)
+            self._on_waited(args)
             return result
-
-        return run
-
-    def _calling(self, original: _Function) -> _Function:
-        @functools.wraps(original)
-        def call(packet: Any, /, *args: Any, **kwargs: Any) -> Any:
-            name = packet._qualified_op_name  # noqa: SLF001 (no public name)
-            if name == _WAIT:
-                result = original(packet, *args, **kwargs)
-                self._on_waited(args)
-                return result
-            if not name.startswith(_FUNCTIONAL):
-                return original(packet, *args, **kwargs)
-            with TensorLender() as lending:
-                result = original(packet, *args, **kwargs)
-            self._enter_results(result, lending.lent)
-            return result
-
-        return call
+        if not name.startswith(_FUNCTIONAL):
+            return original(packet, *args, **kwargs)
+        with TensorLender() as lending:
+            result = original(packet, *args, **kwargs)
+        self._enter_results(result, lending.lent)
+        return result
 
     def _enter_results(self, result: Any, lent: list[Tensor]) -> None:
         if lent:

@@ -7,7 +7,6 @@ themselves.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness.measure.collectives import group_methods
 from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
 from harness.records.measured import Allocator
-from strategies.estimate.patched import replaced
+from strategies.estimate.patched import wrapped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,20 +93,16 @@ def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAlloc
 def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
     """Count what process groups allocate in this thread as the backend's: gloo's reduce-scatter copies."""
 
-    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            allocator.count_this_thread(as_model=False)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                allocator.count_this_thread(as_model=True)
-
-        return collective
+    def apart(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        allocator.count_this_thread(as_model=False)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            allocator.count_this_thread(as_model=True)
 
     with ExitStack() as patches:
         for name in group_methods():
-            patches.enter_context(replaced(dist.ProcessGroup, name, apart(getattr(dist.ProcessGroup, name))))
+            patches.enter_context(wrapped(dist.ProcessGroup, name, apart))
         yield
 
 
@@ -136,7 +131,8 @@ def _profiled(step: Callable[[], None], live: LiveTotals) -> Allocator:
     # only raw events tell single blocks; of those that stood before they tell some, so all such are left out
     blocks: dict[int, int] = {}
     running = peak = 0
-    for event in sorted(_allocations(kineto.kineto_results.experimental_event_tree()), key=_start_ns):
+    events = _allocations(kineto.kineto_results.experimental_event_tree())
+    for event in sorted(events, key=lambda event: int(event.start_time_ns)):
         block = event.extra_fields
         running -= blocks.pop(block.ptr, 0)
         if block.alloc_size > 0:
@@ -151,10 +147,6 @@ def _allocations(events: Iterable[Any]) -> Iterator[Any]:
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
             yield event
         yield from _allocations(event.children)
-
-
-def _start_ns(event: Any) -> int:
-    return int(event.start_time_ns)
 
 
 def _report(

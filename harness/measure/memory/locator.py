@@ -7,7 +7,6 @@ forward pass. So the operators of the step are those of a step that nobody watch
 
 from __future__ import annotations
 
-import functools
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.estimate.patched import replaced
+from strategies.estimate.patched import wrapped
 from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 
 MODEL = "(model)"
@@ -54,8 +53,8 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        for owner, original in _forward_functions(self._model).items():
-            self._patches.enter_context(replaced(owner, "forward", self._followed(original)))
+        for owner in _owners_of_forward(self._model):
+            self._patches.enter_context(wrapped(owner, "forward", self._follow))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,16 +84,12 @@ class Locator(Position, AbstractContextManager["Locator"]):
             return False
         return torch.is_grad_enabled() or bool(self._inside)
 
-    def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # the class of a checkpointed block calls the `forward` of the plain class: one call, not two
-            if id(module) not in self._names or id(module) in self._inside:
-                return original(module, *args, **kwargs)
-            with self._entered(module):
-                return original(module, *args, **kwargs)
-
-        return forward
+    def _follow(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        # the class of a checkpointed block calls the `forward` of the plain class: one call, not two
+        if id(module) not in self._names or id(module) in self._inside:
+            return original(module, *args, **kwargs)
+        with self._entered(module):
+            return original(module, *args, **kwargs)
 
     @contextmanager
     def _entered(self, module: nn.Module) -> Iterator[None]:
@@ -126,13 +121,12 @@ def _next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 (the order of forward has no public name)
 
 
-def _forward_functions(model: nn.Module) -> dict[type, FunctionType]:
+def _owners_of_forward(model: nn.Module) -> set[type]:
     """Return every class that defines the `forward` of a module of `model`, base classes included."""
     classes = {
         owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
     }
-    defined = {owner: vars(owner).get("forward") for owner in classes}
-    return {owner: forward for owner, forward in defined.items() if isinstance(forward, FunctionType)}
+    return {owner for owner in classes if isinstance(vars(owner).get("forward"), FunctionType)}
 
 
 def _readable(name: str, model: nn.Module) -> str:

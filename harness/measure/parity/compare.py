@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.measure.parity.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
-from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity
+from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity, merge_parts
 
 __all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
@@ -117,7 +117,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
     """
     if not compared:
         raise ValueError("parity: needs at least one compared step, got none")
-    merged: dict[str, Any] = {part: _merge([step.parts[part] for step in compared]) for part in PARTS}
+    merged: dict[str, Any] = {part: merge_parts([step.parts[part] for step in compared]) for part in PARTS}
     return Parity(
         level=compared[0].level,
         steps=len(compared),
@@ -151,15 +151,6 @@ class _Finding:
     max_abs: float = 0.0
     max_rel: float = 0.0
     first: tuple[tuple[int, ...] | None, float | str, float | str] | None = None
-
-
-def _merge(parts: Sequence[PartParity]) -> PartParity:
-    return PartParity(
-        equal=all(part.equal for part in parts),
-        max_abs=max(part.max_abs for part in parts),
-        max_rel=max(part.max_rel for part in parts),
-        first_difference=next((part.first_difference for part in parts if part.first_difference), None),
-    )
 
 
 def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
@@ -146,7 +146,8 @@ def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device, *, who
     del outputs
     trainee.backward(loss)
     gradients = {
-        name: _capture(parameter.grad, whole=whole) for name, parameter in _parameters(trainee.model)
+        name: None if parameter.grad is None else Captured.of(parameter.grad, whole=whole)
+        for name, parameter in trainee.model.named_parameters()
     }
     # duplicates kept: a module shared by two paths must stay shared
     buffers = {
@@ -161,7 +162,7 @@ def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device, *, who
         buffers=buffers,
         rng_state=rng_state,
         parameters={
-            name: Captured.of(parameter, whole=whole) for name, parameter in _parameters(trainee.model)
+            name: Captured.of(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
         },
     )
 
@@ -170,14 +171,6 @@ def _device_of(batch: Batch) -> torch.device:
     # not the parameters' device: FSDP may keep those on the host
     tensors = (leaf for leaf in pytree.tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-
-def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return model.named_parameters()
-
-
-def _capture(tensor: Tensor | None, *, whole: bool) -> Captured | None:
-    return None if tensor is None else Captured.of(tensor, whole=whole)
 
 
 def _kind(tensor: Tensor) -> str:

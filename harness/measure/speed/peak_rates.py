@@ -121,7 +121,7 @@ def _measure(device: torch.device, dtype: torch.dtype) -> PeakRate:
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)
     clock = clock_for(device)
-    best_s = min(clock.time_s(lambda: _multiply(left, right, product)) for _ in range(_REPEATS))
+    best_s = min(clock(lambda: _multiply(left, right, product)) for _ in range(_REPEATS))
     shape = "x".join([str(size)] * 3)
     label = str(dtype).removeprefix("torch.")
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""

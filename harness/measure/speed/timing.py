@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 
@@ -18,49 +18,12 @@ _SECONDS_PER_MILLISECOND = 1e-3
 StepFunction = Callable[[], None]
 """One whole training step; it may queue work on a device and return before that is done."""
 
-
 Progress = Callable[[int, int], None]
 """Told how many of how many steps are done, always between two timed steps."""
 
 
-class StepClock(Protocol):
-    """Takes the time of one step, with everything that the step has queued."""
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostClock:
-    """Wall-clock time, for devices that compute while they are called."""
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CudaClock:
-    """Time between two events on the current stream of `device`.
-
-    The device is idle when a step starts, so that no step pays for the one before it.
-    """
-
-    device: torch.device
-
-    def time_s(self, step: StepFunction) -> float:
-        """Run `step` and return its duration in seconds."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.device(self.device):
-            start.record()
-            step()
-            end.record()
-        torch.cuda.synchronize(self.device)  # side streams too: what they still do belongs to the step
-        return float(start.elapsed_time(end)) * _SECONDS_PER_MILLISECOND
+StepClock = Callable[[StepFunction], float]
+"""Runs one step, with everything that the step queues, and returns its duration in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +36,29 @@ class PairedTimes:
 
 def clock_for(device: torch.device) -> StepClock:
     """Return the clock that suits `device`."""
-    return CudaClock(device=device) if device.type == "cuda" else HostClock()
+    return partial(cuda_time_s, device) if device.type == "cuda" else host_time_s
+
+
+def host_time_s(step: StepFunction) -> float:
+    """Return the wall-clock time of a step on a device that computes while it is called, in seconds."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def cuda_time_s(device: torch.device, step: StepFunction) -> float:
+    """Return the time of a step between two events on the current stream of `device`, in seconds.
+
+    The device is idle when a step starts, so that no step pays for the one before it.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(device):
+        start.record()
+        step()
+        end.record()
+    torch.cuda.synchronize(device)  # side streams too: what they still do belongs to the step
+    return float(start.elapsed_time(end)) * _SECONDS_PER_MILLISECOND
 
 
 def _in_silence(_done: int, _total: int) -> None:
@@ -99,21 +84,9 @@ def interleave(
     """
     require_at_least("warmup", warmup, 0)
     require_at_least("pairs", pairs, 1)
-    for _ in range(warmup):
-        variant()
-        twin()
-    variant_s, twin_s = [], []
-    with _quiet_heap() as collect:
-        for pair in range(pairs):
-            progress(pair, pairs)
-            collect()
-            if pair % 2 == 0:
-                variant_s.append(clock.time_s(variant))
-                twin_s.append(clock.time_s(twin))
-            else:
-                twin_s.append(clock.time_s(twin))
-                variant_s.append(clock.time_s(variant))
-    return PairedTimes(variant_s=tuple(variant_s), twin_s=tuple(twin_s))
+    steps = variant, twin
+    variant_s, twin_s = _taken(steps, warmup=warmup, turns=pairs, clock=clock, progress=progress)
+    return PairedTimes(variant_s=variant_s, twin_s=twin_s)
 
 
 def consecutive(
@@ -126,15 +99,25 @@ def consecutive(
     """
     require_at_least("warmup", warmup, 0)
     require_at_least("count", count, 1)
+    (samples_s,) = _taken([step], warmup=warmup, turns=count, clock=clock, progress=progress)
+    return samples_s
+
+
+def _taken(
+    steps: Sequence[StepFunction], *, warmup: int, turns: int, clock: StepClock, progress: Progress
+) -> list[tuple[float, ...]]:
+    """Return the times of each step; every second turn takes the steps in the other order."""
     for _ in range(warmup):
-        step()
-    samples_s = []
+        for step in steps:
+            step()
+    samples_s: list[list[float]] = [[] for _ in steps]
     with _quiet_heap() as collect:
-        for done in range(count):
-            progress(done, count)
+        for turn in range(turns):
+            progress(turn, turns)
             collect()
-            samples_s.append(clock.time_s(step))
-    return tuple(samples_s)
+            for step, times_s in list(zip(steps, samples_s, strict=True))[:: -1 if turn % 2 else 1]:
+                times_s.append(clock(step))
+    return [tuple(times_s) for times_s in samples_s]
 
 
 @contextmanager

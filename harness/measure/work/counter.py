@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import FlopFormulas
+from harness.measure.work.flops import flops_of
 from harness.records.measured import MeasuredWork
-from strategies.estimate.tensors import must_unwrap
+from strategies.estimate.operator_mode import OperatorMode
 
 # no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
 _BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
 PHASES = ("forward", "backward", "optimizer")
 
 
-class WorkCounter(TorchDispatchMode):
+class WorkCounter(OperatorMode):
     """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors."""
 
     def __init__(self, locator: Locator) -> None:
         super().__init__()
         self._locator = locator
-        self._formulas = FlopFormulas()
         self._flops: Counter[str] = Counter()
         self._recomputed_flops = 0
         self._recomputed_ops: Counter[str] = Counter()
         self._collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and count it."""
-        if must_unwrap(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self._count(func, self._formulas.count(func, args, kwargs, result))
+        self._count(func, flops_of(func, args, kwargs, result))
         self._count_collective(func, args, result)
         return result
 

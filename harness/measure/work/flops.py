@@ -15,16 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 
-class FlopFormulas:
-    """FLOPs by operator: torch's registry, copied, and CPU flash attention, which it lacks."""
-
-    def __init__(self) -> None:
-        self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_CPU_ATTENTION}
-
-    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-        """Return the FLOPs of one call; 0 without formula: elementwise operators, copies, reductions."""
-        formula = self._formulas.get(getattr(func, "_overloadpacket", func))
-        return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the FLOPs of one call; 0 without formula: elementwise operators, copies, reductions."""
+    packet = getattr(func, "_overloadpacket", func)
+    formula = _CPU_ATTENTION.get(packet) or flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
 def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:

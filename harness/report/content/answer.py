@@ -16,8 +16,8 @@ from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import Claim, CodeText, Line, LinePart, Number
 from harness.report.facts.labels import mesh_sizes
-from harness.report.facts.number_words import Unit
-from harness.report.facts.sweep_records import Entry, SweepRecords
+from harness.report.facts.number_words import Unit, and_more
+from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
@@ -72,32 +72,17 @@ def _place(entry: Entry) -> str:
 
 def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
     found = pareto_front(entries)
+    compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
     saving = [point for point in tried if _saves(point.entry)]
     if saving:
         yield from _offers(found, saving, place)
     elif tried:
-        yield Claim(
-            line=(
-                f"On {place}: nothing timed saves peak memory; ",
-                *_keeps(tried[0].entry),
-                *_at_time(tried[0].entry),
-                ".",
-            ),
-            trial_ids=tuple(point.entry.trial_id for point in found.points),
-        )
-    elif found.points:
-        plain_model = found.points[0].entry
-        yield Claim(
-            line=(
-                f"On {place}: ",
-                *_named(entries),
-                " needs ",
-                *_peak(plain_model),
-                "; no other trial has numbers.",
-            ),
-            trial_ids=(plain_model.trial_id,),
-        )
+        nothing = f"On {place}: nothing timed saves peak memory; "
+        yield sentence(nothing, *_keeps(tried[0].entry), *_at_time(tried[0].entry), ".", of=compared)
+    elif compared:
+        needs: Line = (*_named(entries), " needs ", *_peak(compared[0]))
+        yield sentence(f"On {place}: ", *needs, "; no other trial has numbers.", of=compared[:1])
     yield from _untimed(entries, saving, place)
     yield from _dominated(found)
 
@@ -114,10 +99,8 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -
     smallest = min(measured, key=_peak_bytes, default=None)
     if smallest is None or (saving and saving[0].peak_bytes <= _peak_bytes(smallest)):
         return
-    yield Claim(
-        line=("There, " if saving else f"On {place}: ", *_keeps(smallest), "; its time was not measured."),
-        trial_ids=(smallest.trial_id,),
-    )
+    where = "There, " if saving else f"On {place}: "
+    yield sentence(where, *_keeps(smallest), "; its time was not measured.", of=[smallest])
 
 
 def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Claim]:
@@ -125,26 +108,12 @@ def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Itera
     best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
     least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
     equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
-    compared = tuple(point.entry.trial_id for point in found.points)
-    yield Claim(
-        line=(
-            f"On {place}: ",
-            *_keeps(least.entry),
-            *_at_time(least.entry),
-            *(_shared(equal, len(compared)) if len(compared) > 1 else (".",)),
-        ),
-        trial_ids=compared,
-    )
+    compared = [point.entry for point in found.points]
+    shared = _shared(equal, len(compared)) if len(compared) > 1 else (".",)
+    yield sentence(f"On {place}: ", *_keeps(least.entry), *_at_time(least.entry), *shared, of=compared)
     if quickest is not least and quickest not in equal:
-        yield Claim(
-            line=(
-                "There, ",
-                *_keeps(quickest.entry),
-                *_at_time(quickest.entry),
-                *_pace(quickest, least, saving),
-            ),
-            trial_ids=compared,
-        )
+        pace = _pace(quickest, least, saving)
+        yield sentence("There, ", *_keeps(quickest.entry), *_at_time(quickest.entry), *pace, of=compared)
 
 
 def _shared(equal: Sequence[TradeOff], count: int) -> Iterator[LinePart]:
@@ -169,23 +138,20 @@ def _pace(quickest: TradeOff, least: TradeOff, saving: Sequence[TradeOff]) -> It
 
 def _dominated(found: ParetoFront) -> Iterator[Claim]:
     """Yield one sentence a dominating trial, with what needs neither less memory nor less time."""
-    losers: dict[str, list[TradeOff]] = {}
-    for point in found.points:
-        by = found.dominated.get(point.entry.trial_id)
-        if by is not None and not is_baseline(point.entry.record.experiment):
-            losers.setdefault(by.entry.trial_id, []).append(point)
-    for trial_id, points in losers.items():
+    losers = grouped(
+        (by.entry.trial_id, point)
+        for point in found.points
+        if (by := found.dominated.get(point.entry.trial_id)) is not None
+        and not is_baseline(point.entry.record.experiment)
+    )
+    for points in losers.values():
         by = found.dominated[points[0].entry.trial_id]
         line: list[LinePart] = [CodeText(text=by.entry.choice), " dominates "]
         for index, point in enumerate(points[:_MOST_NAMED]):
             line += [", " if index else "", CodeText(text=point.entry.choice), " (", *_peak(point.entry)]
             line += [" at ", *ratio(point.entry), ")"]
-        more = len(points) - _MOST_NAMED
-        others = f" and {more} more" if more > 0 else ""
-        yield Claim(
-            line=(*line, f"{others}: neither less memory nor less time."),
-            trial_ids=(trial_id, *(point.entry.trial_id for point in points)),
-        )
+        others = f"{and_more(len(points) - _MOST_NAMED)}: neither less memory nor less time."
+        yield sentence(*line, others, of=[by.entry, *(point.entry for point in points)])
 
 
 def _untrusted(sweep: SweepRecords) -> Iterator[Claim]:
@@ -195,11 +161,10 @@ def _untrusted(sweep: SweepRecords) -> Iterator[Claim]:
         for entry in found[:_MOST_NAMED]:
             reason = next((note for note in notes(entry.record)), "no part is named")
             why = _apart(entry) if verdict == "differs" else (" does nothing: ",)
-            line: Line = (entry.trial, *why, f"{reason.removeprefix('parity: ')}.")
-            yield Claim(line=line, trial_ids=(entry.trial_id,))
+            yield sentence(entry.trial, *why, f"{reason.removeprefix('parity: ')}.", of=[entry])
         if len(found) > _MOST_NAMED:
-            line = (_count(len(found), f"verdict={verdict}"), f" trials in all are of the verdict {verdict}.")
-            yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in found))
+            count = _count(len(found), f"verdict={verdict}")
+            yield sentence(count, f" trials in all are of the verdict {verdict}.", of=found)
 
 
 def _apart(entry: Entry) -> Line:
@@ -208,27 +173,21 @@ def _apart(entry: Entry) -> Line:
 
 def _remarked(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield what became of plans; of trials that do nothing it is said with that."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in sweep.entries:
-        for remark in plan_notes(entry.record) if entry.record.verdict != "inert" else ():
-            groups.setdefault(remark, []).append(entry)
+    remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
+    groups = grouped((remark, entry) for entry in remarked for remark in plan_notes(entry.record))
     for remark, entries in list(groups.items())[:_MOST_NAMED]:
-        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
-        line: Line = (entries[0].trial, f"{more}: {remark}.")
-        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
+        yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
 
 
 def _failed(sweep: SweepRecords) -> Iterator[Claim]:
     """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in sweep.entries:
-        if entry.record.error is not None:
-            error = entry.record.error
-            groups.setdefault(f"{entry.record.status}, {error.kind}: {first_line(error)}", []).append(entry)
+    groups = grouped(
+        (f"{entry.record.status}, {error.kind}: {first_line(error)}", entry)
+        for entry in sweep.entries
+        if (error := entry.record.error) is not None
+    )
     for reason, entries in sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_NAMED]:
-        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
-        line: Line = (entries[0].trial, f"{more}: {reason}")
-        yield Claim(line=line, trial_ids=tuple(entry.trial_id for entry in entries))
+        yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {reason}", of=entries)
 
 
 def _overview(sweep: SweepRecords) -> Iterator[Claim]:
@@ -238,12 +197,10 @@ def _overview(sweep: SweepRecords) -> Iterator[Claim]:
     verdicts = Counter(record.verdict for record in records)
     ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
     ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
-    line: list[str | Number] = [_count(len(records), "records"), f" {_trials(len(records))}"]
+    line: list[LinePart] = [_count(len(records), "records"), " trial" if len(records) == 1 else " trials"]
     for index, (what, value, count) in enumerate(ends):
         line += [", " if index else ": ", _count(count, what), f" {value}"]
-    yield Claim(
-        line=(*line, f"{_without_record(sweep)}."), trial_ids=tuple(record.trial_id for record in records)
-    )
+    yield sentence(*line, f"{_without_record(sweep)}.", of=sweep.entries)
 
 
 def _without_record(sweep: SweepRecords) -> str:
@@ -255,10 +212,6 @@ def _without_record(sweep: SweepRecords) -> str:
 
 def _count(count: int, what: str) -> Number:
     return Number(value=count, unit=Unit.COUNT, path=f"count {what}")
-
-
-def _trials(count: int) -> str:
-    return "trial" if count == 1 else "trials"
 
 
 def _saves(entry: Entry) -> bool:
@@ -283,18 +236,8 @@ def _keeps(entry: Entry) -> Line:
         return (*name, " needs ", *_peak(entry))
     experiment = entry.record.experiment
     of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
-    return (
-        *name,
-        " keeps " if share.value < 1 else " needs ",
-        share,
-        " of the peak memory",
-        *of,
-        " (",
-        *_peak(entry),
-        " of ",
-        whole,
-        ")",
-    )
+    needs = " keeps " if share.value < 1 else " needs "
+    return (*name, needs, share, " of the peak memory", *of, " (", *_peak(entry), " of ", whole, ")")
 
 
 def _at_time(entry: Entry) -> Line:

@@ -16,13 +16,18 @@ from harness.report.content.contents import partial, subtitle
 from harness.report.facts import quantities
 from harness.report.facts.document import Claim, Document, Line, Mark, Section, Table, plain
 from harness.report.facts.quantities import Quantity
-from harness.report.facts.sweep_records import Entry, SweepRecords
+from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _EXACT = {"saved": quantities.SAVED, "peak": quantities.PEAK, "recomputed FLOPs": quantities.RECOMPUTED_FLOPS}
 _LARGEST = _EXACT | {"step time vs baseline": quantities.RATIO}
 _ENDINGS: Mapping[str, Callable[[Record], str]] = {
     "status": lambda record: record.status,
     "verdict": lambda record: record.verdict,
+}
+_COMPARED: Mapping[str, Callable[[Record], object]] = {
+    **_ENDINGS,
+    **{name: quantity.of for name, quantity in _EXACT.items()},
+    "collectives": lambda record: record.work and record.work.collectives,
 }
 _WORST_FIRST = ("differs", "inert", "unverified", "neutral")
 _MOST_NAMED = 4
@@ -51,10 +56,8 @@ def changes(before: SweepRecords, after: SweepRecords) -> Document:
     a version that adds an option addresses all its trials anew.
     """
     if before.name == after.name:
-        before, after = (
-            replace(before, name=f"{before.name}, before"),
-            replace(after, name=f"{after.name}, after"),
-        )
+        before = replace(before, name=f"{before.name}, before")
+        after = replace(after, name=f"{after.name}, after")
     pairs = [_pair(one, other) for one, other in _matched(before, after)]
     changed = [pair for pair in pairs if pair.changed]
     same = [pair for pair in pairs if not pair.changed]
@@ -90,10 +93,8 @@ def _options_of(entries: Sequence[Entry]) -> set[str]:
 
 def _by_options(entries: Sequence[Entry], shared: set[str]) -> dict[frozenset[tuple[str, str]], Entry]:
     """Return the trials by their options among `shared`; which of several is meant, nobody knows."""
-    found: dict[frozenset[tuple[str, str]], list[Entry]] = {}
-    for entry in entries:
-        key = frozenset(option for option in _options(entry.record.experiment) if option[0] in shared)
-        found.setdefault(key, []).append(entry)
+    options = ((_options(entry.record.experiment), entry) for entry in entries)
+    found = grouped((frozenset(each for each in of if each[0] in shared), entry) for of, entry in options)
     return {key: each[0] for key, each in found.items() if len(each) == 1}
 
 
@@ -107,17 +108,10 @@ def _options(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _pair(before: Entry, after: Entry) -> Pair:
     one, other = before.record, after.record
-    changed = [name for name, of in _ENDINGS.items() if of(one) != of(other)]
-    changed += [name for name, quantity in _EXACT.items() if quantity.of(one) != quantity.of(other)]
-    if _collectives_of(one) != _collectives_of(other):
-        changed.append("collectives")
+    changed = [name for name, of in _COMPARED.items() if of(one) != of(other)]
     if _are_apart(_ratio_of(one), _ratio_of(other)):
         changed.append("step time vs baseline")
     return Pair(before=before, after=after, changed=tuple(changed))
-
-
-def _collectives_of(record: Record) -> dict[str, dict[str, int]] | None:
-    return None if record.work is None else record.work.collectives
 
 
 def _ratio_of(record: Record) -> Ratio | None:
@@ -135,26 +129,18 @@ def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) ->
     changed = [pair for pair in pairs if pair.changed]
     counts = Counter(name for pair in changed for name in pair.changed)
     what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
-    yield Claim(
-        line=(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.",),
-        trial_ids=tuple(pair.before.trial_id for pair in changed),
-    )
-    yield from _renamed(pairs)
+    trials = [pair.before for pair in changed]
+    yield sentence(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.", of=trials)
+    renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
+    if renamed:
+        yield sentence(f"{renamed} of them are the same but for options that only one of the sweeps has.")
     yield from _worsened(changed)
     for name, quantity in _LARGEST.items():
         yield from _largest(name, quantity, changed)
-    alone = [len(sweep.entries) - len(pairs) for sweep in (before, after)]
-    if any(alone):
-        line = f"{alone[0]} {_are(alone[0])} only in {before.name}, {alone[1]} only in {after.name}."
-        yield Claim(line=(line,), trial_ids=())
-
-
-def _renamed(pairs: Sequence[Pair]) -> Iterator[Claim]:
-    """Yield how many trials have another id, because only one of the sweeps has an option."""
-    renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
-    if renamed:
-        line = f"{renamed} of them are the same but for options that only one of the sweeps has."
-        yield Claim(line=(line,), trial_ids=())
+    one, other = (len(sweep.entries) - len(pairs) for sweep in (before, after))
+    if one or other:
+        are = "trial is" if one == 1 else "trials are"
+        yield sentence(f"{one} {are} only in {before.name}, {other} only in {after.name}.")
 
 
 def _worsened(changed: Sequence[Pair]) -> Iterator[Claim]:
@@ -162,9 +148,9 @@ def _worsened(changed: Sequence[Pair]) -> Iterator[Claim]:
     lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
     for pair in lost[:_MOST_NAMED]:
         was, now = (_ending(entry) for entry in (pair.before, pair.after))
-        yield Claim(line=(pair.before.trial, f": {was}{_ARROW}{now}."), trial_ids=(pair.before.trial_id,))
+        yield sentence(pair.before.trial, f": {was}{_ARROW}{now}.", of=[pair.before])
     if len(lost) > _MOST_NAMED:
-        yield Claim(line=(f"{len(lost)} trials in all ended worse.",), trial_ids=())
+        yield sentence(f"{len(lost)} trials in all ended worse.")
 
 
 def _rank(entry: Entry) -> int:
@@ -188,19 +174,8 @@ def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[C
     ]
     if known:
         pair, one, other = max(known, key=lambda found: abs(math.log(found[2].value / found[1].value)))
-        line: Line = (
-            f"The {name} that changed most is that of ",
-            pair.before.trial,
-            ": ",
-            one,
-            _ARROW,
-            other,
-        )
-        yield Claim(line=(*line, "."), trial_ids=(pair.before.trial_id,))
-
-
-def _are(count: int) -> str:
-    return "trial is" if count == 1 else "trials are"
+        where = (f"The {name} that changed most is that of ", pair.before.trial, ": ")
+        yield sentence(*where, one, _ARROW, other, ".", of=[pair.before])
 
 
 def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
@@ -240,7 +215,7 @@ def _ratios(pair: Pair) -> Line:
 
 def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> tuple[Table, ...]:
     both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
-    rows: list[tuple[Line, ...]] = [
+    rows = tuple(
         (
             (entry.trial,),
             (sweep.name,),
@@ -250,28 +225,20 @@ def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> 
         for sweep in (before, after)
         for entry in sweep.entries
         if (entry.sweep, entry.trial_id) not in both
-    ]
-    if not rows:
-        return ()
+    )
     columns = ("trial", "sweep", "status", "peak")
-    return (Table(key="alone-trials", title="In one sweep only", columns=columns, rows=tuple(rows)),)
+    table = Table(key="alone-trials", title="In one sweep only", columns=columns, rows=rows)
+    return (table,) if rows else ()
 
 
 def _environments(before: SweepRecords, after: SweepRecords) -> Table:
-    rows = [
-        (
-            (key,),
-            *(
-                (
-                    ", ".join(
-                        sorted({str(record.environment.get(key) or NOTHING) for record in sweep.records})
-                    ),
-                )
-                for sweep in (before, after)
-            ),
-        )
-        for key in _SHOWN_ENVIRONMENT
-    ]
     return Table(
-        key="environments", title="Environments", columns=("what", before.name, after.name), rows=tuple(rows)
+        key="environments",
+        title="Environments",
+        columns=("what", before.name, after.name),
+        rows=tuple(((key,), _values(before, key), _values(after, key)) for key in _SHOWN_ENVIRONMENT),
     )
+
+
+def _values(sweep: SweepRecords, key: str) -> Line:
+    return (", ".join(sorted({str(record.environment.get(key) or NOTHING) for record in sweep.records})),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from harness.report.content.answer import MOST_SETTINGS, answer
 from harness.report.content.details import MOST_DETAILED, detailed, details
@@ -19,7 +19,8 @@ from harness.report.content.tables import (
     verdicts,
 )
 from harness.report.facts.document import Claim, Document, Figure, Line, Section, Table
-from harness.report.facts.sweep_records import SweepRecords
+from harness.report.facts.number_words import and_more
+from harness.report.facts.sweep_records import SweepRecords, sentence
 
 _MOST_DEVICES = 2
 
@@ -28,7 +29,7 @@ def document(sweep: SweepRecords) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
     chosen = detailed(sweep)
     sections = (
-        Section(key="figures", title="Figures", claims=_limits(sweep), items=figures(sweep)),
+        Section(key="figures", title="Figures", claims=tuple(_limits(sweep)), items=figures(sweep)),
         Section(key="trials", title="Trials", items=_filled([results(sweep)])),
         Section(
             key="parity",
@@ -41,7 +42,7 @@ def document(sweep: SweepRecords) -> Document:
         Section(
             key="details",
             title="Each trial",
-            claims=_detail_limit(sweep),
+            claims=tuple(_detail_limit(sweep)),
             items=tuple(details(entry) for entry in chosen),
         ),
         Section(key="method", title="Protocol", items=_filled([environment(sweep), commands(chosen)])),
@@ -72,7 +73,7 @@ def subtitle(sweep: SweepRecords) -> Line:
     torches = sorted({str(each["torch"]) for each in environments if each.get("torch")})
     times = sorted(record.finished_at for record in sweep.records)
     where = ", ".join(device for device, _ in devices.most_common(_MOST_DEVICES))
-    more = f" and {len(devices) - _MOST_DEVICES} more" if len(devices) > _MOST_DEVICES else ""
+    more = and_more(len(devices) - _MOST_DEVICES)
     version = f"torch {', '.join(torches)}" if torches else ""
     parts = [f"{where}{more}", version, times[-1][:10] if times else "no record yet"]
     waiting = len(sweep.waiting)
@@ -86,26 +87,22 @@ def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _limits(sweep: SweepRecords) -> tuple[Claim, ...]:
-    lines = []
+def _limits(sweep: SweepRecords) -> Iterator[Claim]:
     if len(sweep.entries) > MOST_BARS:
-        lines.append(
+        yield sentence(
             f"Figures with a bar a trial show the {MOST_BARS} trials with the lowest peaks of the setting "
             "with the most trials; the tables have all."
         )
     if len(sweep.by_setting) > MOST_SETTINGS:
-        lines.append(
+        yield sentence(
             f"The answer is about {MOST_SETTINGS} of {len(sweep.by_setting)} settings, "
             "those with the most trials."
         )
-    return tuple(Claim(line=(line,), trial_ids=()) for line in lines)
 
 
-def _detail_limit(sweep: SweepRecords) -> tuple[Claim, ...]:
-    if len(sweep.entries) <= MOST_DETAILED:
-        return ()
-    line = (
-        f"Details, collectives and commands are of {MOST_DETAILED} of {len(sweep.entries)} trials: what went "
-        "wrong, what is best, then others. The CSV file has every number and command."
-    )
-    return (Claim(line=(line,), trial_ids=()),)
+def _detail_limit(sweep: SweepRecords) -> Iterator[Claim]:
+    if len(sweep.entries) > MOST_DETAILED:
+        yield sentence(
+            f"Details, collectives and commands are of {MOST_DETAILED} of {len(sweep.entries)} trials: what "
+            "went wrong, what is best, then others. The CSV file has every number and command."
+        )

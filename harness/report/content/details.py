@@ -51,62 +51,48 @@ def details(entry: Entry) -> Table:
 
 def _rows(entry: Entry) -> Iterator[Fact]:
     record = entry.record
-    yield ("ended",), (Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
+    yield _fact("ended", Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
     for note in notes(record):
-        yield ("note",), (note,)
+        yield _fact("note", note)
     line = command(record.experiment)
     if line is not None:
-        yield ("command",), (CodeText(text=line),)
+        yield _fact("command", CodeText(text=line))
     if record.error is not None and record.error.log:
-        yield ("log",), (CodeText(text=record.error.log),)
-    yield from _parity(entry)
+        yield _fact("log", CodeText(text=record.error.log))
+    if record.parity is not None:
+        losses = [("", quantities.loss(step)) for step in range(len(record.parity.losses))]
+        yield _fact("loss after each step", *_listed(_named_numbers(entry, losses)))
     yield from _memory(entry)
     yield from _work(entry)
     yield from _time(entry)
     if record.plan is not None:
-        yield ("plan",), (CodeText(text=_plan(record.plan)),)
+        yield _fact("plan", CodeText(text=_plan(record.plan)))
 
 
-def _parity(entry: Entry) -> Iterator[Fact]:
-    if entry.record.parity is None:
-        return
-    losses = [("", quantities.loss(step)) for step in range(len(entry.record.parity.losses))]
-    yield ("loss after each step",), _listed(_named_numbers(entry, losses))
+def _fact(what: str, *value: LinePart) -> Fact:
+    return (what,), value
 
 
 def _memory(entry: Entry) -> Iterator[Fact]:
     memory = entry.record.memory
     if memory is None:
         return
-    yield (
-        ("peak",),
-        (
-            *number_cell(entry, quantities.PEAK),
-            f" in {memory.peak_phase}, in ",
-            CodeText(text=memory.peak_module),
-        ),
-    )
+    peak = number_cell(entry, quantities.PEAK)
+    yield _fact("peak", *peak, f" in {memory.peak_phase}, in ", CodeText(text=memory.peak_module))
     ranks = _named_numbers(entry, [("", quantities.rank_peak(index)) for index in range(len(memory.by_rank))])
     if len(ranks) > 1:
-        yield ("peak by rank",), _listed(ranks)
+        yield _fact("peak by rank", *_listed(ranks))
     if memory.allocator is not None:
         numbers = _listed(_named_numbers(entry, quantities.ALLOCATOR))
-        yield ("allocator",), (f"{memory.allocator.source}: ", *numbers)
+        yield _fact("allocator", f"{memory.allocator.source}: ", *numbers)
     if memory.host_peak_bytes:
-        yield ("host peak",), number_cell(entry, quantities.HOST_PEAK)
+        yield _fact("host peak", *number_cell(entry, quantities.HOST_PEAK))
     for index, tensor in enumerate(memory.largest_saved[:_MOST_TENSORS]):
+        size = number_cell(entry, quantities.largest_saved(index))
         shape = "×".join(map(str, tensor.shape)) or "scalar"  # noqa: RUF001 (times)
         where = (" in ", CodeText(text=tensor.module)) if tensor.module else ()
-        yield (
-            ("largest saved" if index == 0 else "",),
-            (
-                *number_cell(entry, quantities.largest_saved(index)),
-                " ",
-                CodeText(text=tensor.op),
-                *where,
-                f", {shape} {tensor.dtype}",
-            ),
-        )
+        what = "largest saved" if index == 0 else ""
+        yield _fact(what, *size, " ", CodeText(text=tensor.op), *where, f", {shape} {tensor.dtype}")
 
 
 def _work(entry: Entry) -> Iterator[Fact]:
@@ -120,21 +106,21 @@ def _work(entry: Entry) -> Iterator[Fact]:
         if (number := entry.number(quantities.recomputed_op(name))) is not None
     ]
     if numbers:
-        more = f", and {len(ops) - _MOST_OPS} more operators" if len(ops) > _MOST_OPS else ""
-        yield ("recomputed",), (*_listed(numbers), more) if more else _listed(numbers)
+        more = [f", and {len(ops) - _MOST_OPS} more operators"] if len(ops) > _MOST_OPS else []
+        yield _fact("recomputed", *_listed(numbers), *more)
     if work.offloaded_bytes:
-        yield ("offloaded",), number_cell(entry, quantities.OFFLOADED)
+        yield _fact("offloaded", *number_cell(entry, quantities.OFFLOADED))
     if work.chunks:
-        yield ("chunks",), number_cell(entry, quantities.CHUNKS)
+        yield _fact("chunks", *number_cell(entry, quantities.CHUNKS))
 
 
 def _time(entry: Entry) -> Iterator[Fact]:
     numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
-        yield ("step time",), _listed(numbers)
+        yield _fact("step time", *_listed(numbers))
     energy = entry.number(quantities.ENERGY)
     if energy is not None:
-        yield ("energy",), (energy, " J a step")
+        yield _fact("energy", energy, " J a step")
 
 
 def _named_numbers(entry: Entry, quantities: Iterable[tuple[str, Quantity]]) -> list[tuple[LinePart, ...]]:

@@ -22,7 +22,7 @@ from harness.report.facts.commands import command
 from harness.report.facts.document import Claim, CodeText, Line, LinePart, Mark, Table
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.number_words import printable
-from harness.report.facts.sweep_records import Entry, SweepRecords
+from harness.report.facts.sweep_records import Entry, SweepRecords, sentence
 
 _PROTOCOL = ("protocol", "data")
 _ENVIRONMENT = (
@@ -85,7 +85,7 @@ def verdicts(sweep: SweepRecords) -> Table:
 def first_differences(sweep: SweepRecords) -> tuple[Claim, ...]:
     """Return the sentence about every first difference."""
     return tuple(
-        Claim(line=(entry.trial, f": {text}."), trial_ids=(entry.trial_id,))
+        sentence(entry.trial, f": {text}.", of=[entry])
         for entry in sweep.entries
         for text in differences(entry.record)
     )
@@ -116,17 +116,16 @@ def failures(sweep: SweepRecords) -> Table:
 
 def collectives(entries: Sequence[Entry]) -> Table:
     """Return number and payload of collectives by phase."""
-    rows: list[tuple[Line, ...]] = [
-        ((entry.trial,), (name,), *(cell for phase in PHASES for cell in _traffic(entry, phase, name)))
-        for entry in entries
-        for name in _collective_names(entry)
-    ]
     headings = [f"{phase}{suffix}" for phase in PHASES for suffix in ("", " bytes")]
     return Table(
         key="collectives",
         title="Collectives",
         columns=("trial", "collective", *headings),
-        rows=tuple(rows),
+        rows=tuple(
+            ((entry.trial,), (name,), *(cell for phase in PHASES for cell in _traffic(entry, phase, name)))
+            for entry in entries
+            for name in _collective_names(entry)
+        ),
         about="Started by a rank in one step, and their payload; maximum over ranks.",
         is_folded=True,
     )
@@ -135,16 +134,15 @@ def collectives(entries: Sequence[Entry]) -> Table:
 def prediction(sweep: SweepRecords) -> Table:
     """Return predicted and measured peaks, and how far they are apart."""
     shown = (quantities.PREDICTED_PEAK, quantities.PEAK, quantities.PREDICTED_SHARE)
-    rows: list[tuple[Line, ...]] = [
-        ((entry.trial,), *(number_cell(entry, quantity) for quantity in shown))
-        for entry in sweep.entries
-        if entry.number(quantities.PREDICTED_SHARE) is not None
-    ]
     return Table(
         key="predictions",
         title="Predicted and measured peak",
         columns=("trial", "predicted", "measured", "predicted of measured"),
-        rows=tuple(rows),
+        rows=tuple(
+            ((entry.trial,), *(number_cell(entry, quantity) for quantity in shown))
+            for entry in sweep.entries
+            if entry.number(quantities.PREDICTED_SHARE) is not None
+        ),
         is_folded=True,
     )
 
@@ -157,13 +155,8 @@ def environment(sweep: SweepRecords) -> Table:
     for group in _PROTOCOL:
         rows += _occurring(group, [entry.record.experiment.get(group) for entry in sweep.entries])
     experiments = as_read(sweep.records)
-    scalars = dict.fromkeys(
-        key
-        for experiment in experiments
-        for key, value in experiment.items()
-        if not isinstance(value, Mapping)
-    )
-    for key in scalars:
+    values = [item for experiment in experiments for item in experiment.items()]
+    for key in dict.fromkeys(key for key, value in values if not isinstance(value, Mapping)):
         rows += _occurring(key, [experiment.get(key) for experiment in experiments])
     return Table(
         key="environment", title="Protocol and environment", columns=("what", "value"), rows=tuple(rows)

@@ -17,7 +17,8 @@ from harness.records.record import Record
 from harness.records.store import RECORD
 from harness.report.content.columns import NOTHING, notes, result_cells
 from harness.report.facts.document import plain
-from harness.report.facts.sweep_records import Entry, named
+from harness.report.facts.number_words import and_more
+from harness.report.facts.sweep_records import Entry, grouped, named
 
 _GAP = 3  # characters between two columns
 LEGEND = (
@@ -102,13 +103,9 @@ def _total_width(widths: Sequence[int]) -> int:
 
 def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:
     """Yield one line a note: what many trials share is said once, with the first of them."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        for note in notes(entry.record):
-            groups.setdefault(note, []).append(entry)
-    for note, noted in groups.items():
-        more = f" and {len(noted) - 1} more" if len(noted) > 1 else ""
-        yield f"{noted[0].name}{more}: {note}{_where(noted[0].record, root)}"
+    groups = grouped((note, entry) for entry in entries for note in notes(entry.record))
+    for note, (first, *others) in groups.items():
+        yield f"{first.name}{and_more(len(others))}: {note}{_where(first.record, root)}"
 
 
 def _where(record: Record, root: Path | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.report.facts.number_words import printable
@@ -19,6 +20,26 @@ _OF_THE_CHOICE = ("wrap_order",)
 
 _UNKNOWN = "?"
 _MOST_CHARACTERS = 200  # of the value of an option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """What a trial is called within its sweep.
+
+    Fields:
+        choice: which strategies it has, with the options that differ.
+        other_fields: seed, dtype, data and so on that differ; empty where none was swept.
+        mesh: with the options that differ among trials on that mesh.
+    """
+
+    choice: str
+    other_fields: str
+    mesh: str
+
+    @property
+    def variant(self) -> str:
+        """Strategies, and what else was swept besides mesh and model."""
+        return f"{self.choice} {self.other_fields}" if self.other_fields else self.choice
 
 
 def group_name(experiment: ExperimentFields, group: str) -> str:
@@ -56,74 +77,41 @@ def point_label(experiment: ExperimentFields) -> str:
 
 def point_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return `variant on mesh, model` with the options that differ, one label a trial, for progress."""
-    labels = zip(variant_labels(experiments), mesh_labels(experiments), experiments, strict=True)
-    return [f"{variant} on {mesh}, {group_name(experiment, 'model')}" for variant, mesh, experiment in labels]
+    named = zip(labels(experiments), experiments, strict=True)
+    return [
+        f"{label.variant} on {label.mesh}, {group_name(experiment, 'model')}" for label, experiment in named
+    ]
 
 
-def variant_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
-    """Return one label a trial: its variant and what was swept besides mesh and model.
+def labels(experiments: Sequence[ExperimentFields]) -> list[Label]:
+    """Return one label a trial.
 
     An option of a group is shown where it differs between trials that chose the same option of that group.
     """
-    labels = zip(choice_labels(experiments), other_field_labels(experiments), strict=True)
-    return [f"{choice} {others}" if others else choice for choice, others in labels]
-
-
-def choice_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
-    """Return the part of `variant_labels` that says which strategies a trial has."""
-    options = _swept_options(experiments, _VARIANT)
-    scalars = _swept_scalars(experiments).intersection(_OF_THE_CHOICE)
-    return [
-        " ".join(
-            [
-                variant_name(experiment),
-                *_differing(experiment, options, _VARIANT, qualified=False),
-                *_written(experiment, scalars),
-            ]
-        )
-        for experiment in experiments
-    ]
-
-
-def other_field_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
-    """Return the rest of `variant_labels`: seed, dtype, data and so on; empty where none was swept."""
-    options = _swept_options(experiments, _NAMED)
-    scalars = _swept_scalars(experiments).difference(_OF_THE_CHOICE)
+    options, scalars = _swept_options(experiments), _swept_scalars(experiments)
     names = [group for group in ("data", "protocol") if len(_names(experiments, group)) > 1]
-    return [
-        " ".join(
-            [
-                *_written(experiment, scalars),
-                *(
-                    f"{group}={group_name(experiment, group)}"
-                    for group in names
-                    if _is_known(experiment, group)
-                ),
-                *_differing(experiment, options, _NAMED, qualified=True),
-            ]
-        )
-        for experiment in experiments
-    ]
+    found = []
+    for experiment in experiments:
+        choice = [
+            variant_name(experiment),
+            *(option for group in _VARIANT for option in _differing(experiment, options, group)),
+            *_written(experiment, scalars.intersection(_OF_THE_CHOICE)),
+        ]
+        others = [
+            *_written(experiment, scalars.difference(_OF_THE_CHOICE)),
+            *(f"{group}={group_name(experiment, group)}" for group in names if _is_known(experiment, group)),
+            *(f"{group}.{option}" for group in _NAMED for option in _differing(experiment, options, group)),
+        ]
+        mesh = [group_name(experiment, "mesh"), *_differing(experiment, options, "mesh")]
+        found.append(Label(choice=" ".join(choice), other_fields=" ".join(others), mesh=" ".join(mesh)))
+    return found
 
 
-def mesh_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
-    """Return one label a trial: its mesh, and the mesh options that differ among trials on that mesh."""
-    options = _swept_options(experiments, ("mesh",))
-    return [
-        " ".join(
-            [group_name(experiment, "mesh"), *_differing(experiment, options, ("mesh",), qualified=False)]
-        )
-        for experiment in experiments
-    ]
-
-
-def _swept_options(
-    experiments: Sequence[ExperimentFields], groups: Sequence[str]
-) -> set[tuple[str, str, str]]:
+def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, str, str]]:
     """Return `(group, choice, option)` of what differs between experiments with the same choice."""
     peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for experiment in experiments:
-        for group in groups:
+        for group in _GROUPS:
             options = experiment.get(group)
             if isinstance(options, Mapping):
                 peers.setdefault((group, group_name(experiment, group)), []).append(options)
@@ -158,25 +146,20 @@ def _is_known(experiment: ExperimentFields, group: str) -> bool:
     return group_name(experiment, group) != _UNKNOWN
 
 
-def _differing(
-    experiment: ExperimentFields, swept: set[tuple[str, str, str]], groups: Sequence[str], *, qualified: bool
-) -> Iterator[str]:
-    """Yield the options of `groups` that differ; which one was chosen is said elsewhere."""
-    for group in groups:
-        name, options = group_name(experiment, group), experiment.get(group)
-        if not isinstance(options, Mapping):
-            continue
-        for option, value in options.items():
-            is_swept = option != "name" and (group, name, option) in swept
-            if is_swept and not _is_the_models(experiment, option, value):
-                yield f"{group}.{option}={_plain(value)}" if qualified else f"{option}={_plain(value)}"
+def _differing(experiment: ExperimentFields, swept: set[tuple[str, str, str]], group: str) -> Iterator[str]:
+    """Yield the options of a group that differ; which one was chosen is said elsewhere."""
+    name, options = group_name(experiment, group), experiment.get(group)
+    for option, value in options.items() if isinstance(options, Mapping) else ():
+        is_swept = option != "name" and (group, name, option) in swept
+        if is_swept and not _is_the_models(experiment, option, value):
+            yield f"{option}={_plain(value)}"
 
 
 def _is_the_models(experiment: ExperimentFields, option: str, value: Any) -> bool:
     """Whether an option is only handed on from the model, as `layers_fqn` is."""
     model = experiment.get("model")
     return (
-        isinstance(model, Mapping) and option in model and model[option] == value and option == "layers_fqn"
+        option == "layers_fqn" and isinstance(model, Mapping) and option in model and model[option] == value
     )
 
 

@@ -42,6 +42,11 @@ def in_words(value: float, unit: Unit) -> str:
     return _WRITTEN[unit](value)
 
 
+def and_more(count: int) -> str:
+    """Return ` and 3 more`; nothing where there are none."""
+    return f" and {count} more" if count > 0 else ""
+
+
 def human_bytes(count: int) -> str:
     """Return `count` bytes in the largest binary unit that leaves at least 1."""
     value, unit = _scaled(count, 1024, _BYTE_UNITS, digits=1)

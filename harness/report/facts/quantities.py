@@ -55,11 +55,6 @@ def some(value: T | None) -> T:
     return value
 
 
-def column(name: str) -> int:
-    """Return an index for the path of a figure's rows: the column of each row that holds the index."""
-    return cast("int", f"{{{name}}}")
-
-
 def _memory(read: Callable[[Memory], int], unit: Unit = Unit.BYTES) -> Quantity:
     return Quantity(unit=unit, read=lambda record: read(some(record.memory)))
 
@@ -133,9 +128,9 @@ def largest_saved(index: int) -> Quantity:
     return _memory(lambda memory: memory.largest_saved[index].bytes)
 
 
-def timeline_bytes(index: int) -> Quantity:
-    """Return the bytes of one stay of the timeline."""
-    return _memory(lambda memory: memory.timeline[index].bytes)
+def timeline_bytes(index: int | str) -> Quantity:
+    """Return the bytes of one stay of the timeline; `{moment}` is the column of a figure with the index."""
+    return _memory(lambda memory: memory.timeline[cast("int", index)].bytes)
 
 
 def recomputed_op(name: str) -> Quantity:

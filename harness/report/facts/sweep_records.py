@@ -3,61 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from harness.records.claims import is_abandoned
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed
-from harness.report.facts.document import Number, TrialName
+from harness.report.facts.document import Claim, LinePart, Number, TrialName
 from harness.report.facts.fields_read import as_read
-from harness.report.facts.labels import (
-    choice_labels,
-    group_name,
-    mesh_labels,
-    mesh_sizes,
-    other_field_labels,
-    variant_name,
-)
+from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
 from harness.report.facts.quantities import Quantity
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
 
 
 class UnreadableError(ValueError):
-    """A file that should be a list of records and is none."""
+    """A folder or file without a record, or a file that should be a list of records and is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Label):
     """A record and what it is called within its sweep.
 
     Fields:
         record: of the trial.
-        choice: its strategies, with the options that differ in this sweep.
-        other_fields: other options that differ, such as seed and dtype; may be empty.
-        mesh: with the options that differ.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
         sweep: number of its sweep among compared ones.
     """
 
     record: Record
-    choice: str
-    other_fields: str
-    mesh: str
     name: str
     setting: str
     sweep: int = 0
-
-    @property
-    def variant(self) -> str:
-        """Strategies and recipe."""
-        return f"{self.choice} {self.other_fields}" if self.other_fields else self.choice
 
     @property
     def trial_id(self) -> str:
@@ -110,9 +95,7 @@ class SweepRecords:
     @cached_property
     def by_setting(self) -> Mapping[str, tuple[Entry, ...]]:
         """The entries that may be compared with one another."""
-        groups: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            groups.setdefault(entry.setting, []).append(entry)
+        groups = grouped((entry.setting, entry) for entry in self.entries)
         return {setting: tuple(group) for setting, group in groups.items()}
 
     @cached_property
@@ -132,6 +115,19 @@ class SweepRecords:
     def records(self) -> list[Record]:
         """The records alone."""
         return [entry.record for entry in self.entries]
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, keys and values in their order."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Claim:
+    """Return a sentence that follows from the records `of`."""
+    return Claim(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
 
 
 def load(root: Path, *, number: int = 0) -> SweepRecords:
@@ -190,25 +186,17 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     experiments = as_read(records)
     models = [group_name(experiment, "model") for experiment in experiments]
     differ = len(set(models)) > 1
-    labels = zip(
-        records,
-        choice_labels(experiments),
-        other_field_labels(experiments),
-        mesh_labels(experiments),
-        models,
-        strict=True,
-    )
     return [
         Entry(
             record=record,
-            choice=choice,
-            other_fields=others,
-            mesh=mesh,
-            name=f"{choice}{' ' if others else ''}{others} on {mesh}" + (f", {model}" if differ else ""),
+            choice=label.choice,
+            other_fields=label.other_fields,
+            mesh=label.mesh,
+            name=f"{label.variant} on {label.mesh}" + (f", {model}" if differ else ""),
             setting=_setting(record),
             sweep=number,
         )
-        for record, choice, others, mesh, model in labels
+        for record, label, model in zip(records, labels(experiments), models, strict=True)
     ]
 
 

@@ -154,21 +154,19 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
 
     problem = _missing() or None
     if (waiting or is_report_due()) and problem is None:
-        problem = _run_publisher(store.root, tracker, _modules(waiting, with_report))
+        # in this order: a report needs its runs
+        modules = ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
+        problem = _run_publisher(store.root, tracker, modules)
     remaining = len(pending(store, online=online)) if waiting else 0
     is_done = not remaining and not is_report_due()
+    marker = report_marker(store) if online else None
     return Published(
         published=len(waiting) - remaining,
         remaining=remaining,
         folder=store.root / FOLDER,
         problem=None if is_done else problem or "the publisher ended without a reason",
-        report_url=_report_url(store) if online else None,
+        report_url=None if marker is None else marker.url,
     )
-
-
-def _report_url(store: Store) -> str | None:
-    marker = report_marker(store)
-    return None if marker is None else marker.url
 
 
 def _missing() -> str:
@@ -202,11 +200,6 @@ def _has_report(store: Store, tracker: Tracker) -> bool:
     return digest == records_digest(store)
 
 
-def _modules(waiting: Sequence[Record], with_report: bool) -> list[str]:
-    """Return the programs to run, in this order: a report needs its runs."""
-    return ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
-
-
 def pending(store: Store, *, online: bool) -> list[Record]:
     """Return the records that the tracker does not have: no offline files or, online, files not yet sent."""
     return [
@@ -220,8 +213,8 @@ def marker_of(store: Store, trial_id: str) -> Marker | None:
     """Return the marker of a trial whose current record has offline files."""
     try:
         value = json.loads((store.trial_dir(trial_id) / MARKER).read_text(encoding="utf-8"))
-        marker = Marker(digest=value["digest"], run_dir=value["run_dir"])
-    except (OSError, ValueError, KeyError, TypeError):  # absent, torn or foreign: publish again
+        marker = decode(Marker, value, MARKER)
+    except (OSError, ValueError):  # absent, torn or foreign: publish again
         return None
     is_current = marker.digest == store.digest(trial_id) and (store.root / marker.run_dir).is_dir()
     return marker if is_current else None

@@ -31,14 +31,8 @@ _STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Publish what is pending; return 0 when nothing remains."""
-    options = options_of(arguments, __doc__)
+    options, store = begun(arguments, __doc__)
     deadline = time.monotonic() + options.deadline_s
-    # the parent ends this process at the deadline; the alarm does so if the parent is gone
-    signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
-    store = Store(options.root.resolve())
-    folder = store.root / FOLDER
-    folder.mkdir(exist_ok=True)
-    os.chdir(folder)  # wandb and its command line leave logs in the working directory
     for record in pending(store, online=False):
         publish_offline(store, record, project=options.project, entity=options.entity)
     return 0 if options.mode == "offline" else _send(store, deadline - time.monotonic())
@@ -75,15 +69,22 @@ def publish_offline(store: Store, record: Record, *, project: str, entity: str |
     write_atomically(store.trial_dir(record.trial_id) / MARKER, json.dumps(asdict(marker)))
 
 
-def options_of(arguments: Sequence[str] | None, description: str | None) -> argparse.Namespace:
-    """Return the options of a process that the publisher starts."""
+def begun(arguments: Sequence[str] | None, description: str | None) -> tuple[argparse.Namespace, Store]:
+    """Return options and records of a process that the publisher starts, and work in the tracker's folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", type=Path, help="folder of the sweep")
     parser.add_argument("--mode", choices=("offline", "online"), default="offline")
     parser.add_argument("--project", default="acbench")
     parser.add_argument("--entity", default=None)
     parser.add_argument("--deadline-s", type=float, default=120.0)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    # the parent ends this process at the deadline; the alarm does so if the parent is gone
+    signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
+    store = Store(options.root.resolve())
+    folder = store.root / FOLDER
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)  # wandb and its command line leave logs in the working directory
+    return options, store
 
 
 def _settings(root: Path) -> wandb.Settings:

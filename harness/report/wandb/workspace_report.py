@@ -7,8 +7,6 @@ everything else addresses flat keys of runs (`harness.report.facts.flat_record`)
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -28,7 +26,7 @@ from harness.report.facts.flat_record import summary_key
 from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
 from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records_digest, report_marker
-from harness.report.wandb.runs import options_of
+from harness.report.wandb.runs import begun
 
 SPECIFICATION = "report-specification.json"
 """Below the tracker's folder: what W&B is sent, or will be."""
@@ -54,13 +52,8 @@ _TITLE_LENGTH = 128  # W&B takes no more
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep the report's specification beside the runs; online, send it in place of the one sent before."""
-    options = options_of(arguments, __doc__)
-    # the parent ends this process at the deadline; the alarm does so if the parent is gone
-    signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
-    store, is_online = Store(options.root.resolve()), options.mode == "online"
-    folder = store.root / FOLDER
-    folder.mkdir(exist_ok=True)
-    os.chdir(folder)  # wandb leaves logs in the working directory
+    options, store = begun(arguments, __doc__)
+    folder, is_online = store.root / FOLDER, options.mode == "online"
     entity = options.entity or (wandb.Api().default_entity if is_online else "")
     digest = records_digest(store)
     made = report(load(store.root), project=options.project, entity=entity or "")

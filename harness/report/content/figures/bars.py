@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from harness.report.content.figures.encodings import (
     BAR_HEIGHT,
@@ -47,9 +48,7 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
         "encoding": {
             "y": names_axis(rows),
             "x": {"field": "mib", "type": "quantitative", "title": "MiB", "stack": "zero"},
-            "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
-            "order": {"field": "order"},
-            "tooltip": [tip("name", "trial"), tip("kind", "kind"), tip("bytes", "bytes", ",d")],
+            **_by_kind(kinds, tip("bytes", "bytes", ",d")),
         },
     }
     peaks = {
@@ -58,11 +57,7 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
         "encoding": {
             "y": names_axis(rows),
             "x": {"field": "mib", "type": "quantitative"},
-            "tooltip": [
-                tip("name", "trial"),
-                tip("peak", "peak bytes", ",d"),
-                tip("owner", "reached in"),
-            ],
+            "tooltip": [tip("name", "trial"), tip("peak", "peak bytes", ",d"), tip("owner", "reached in")],
         },
     }
     return Figure(
@@ -114,11 +109,18 @@ def work_figure(entries: Sequence[Entry]) -> Figure | None:
                     "stack": "zero",
                     "axis": {"format": "~s"},
                 },
-                "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
-                "order": {"field": "order"},
-                "tooltip": [tip("name", "trial"), tip("kind", "kind"), tip("flops", "FLOPs", ",d")],
+                **_by_kind(kinds, tip("flops", "FLOPs", ",d")),
             },
         },
         rows=tuple(rows),
         paths=paths_of(columns),
     )
+
+
+def _by_kind(kinds: Sequence[str], value: dict[str, Any]) -> dict[str, Any]:
+    """Return the encodings of a stack: a colour a kind, in the order of `kinds`."""
+    return {
+        "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
+        "order": {"field": "order"},
+        "tooltip": [tip("name", "trial"), tip("kind", "kind"), value],
+    }

@@ -60,7 +60,7 @@ def timeline_figure(entries: Sequence[Entry]) -> Figure | None:
             "layer": layers,
         },
         rows=tuple(rows),
-        paths={"bytes": quantities.timeline_bytes(quantities.column("moment")).path},
+        paths={"bytes": quantities.timeline_bytes("{moment}").path},
     )
 
 

@@ -69,7 +69,7 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
             else {}
         ),
     }
-    layers = [*_whiskers(rows, x, y), points, *_all_labels(rows, x, y)]
+    layers = [*_whiskers(rows, x, y), points, *_labels(rows, x, y)]
     return Figure(
         key="front",
         title="Memory against time",
@@ -108,21 +108,18 @@ def _whiskers(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[s
         yield {"mark": {"type": "rule", "opacity": 0.35}, "encoding": ends | colour}
 
 
-def _all_labels(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
-    """Yield the layers of names, unless there are too many to read."""
+def _labels(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+    """Yield the names of points on the front, in turns above and below: neighbours are often close.
+
+    There are none where there are too many to read.
+    """
     labelled = [row["number"] for row in rows if row["label"]]
-    if len(labelled) <= _MOST_LABELLED:
-        for parity in sorted({number % 2 for number in labelled}):
-            yield _labels(parity, {**x, "title": ""}, {**y, "title": ""})
-
-
-def _labels(parity: int, x: _Channel, y: _Channel) -> dict[str, Any]:
-    """Return the names of points on the front, in turns above and below: neighbours are often close."""
-    return {
-        "transform": [{"filter": f"datum.label && datum.number % 2 == {parity}"}],
-        "mark": {"type": "text", "align": "left", "dx": 9, "dy": -8 if parity else 12},
-        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-    }
+    for parity in sorted({number % 2 for number in labelled}) if len(labelled) <= _MOST_LABELLED else ():
+        yield {
+            "transform": [{"filter": f"datum.label && datum.number % 2 == {parity}"}],
+            "mark": {"type": "text", "align": "left", "dx": 9, "dy": -8 if parity else 12},
+            "encoding": {"x": {**x, "title": ""}, "y": {**y, "title": ""}, "text": {"field": "label"}},
+        }
 
 
 def prediction_figure(sweep: SweepRecords) -> Figure | None:

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, steps, summarise
-from harness.measure.parity.compare import compare as parity
 from harness.measure.parity.snapshot import Captured, Structure, flatten
 from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity, describe_difference
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
@@ -235,7 +234,7 @@ def test_distances_are_exact(
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 100])
 def test_the_index_does_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(parity, "_BLOCK", block)
+    monkeypatch.setattr("harness.measure.parity.compare._BLOCK", block)
     actual = torch.arange(12.0).reshape(3, 4)
     actual[1, 2] += 1
     actual[2, 3] += 2

@@ -3,18 +3,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 
 from harness.errors import ConfigError
 from harness.measure.speed.timing import (
-    CudaClock,
-    HostClock,
     PairedTimes,
     StepFunction,
     clock_for,
     consecutive,
+    cuda_time_s,
+    host_time_s,
     interleave,
 )
 
@@ -34,7 +35,7 @@ class Tape:
     def twin(self) -> None:
         self.calls += "B"
 
-    def time_s(self, step: StepFunction) -> float:
+    def __call__(self, step: StepFunction) -> float:
         self.calls += "("
         step()
         self.calls += ")"
@@ -141,18 +142,14 @@ class Cycle:
 
 
 def test_the_host_clock_counts_seconds_of_the_step() -> None:
-    assert 0 < HostClock().time_s(lambda: None) < 1
+    assert 0 < host_time_s(lambda: None) < 1
 
 
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [
-        pytest.param("cpu", HostClock(), id="cpu"),
-        pytest.param("cuda:1", CudaClock(device=torch.device("cuda:1")), id="cuda"),
-    ],
-)
-def test_the_clock_suits_the_device(device: str, expected: HostClock | CudaClock) -> None:
-    assert clock_for(torch.device(device)) == expected
+def test_the_clock_suits_the_device() -> None:
+    assert clock_for(torch.device("cpu")) is host_time_s
+    on_cuda = clock_for(torch.device("cuda:1"))
+    assert isinstance(on_cuda, partial)
+    assert (on_cuda.func, on_cuda.args) == (cuda_time_s, (torch.device("cuda:1"),))
 
 
 @pytest.mark.gpu
@@ -166,6 +163,6 @@ def test_the_cuda_clock_waits_for_queued_work() -> None:
             torch.mm(matrix, matrix)
 
     multiply(1)
-    many_s = CudaClock(device=device).time_s(lambda: multiply(20))
-    one_s = CudaClock(device=device).time_s(lambda: multiply(1))
+    many_s = cuda_time_s(device, lambda: multiply(20))
+    one_s = cuda_time_s(device, lambda: multiply(1))
     assert many_s > 5 * one_s

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.step import instrument
-from harness.measure.work.flops import FlopFormulas
+from harness.measure.work.flops import flops_of
 from harness.models.base import Batch
 from harness.records.measured import MeasuredWork
 from tests.harness.measure.metered import Metered, tokens, transformer, warmed
@@ -143,13 +143,11 @@ def test_a_region_class_that_calls_the_plain_forward_is_one_call() -> None:
     ],
 )
 def test_flops_of_cpu_attention(shapes: list[tuple[int, ...]], forward: int, backward: int) -> None:
-    formulas, aten = FlopFormulas(), torch.ops.aten
+    aten = torch.ops.aten
     q, k, v = (torch.empty(shape, device="meta") for shape in shapes)
+    assert flops_of(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, k, v), {}, q) == forward
     assert (
-        formulas.count(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, k, v), {}, q) == forward
-    )
-    assert (
-        formulas.count(
+        flops_of(
             aten._scaled_dot_product_flash_attention_for_cpu_backward.default, (q, q, k, v), {}, (q, k, v)
         )
         == backward

@@ -9,7 +9,7 @@ import pytest
 
 from harness.records.record import Record, refused, validate
 from harness.report.content.terminal_table import print_table, sheet
-from harness.report.facts.labels import variant_labels
+from harness.report.facts.labels import labels
 from harness.report.facts.number_words import Unit, human_bytes, human_flops, in_words
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
@@ -296,8 +296,10 @@ def test_seconds_for_people(value: float, expected: str) -> None:
 
 def test_a_tree_of_labels_is_called_by_its_start_and_an_address() -> None:
     trees = [{f"layers.{number}": [number, 0] for number in range(count)} for count in (40, 41)]
-    names = variant_labels([experiment("nested", ac={"labels": tree}) for tree in trees])
-    assert names == [f"nested labels={str(trees[0])[:100]}…{address}" for address in ("58a6a9", "be5133")]
+    found = labels([experiment("nested", ac={"labels": tree}) for tree in trees])
+    assert [label.variant for label in found] == [
+        f"nested labels={str(trees[0])[:100]}…{address}" for address in ("58a6a9", "be5133")
+    ]
 
 
 def test_elsewhere_than_on_a_terminal_every_row_is_one_plain_line() -> None:

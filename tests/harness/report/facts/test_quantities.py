@@ -24,7 +24,7 @@ from tests.harness.report.synthetic import sweep
             id="an item of an object",
         ),
         pytest.param(
-            quantities.timeline_bytes(quantities.column("moment")),
+            quantities.timeline_bytes("{moment}"),
             "memory/timeline/{moment}/bytes",
             id="an item that a column of a figure names",
         ),

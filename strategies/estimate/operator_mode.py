@@ -1,0 +1,29 @@
+"""A dispatch mode that is given every operator of a step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+
+class OperatorMode(TorchDispatchMode):
+    """A dispatch mode that sees operators on local tensors; wrappers such as DTensors come back unwrapped."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func`, unless it has a wrapper among its operands and must come back with local tensors."""
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
+        return self.run(func, args, kwargs or {})
+
+    @abstractmethod
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what `func` returns."""
