@@ -33,8 +33,6 @@ EXAMINED_BY = {
     "harness/models/parts/initialisation.py": "tests/harness/models/test_vit.py",
     "harness/models/parts/msa.py": "tests/harness/models/test_evoformer.py",
     "harness/models/parts/protein_trunk.py": "tests/harness/models/test_evoformer.py",
-    "harness/models/parts/rotary.py": "tests/harness/models/test_llama.py",
-    "harness/models/parts/shared_dropout.py": "tests/harness/models/test_evoformer.py",
     "harness/models/parts/sources.py": "tests/harness/models/test_python.py",
     "harness/models/parts/token_mlp.py": "None",
     "harness/models/parts/transformer_block.py": "tests/harness/models/test_vit.py",
