@@ -53,11 +53,11 @@ class OneCandidate(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
         names = self._names(graph, axis)
         if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
             # what it is compared with, which must be right itself
-            graph = choices.with_random_numbers_of(graph, choices.megatron(graph, where="shard"))
+            graph = choices.with_random_numbers_of(graph, choices.megatron(graph))
         choice = solver.cheapest(choices.restricted(graph, partial(_allows, names)), solver.Limits())
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
