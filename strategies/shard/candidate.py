@@ -71,7 +71,9 @@ class OneCandidate(Sharding):
             StrategyError: no linear matches, or one that does has no such candidate.
         """
         linears = {
-            node.leaf.fqn: node for node in graph.nodes if node.leaf is not None and _is_linear(node.leaf)
+            node.leaf.fqn: node
+            for node in graph.nodes
+            if node.leaf is not None and isinstance(node.leaf.module, torch.nn.Linear)
         }
         matching = {fqn: node for fqn, node in linears.items() if fnmatchcase(fqn, self.modules)}
         if not matching:
@@ -115,7 +117,3 @@ def _allows(names: Mapping[str, str], leaf: LeafModule, option: NodeOption) -> b
     if leaf.fqn in names:
         return option.candidate.name == names[leaf.fqn]
     return option.candidate.choice is None
-
-
-def _is_linear(leaf: LeafModule) -> bool:
-    return isinstance(leaf.module, torch.nn.Linear)
