@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.errors import ConfigError, Terminated
-from harness.models.base import Batch, LanguageModelSpec, require_shape
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts import containers, sources
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PythonSpec(LanguageModelSpec):
     tp_row: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require_shape(self)
+        ModelSpec.__post_init__(self)
         module, colon, function = self.factory.partition(":")
         if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
             raise ConfigError("model.factory", f"must be 'package.module:function', got {self.factory!r}")

@@ -38,7 +38,6 @@ EXAMINED_BY = {
     "harness/models/parts/transformer_block.py": "tests/harness/models/test_vit.py",
     "harness/models/parts/triangles.py": "tests/harness/models/test_evoformer.py",
     "harness/models/parts/unet_block.py": "tests/harness/models/test_unet.py",
-    "harness/models/shapes/sizes.py": "tests/harness/models/test_unet.py",
     "harness/models/shapes/transformer.py": "tests/harness/models/test_gpt.py",
     "harness/ranks/live_ranks.py": "tests/harness/ranks/test_nodes.py",
     "harness/ranks/rank_report.py": "tests/harness/ranks/test_culprit.py",
