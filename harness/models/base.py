@@ -55,11 +55,23 @@ class ModelSpec:
         name: what the configuration calls the model.
         layers_fqn: FQN of the container that holds the blocks.
         dropout: probability of every dropout in the model, in [0, 1).
+
+    Every other number among the fields of a model is a size.
+
+    Raises:
+        ConfigError: a size is below 1, or the dropout outside [0, 1).
     """
 
     name: str
     layers_fqn: str
     dropout: float
+
+    def __post_init__(self) -> None:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in values.items():
+            if name != "dropout" and isinstance(value, int | float) and not isinstance(value, bool):
+                require_at_least(f"model.{name}", value, 1)
+        require_fraction("model.dropout", self.dropout)
 
     def build(self) -> nn.Module:
         """Return the module on the current default device, meta included, with its own initialisation."""
@@ -156,22 +168,6 @@ class LanguageModelSpec(ModelSpec):
         if longest is not None and sequence_length > longest:
             problem = f"must be at most {longest}, the positions of {self.name!r}, got {sequence_length}"
             raise ConfigError("sequence_length", problem)
-
-
-def require_shape(spec: ModelSpec, **sizes: float) -> None:
-    """Refuse a size below 1, an empty vocabulary, or a dropout outside [0, 1).
-
-    Args:
-        spec: the specification that is being constructed.
-        **sizes: field name to value.
-
-    Raises:
-        ConfigError: naming the first field that is out of range.
-    """
-    vocabulary = {"vocab_size": spec.vocab_size} if isinstance(spec, LanguageModelSpec) else {}
-    for name, size in {**vocabulary, **sizes}.items():
-        require_at_least(f"model.{name}", size, 1)
-    require_fraction("model.dropout", spec.dropout)
 
 
 def require_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:

@@ -19,7 +19,6 @@ import torch
 from harness.errors import require_at_least
 from harness.models.base import Batch, ModelSpec
 from harness.models.parts import protein_trunk
-from harness.models.shapes.sizes import require_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +72,7 @@ class EvoformerSpec(ModelSpec):
     def __post_init__(self) -> None:
         require_at_least("model.n_tokens", self.n_tokens, 2)
         require_at_least("model.n_bins", self.n_bins, 2)
-        require_sizes(self)
+        ModelSpec.__post_init__(self)
 
     def build(self) -> nn.Module:
         """Return an `Evoformer`."""

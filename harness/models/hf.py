@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, optional_package
-from harness.models.base import Batch, LanguageModelSpec, require_shape
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts import containers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HFSpec(LanguageModelSpec):
     overrides: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        require_shape(self, **self._sizes())
+        ModelSpec.__post_init__(self)
         overridden = (self.overrides or {}).get("vocab_size", self.vocab_size)
         if overridden != self.vocab_size:
             problem = f"must be {overridden}, as in model.overrides, got {self.vocab_size}; set one of them"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from harness.models.base import LanguageModelSpec
 from harness.models.parts import token_mlp
-from harness.models.shapes.sizes import require_sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,9 +28,6 @@ class MLPSpec(LanguageModelSpec):
     n_layers: int
     width: int
     hidden_width: int
-
-    def __post_init__(self) -> None:
-        require_sizes(self)
 
     def build(self) -> nn.Module:
         """Return an `MLP`."""

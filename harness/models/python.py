@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.errors import ConfigError, Terminated
-from harness.models.base import Batch, LanguageModelSpec, require_shape
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts import containers, sources
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PythonSpec(LanguageModelSpec):
     tp_row: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require_shape(self)
+        ModelSpec.__post_init__(self)
         module, colon, function = self.factory.partition(":")
         if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
             raise ConfigError("model.factory", f"must be 'package.module:function', got {self.factory!r}")
@@ -57,7 +57,7 @@ class PythonSpec(LanguageModelSpec):
             ConfigError: the factory cannot be imported or called, it returns something else, or
                 `layers_fqn` names no container of blocks.
         """
-        model = _make(self.factory, self.dropout).model
+        model, _ = _make(self.factory, self.dropout)
         containers.require_container(model, self.layers_fqn)
         return model
 
@@ -89,12 +89,6 @@ class _Example:
     loss_fn: Callable[[Any], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
-    model: nn.Module
-    example: _Example | None
-
-
 @functools.cache
 def _example(factory: str, dropout: float) -> _Example | None:
     """Return the example of `factory`, made once a process on CPU from a fixed seed.
@@ -102,18 +96,20 @@ def _example(factory: str, dropout: float) -> _Example | None:
     A loss function may close over targets that belong to its inputs, so both come from one call.
     """
     with torch.device("meta"):
-        if _make(factory, dropout).example is None:
-            return None
+        _, example = _make(factory, dropout)
+    if example is None:
+        return None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        return _make(factory, dropout).example
+        _, example = _make(factory, dropout)
+    return example
 
 
 @functools.cache
 def _files(factory: str, dropout: float) -> tuple[Path, ...]:
     """Return the user's files behind `factory`. It runs first, because it may import modules as it runs."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = _make(factory, dropout).model
+        model, _ = _make(factory, dropout)
     function = unwrap(_without_arguments(_import(factory)))
     defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
@@ -124,14 +120,14 @@ def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return _without_arguments(function.func) if isinstance(function, functools.partial) else function
 
 
-def _make(factory: str, dropout: float) -> _Made:
+def _make(factory: str, dropout: float) -> tuple[nn.Module, _Example | None]:
     function = _import(factory)
     made = _call(factory, function, _arguments(function, dropout))
     match made:
         case torch.nn.Module():
-            return _Made(model=made, example=None)
+            return made, None
         case (torch.nn.Module() as model, tuple() as inputs, loss_fn) if callable(loss_fn):
-            return _Made(model=model, example=_Example(inputs=inputs, loss_fn=loss_fn))
+            return model, _Example(inputs=inputs, loss_fn=loss_fn)
     raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {factory!r}")
 
 

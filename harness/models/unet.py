@@ -22,7 +22,6 @@ import torch
 from harness.errors import ConfigError
 from harness.models.base import Batch, ModelSpec, require_divides
 from harness.models.parts import denoiser, unet_block
-from harness.models.shapes.sizes import require_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +55,7 @@ class UNetSpec(ModelSpec):
     image_size: int
 
     def __post_init__(self) -> None:
-        require_sizes(self)
+        ModelSpec.__post_init__(self)
         require_divides("head_width", self.head_width, "width", self.width)
         require_divides("n_groups", self.n_groups, "width", self.width)
         if self.width % 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -82,7 +83,7 @@ class Nested(Strategy):
             ("levels", _parse_levels),
             ("labels", _parse_labels),
             ("offload", _parse_offload),
-            ("keep", _parse_keep),
+            ("keep", partial(_parse_paths, where="ac.keep")),
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
         self._check_offload()
@@ -232,10 +233,6 @@ def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:
         problem = f"must be a mapping from {', '.join(OFFLOAD_KINDS)} to lists of paths"
         raise StrategyError("ac.offload", f"{problem}, got {offload!r}")
     return {kind: _parse_paths(paths, f"ac.offload.{kind}") for kind, paths in offload.items()}
-
-
-def _parse_keep(keep: Any) -> tuple[Path, ...]:
-    return _parse_paths(keep, "ac.keep")
 
 
 def _parse_paths(paths: Any, where: str) -> tuple[Path, ...]:

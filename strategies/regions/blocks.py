@@ -73,26 +73,18 @@ def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
         StrategyError: the FQN is empty, missing, no container, or a container of nothing.
     """
     if not layers_fqn:
-        raise StrategyError(
-            "ac.layers_fqn", f"is empty; name the module that holds the blocks, {_containers(model)}"
-        )
+        raise _not_blocks(model, "is empty; name the module that holds the blocks, ")
     container = unwrapped(model)
     for part in layers_fqn.split("."):
         child = dict(container.named_children()).get(part)
         if child is None:
-            raise StrategyError(
-                "ac.layers_fqn",
-                f"{layers_fqn!r} is not a module of {_root_name(model)}; {_containers(model)}",
-            )
+            raise _not_blocks(model, f"{layers_fqn!r} is not a module of {_root_name(model)}; ")
         container = unwrapped(child)
     if not isinstance(container, CONTAINERS):
-        raise StrategyError(
-            "ac.layers_fqn",
-            f"{layers_fqn!r} is a {plain_class(container).__name__}, "
-            f"not a ModuleList, ModuleDict or Sequential; {_containers(model)}",
-        )
+        problem = f"{layers_fqn!r} is a {plain_class(container).__name__}"
+        raise _not_blocks(model, f"{problem}, not a ModuleList, ModuleDict or Sequential; ")
     if not any(True for _ in container.children()):
-        raise StrategyError("ac.layers_fqn", f"{layers_fqn!r} holds no blocks; {_containers(model)}")
+        raise _not_blocks(model, f"{layers_fqn!r} holds no blocks; ")
     return container
 
 
@@ -154,9 +146,11 @@ def _root_name(model: nn.Module) -> str:
     return plain_class(unwrapped(model)).__name__
 
 
-def _containers(model: nn.Module) -> str:
+def _not_blocks(model: nn.Module, problem: str) -> StrategyError:
+    """Return the error of an FQN that is no container of blocks, with those that are containers."""
     names = [name for name, module in plain_named_modules(model) if name and isinstance(module, CONTAINERS)]
-    return f"containers are: {', '.join(dict.fromkeys(names)) or 'none'}"
+    containers = ", ".join(dict.fromkeys(names)) or "none"
+    return StrategyError("ac.layers_fqn", f"{problem}containers are: {containers}")
 
 
 def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn.Module]:
@@ -172,11 +166,8 @@ def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn
     for name in blocks:
         outer = next((other for other in blocks if name.startswith(f"{other}.")), None)
         if outer is not None:
-            raise StrategyError(
-                "ac.module_classes",
-                f"{name!r} ({class_names[name]}) lies inside {outer!r} ({class_names[outer]}); "
-                "name one of them",
-            )
+            problem = f"{name!r} ({class_names[name]}) lies inside {outer!r} ({class_names[outer]})"
+            raise StrategyError("ac.module_classes", f"{problem}; name one of them")
     return blocks
 
 

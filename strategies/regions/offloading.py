@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from strategies.base import Observation
 from strategies.errors import StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.regions.saved_tensors import Kept, Moved, Packed, Passed, local_of
+from strategies.regions.saved_tensors import Packed, kept, local_of, moved
 
 __all__ = ["HostLedger", "Offloading"]
 
@@ -123,8 +124,8 @@ class _Pack:
         if local is None or not self._is_chosen(local):
             return self._packed_around(saved)
         if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
-            return Kept.make(saved)
-        return Moved.make(saved, local, ledger=self._region.ledger, region=self._region)
+            return kept(saved)
+        return moved(saved, local, ledger=self._region.ledger, region=self._region)
 
     def _is_chosen(self, local: Tensor) -> bool:
         if self._region.kind == "all":
@@ -133,13 +134,13 @@ class _Pack:
 
     def _packed_around(self, saved: Tensor) -> Packed:
         if self.enclosing is None:
-            return Kept.make(saved)
+            return kept(saved)
         pack, unpack = self.enclosing
-        return Passed(handle=pack(saved), unpack_handle=unpack)
+        return partial(unpack, pack(saved))
 
 
 def _unpack(packed: Packed) -> Tensor:
-    return packed.unpack()
+    return packed()
 
 
 class _KeptStorages:

@@ -9,7 +9,7 @@ generator's state after each saved random operator is noted in forward and put b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -50,44 +50,32 @@ def selective_contexts(
     random = frozenset(operator for operator in save_list.operators if _is_random(operator))
     if not random:
         return forward, recompute
-    states: deque[tuple[torch.device, Tensor]] = deque()
-    return _inside(forward, _NoteGenerator(random, states)), _inside(
-        recompute, _RestoreGenerator(random, states)
-    )
+    states: deque[Tensor] = deque()  # of the generator, in forward
+
+    def note(device: torch.device) -> None:
+        states.append(_generator(device).get_state())
+
+    def restore(device: torch.device) -> None:
+        _generator(device).set_state(states.popleft())
+
+    return _inside(forward, _AfterDraws(random, note)), _inside(recompute, _AfterDraws(random, restore))
 
 
-class _Generator(TorchDispatchMode):
-    """Acts on the generator's state after every operator of `random` that draws."""
+class _AfterDraws(TorchDispatchMode):
+    """Calls `act`, of the device, after every operator of `random` that draws."""
 
-    def __init__(self, random: frozenset[Operator], states: deque[tuple[torch.device, Tensor]]) -> None:
+    def __init__(self, random: frozenset[Operator], act: Callable[[torch.device], None]) -> None:
         super().__init__()
         self._random = random
-        self._states = states
+        self._act = act
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in self._random and _draws(func, args, kwargs or {}):
-            self._act(_device(args))
+            self._act(next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
         return out
-
-    def _act(self, device: torch.device) -> None:
-        raise NotImplementedError
-
-
-class _NoteGenerator(_Generator):
-    """Notes the state in forward."""
-
-    def _act(self, device: torch.device) -> None:
-        self._states.append((device, _generator_state(device)))
-
-
-class _RestoreGenerator(_Generator):
-    """Puts the state back where forward had it."""
-
-    def _act(self, device: torch.device) -> None:  # noqa: ARG002 (the state says its device)
-        _set_generator_state(*self._states.popleft())
 
 
 @contextmanager
@@ -110,16 +98,5 @@ def _draws(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return bool(given.get("dropout_p", 0.0) > 0.0)
 
 
-def _device(args: tuple[Any, ...]) -> torch.device:
-    return next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-        return
-    torch.set_rng_state(state)
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator

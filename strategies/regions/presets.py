@@ -1,6 +1,6 @@
 """Names of operators for selective-op AC: semantic groups, presets, and what can be refused by name alone.
 
-No torch here: which of them this build of torch has, `strategies.regions.operators` knows.
+No torch here: which of them this build of torch has, `strategies.regions.operator_names` knows.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ from strategies.errors import StrategyError
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "matmul": (
-        "aten.mm.default",
-        "aten.mm.dtype",
-        "aten.addmm.default",
-        "aten.addmm.dtype",
-        "aten.bmm.default",
-        "aten.bmm.dtype",
-        "aten.linear.default",
-        "aten._scaled_mm.default",
-        "aten._scaled_mm_v2.default",
-        "aten._grouped_mm.default",
-        "aten._scaled_grouped_mm.default",
-        "aten._scaled_grouped_mm_v2.default",
+        "aten.mm.default", "aten.mm.dtype", "aten.addmm.default", "aten.addmm.dtype", "aten.bmm.default",
+        "aten.bmm.dtype", "aten.linear.default", "aten._scaled_mm.default", "aten._scaled_mm_v2.default",
+        "aten._grouped_mm.default", "aten._scaled_grouped_mm.default", "aten._scaled_grouped_mm_v2.default",
     ),
     "attention": (
         "aten.scaled_dot_product_attention.default",
@@ -35,26 +26,21 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "aten._scaled_dot_product_efficient_attention.default",
         "aten._scaled_dot_product_cudnn_attention.default",
         "aten._scaled_dot_product_fused_attention_overrideable.default",
-        "aten._flash_attention_forward.default",
-        "aten._flash_attention_forward.quantized",
-        "aten._efficient_attention_forward.default",
-        "aten._cudnn_attention_forward.default",
-        "torch_attn._varlen_attn.default",
-        "higher_order.flex_attention",
+        "aten._flash_attention_forward.default", "aten._flash_attention_forward.quantized",
+        "aten._efficient_attention_forward.default", "aten._cudnn_attention_forward.default",
+        "torch_attn._varlen_attn.default", "higher_order.flex_attention",
     ),
     "comm": (
         "_c10d_functional.all_gather_into_tensor.default",
         "_c10d_functional.all_gather_into_tensor_coalesced.default",
-        "_c10d_functional.all_reduce.default",
-        "_c10d_functional.all_reduce_coalesced.default",
-        "_c10d_functional.all_to_all_single.default",
-        "_c10d_functional.broadcast.default",
+        "_c10d_functional.all_reduce.default", "_c10d_functional.all_reduce_coalesced.default",
+        "_c10d_functional.all_to_all_single.default", "_c10d_functional.broadcast.default",
         "_c10d_functional.reduce_scatter_tensor.default",
         "_c10d_functional.reduce_scatter_tensor_coalesced.default",
     ),
     "max": ("aten.max.default", "aten.max.dim"),
     "topk": ("aten.topk.default",),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,47 +62,32 @@ PRESETS: Mapping[str, Preset] = {
     # SAVE_DICT of https://github.com/Modalities/modalities, activation checkpointing module
     "modalities": Preset(
         operators=(
-            "aten.mm.default",
-            "aten._scaled_dot_product_efficient_attention.default",
+            "aten.mm.default", "aten._scaled_dot_product_efficient_attention.default",
             "aten._scaled_dot_product_flash_attention.default",
-            "_c10d_functional.reduce_scatter_tensor.default",
-            "aten.max.default",
+            "_c10d_functional.reduce_scatter_tensor.default", "aten.max.default",
         ),
-        counted=("aten.mm.default",),
-        recompute_every=0,
+        counted=("aten.mm.default",), recompute_every=0,
     ),
     # https://github.com/pytorch/torchtitan, distributed/activation_checkpoint.py: the compute-intensive
     # operators of torch's partitioner, and what torchtitan adds; it counts mm and linear, never addmm
     "torchtitan": Preset(
         operators=(
-            "aten.mm.default",
-            "aten.mm.dtype",
-            "aten.linear.default",
-            "aten.addmm.default",
-            "aten.bmm.default",
-            "aten._scaled_mm.default",
-            "aten.convolution.default",
-            "aten.convolution_backward.default",
-            "aten.upsample_bilinear2d.default",
-            "aten._flash_attention_forward.default",
-            "aten._efficient_attention_forward.default",
+            "aten.mm.default", "aten.mm.dtype", "aten.linear.default", "aten.addmm.default",
+            "aten.bmm.default", "aten._scaled_mm.default", "aten.convolution.default",
+            "aten.convolution_backward.default", "aten.upsample_bilinear2d.default",
+            "aten._flash_attention_forward.default", "aten._efficient_attention_forward.default",
             "aten._scaled_dot_product_flash_attention.default",
             "aten._scaled_dot_product_efficient_attention.default",
             "aten._scaled_dot_product_cudnn_attention.default",
             "aten._scaled_dot_product_attention_math.default",
             "aten._scaled_dot_product_fused_attention_overrideable.default",
-            "torch_attn._varlen_attn.default",
-            "higher_order.flex_attention",
-            "higher_order.inductor_compiled_code",
-            "aten.max.default",
-            "aten.topk.default",
-            "_c10d_functional.reduce_scatter_tensor.default",
-            "_c10d_functional.all_to_all_single.default",
+            "torch_attn._varlen_attn.default", "higher_order.flex_attention",
+            "higher_order.inductor_compiled_code", "aten.max.default", "aten.topk.default",
+            "_c10d_functional.reduce_scatter_tensor.default", "_c10d_functional.all_to_all_single.default",
         ),
-        counted=("aten.mm.default", "aten.mm.dtype", "aten.linear.default"),
-        recompute_every=2,
+        counted=("aten.mm.default", "aten.mm.dtype", "aten.linear.default"), recompute_every=2,
     ),
-}
+}  # fmt: skip
 
 
 def check_names(save_ops: str | tuple[str, ...], matmul_recompute_every: int | None) -> None:

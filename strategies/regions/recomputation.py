@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,12 +64,10 @@ class Recomputation:
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
-            context_fn=self._contexts if self.save_list is not None else noop_context_fn,
+            context_fn=noop_context_fn
+            if self.save_list is None
+            else partial(selective_contexts, self.save_list, self.fired),
         )
-
-    def _contexts(self) -> tuple[Any, Any]:
-        assert self.save_list is not None
-        return selective_contexts(self.save_list, self.fired)
 
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

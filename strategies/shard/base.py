@@ -69,4 +69,4 @@ class Sharding:
         Raises:
             StrategyError: the mesh has another shape, or the model carries a plan or a region already.
         """
-        return realisation.realise(model, plan, mesh, where="shard")
+        return realisation.realise(model, plan, mesh)

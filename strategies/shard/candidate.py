@@ -53,11 +53,11 @@ class OneCandidate(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
+        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
         names = self._names(graph, axis)
         if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
             # what it is compared with, which must be right itself
-            graph = choices.with_random_numbers_of(graph, choices.megatron(graph, where="shard"))
+            graph = choices.with_random_numbers_of(graph, choices.megatron(graph))
         choice = solver.cheapest(choices.restricted(graph, partial(_allows, names)), solver.Limits())
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
@@ -71,7 +71,9 @@ class OneCandidate(Sharding):
             StrategyError: no linear matches, or one that does has no such candidate.
         """
         linears = {
-            node.leaf.fqn: node for node in graph.nodes if node.leaf is not None and _is_linear(node.leaf)
+            node.leaf.fqn: node
+            for node in graph.nodes
+            if node.leaf is not None and isinstance(node.leaf.module, torch.nn.Linear)
         }
         matching = {fqn: node for fqn, node in linears.items() if fnmatchcase(fqn, self.modules)}
         if not matching:
@@ -115,7 +117,3 @@ def _allows(names: Mapping[str, str], leaf: LeafModule, option: NodeOption) -> b
     if leaf.fqn in names:
         return option.candidate.name == names[leaf.fqn]
     return option.candidate.choice is None
-
-
-def _is_linear(leaf: LeafModule) -> bool:
-    return isinstance(leaf.module, torch.nn.Linear)

@@ -57,8 +57,8 @@ class Cheapest(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graph_building.model_graph(model, sample, axis, self._hardware(), where="shard")
-        reference = choices.megatron(graph, where="shard")
+        graph = graph_building.model_graph(model, sample, axis, self._hardware())
+        reference = choices.megatron(graph)
         graph = choices.with_random_numbers_of(graph, reference)
         limits = solver.Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
         if self.memory_limit_mib is not None:

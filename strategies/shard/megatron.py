@@ -34,5 +34,5 @@ class Megatron(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        found = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE, where="shard")
-        return shard_plan.ShardPlan.of(found, choice.megatron(found, where="shard"), axis.ranks)
+        found = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
+        return shard_plan.ShardPlan.of(found, choice.megatron(found), axis.ranks)

@@ -1,21 +1,20 @@
-"""Attention with one projection for queries, keys, values and output each.
+"""Attention with one projection for queries, keys, values and output each, and rotary positions.
 
 Shapes: B batch, S sequence, D width, H query heads, G key-value heads, K head width, R = K / 2.
 Under tensor parallelism a rank holds some of the H and G heads, so their number is read off the
 projections and never assumed.
 
 Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; Ainslie et al. 2023, arXiv:2305.13245 (grouped
-queries).
+queries); Su et al. 2021, arXiv:2104.09864 (rotary positions).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from harness.models.parts.rotary import rotate
 
 
 class SelfAttention(nn.Module):
@@ -72,3 +71,18 @@ class GroupedQueryAttention(CausalSelfAttention):
     """Causal attention of H query heads over G key-value heads, without biases."""
 
     has_bias = False
+
+
+def rotary_table(*, positions: int, head_width: int, theta: float) -> Tensor:
+    """Return cosines and sines of shape (positions, 2, R) on the current default device."""
+    frequency_R = theta ** -(torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angle_SR = torch.outer(torch.arange(positions, dtype=torch.float32), frequency_R)
+    return torch.stack((angle_SR.cos(), angle_SR.sin()), dim=1)
+
+
+def rotate(x_BSHK: Tensor, rotary_S2R: Tensor) -> Tensor:
+    """Return `x_BSHK` with the pair (i, i + R) of every head turned by its position's angle."""
+    cos_S1R, sin_S1R = rotary_S2R.unsqueeze(-2).unbind(1)
+    low_BSHR, high_BSHR = x_BSHK.chunk(2, dim=-1)
+    turned = (low_BSHR * cos_S1R - high_BSHR * sin_S1R, high_BSHR * cos_S1R + low_BSHR * sin_S1R)
+    return torch.cat(turned, dim=-1).type_as(x_BSHK)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.models.parts.attention import CausalSelfAttention, GroupedQueryAttention
+from harness.models.parts.attention import CausalSelfAttention, GroupedQueryAttention, rotary_table
 from harness.models.parts.feed_forward import FeedForward, RoutedExperts, SwiGLU
 from harness.models.parts.initialisation import initialise
-from harness.models.parts.rotary import rotary_table
 from harness.models.parts.transformer_block import TransformerBlock
 from harness.models.shapes.transformer import DecoderSpec, RotaryDecoderSpec
 

@@ -7,20 +7,29 @@ Source: Jumper et al. 2021, doi:10.1038/s41586-021-03819-2, supplement 1.6.1, 1.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 
-class GatedAttention(nn.Module):
-    """Attention within each row, its output multiplied by a sigmoid gate (algorithms 7 and 8)."""
+class _Projections(nn.Module):
+    """Linears for queries, keys, values, gate and output."""
+
+    shares_keys: ClassVar[bool] = False
 
     def __init__(self, *, width: int, n_heads: int, head_width: int) -> None:
         super().__init__()
         self.head_width = head_width
+        kv_width = head_width if self.shares_keys else n_heads * head_width
         self.wq = nn.Linear(width, n_heads * head_width, bias=False)
-        self.wk = nn.Linear(width, n_heads * head_width, bias=False)
-        self.wv = nn.Linear(width, n_heads * head_width, bias=False)
+        self.wk = nn.Linear(width, kv_width, bias=False)
+        self.wv = nn.Linear(width, kv_width, bias=False)
         self.gate = nn.Linear(width, n_heads * head_width)
         self.wo = nn.Linear(n_heads * head_width, width)
+
+
+class GatedAttention(_Projections):
+    """Attention within each row, its output multiplied by a sigmoid gate (algorithms 7 and 8)."""
 
     def forward(self, x_BNLD: Tensor, bias_BHLL: Tensor | None = None) -> Tensor:
         """Return a tensor of shape (B, N, L, D); the bias is added to the scores of every row."""
@@ -36,17 +45,10 @@ class GatedAttention(nn.Module):
         return output
 
 
-class GlobalAttention(nn.Module):
+class GlobalAttention(_Projections):
     """One query a row, the mean of its tokens', on keys and values that heads share (algorithm 19)."""
 
-    def __init__(self, *, width: int, n_heads: int, head_width: int) -> None:
-        super().__init__()
-        self.head_width = head_width
-        self.wq = nn.Linear(width, n_heads * head_width, bias=False)
-        self.wk = nn.Linear(width, head_width, bias=False)
-        self.wv = nn.Linear(width, head_width, bias=False)
-        self.gate = nn.Linear(width, n_heads * head_width)
-        self.wo = nn.Linear(n_heads * head_width, width)
+    shares_keys = True
 
     def forward(self, x_BNLD: Tensor) -> Tensor:
         """Return a tensor of shape (B, N, L, D)."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from harness.models.parts.initialisation import initialise
 from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention, Transition
-from harness.models.parts.shared_dropout import SharedDropout
 from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
 
 _BRANCHES = 6  # branches that a block adds to the pair representation; it adds three to the MSA
@@ -117,3 +117,22 @@ class EvoformerBlock(nn.Module):
         pair_BIJZ = pair_BIJZ + self.row_dropout(self.starting_attention(pair_BIJZ))
         pair_BIJZ = pair_BIJZ + self.column_dropout(self.ending_attention(pair_BIJZ))
         return msa_BSRM, pair_BIJZ + self.pair_transition(pair_BIJZ)
+
+
+class SharedDropout(nn.Module):
+    """Drop the same elements everywhere along one dimension.
+
+    Source: Jumper et al. 2021, doi:10.1038/s41586-021-03819-2, supplement 1.11.6.
+    """
+
+    def __init__(self, probability: float, *, dim: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with elements dropped and the others scaled up, in training; otherwise `x`."""
+        if self.probability == 0 or not self.training:
+            return x
+        ones = x.new_ones([1 if dim == self.dim else size for dim, size in enumerate(x.shape)])
+        return x * functional.dropout(ones, self.probability)

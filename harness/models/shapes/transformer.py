@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from harness.errors import ConfigError
 from harness.models.base import LanguageModelSpec, ModelSpec, require_divides
-from harness.models.shapes.sizes import require_sizes
 
 _SPLIT_BY_ROW = ("wo", "down")
 
@@ -38,7 +37,7 @@ class TransformerSpec(ModelSpec):
     hidden_width: int
 
     def __post_init__(self) -> None:
-        require_sizes(self)
+        ModelSpec.__post_init__(self)
         self.check_shape()
 
     def check_shape(self) -> None:

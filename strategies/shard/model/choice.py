@@ -27,12 +27,8 @@ def restricted(graph: ModelGraph, rule: OptionRule) -> ModelGraph:
     return graph.keeping(is_allowed)
 
 
-def megatron(graph: ModelGraph, *, where: str) -> Choice:
+def megatron(graph: ModelGraph) -> Choice:
     """Return Megatron's choice: column before row where the model allows it, everything else whole.
-
-    Args:
-        graph: graph of the model.
-        where: configuration path of the strategy, for messages.
 
     Raises:
         StrategyError: the model has no such linears, or its code between them is not known to run on shards.
@@ -41,10 +37,10 @@ def megatron(graph: ModelGraph, *, where: str) -> Choice:
     """
     if not any(node.leaf is not None and node.leaf.split for node in graph.nodes):
         some = next((f"{fqn!r} {reason}" for fqn, reason in graph.unsplit.items()), "it has none")
-        raise StrategyError(where, f"needs linears that the model's tensor parallel plan splits; {some}")
+        raise StrategyError("shard", f"needs linears that the model's tensor parallel plan splits; {some}")
     choice = cheapest(restricted(graph, _is_megatron), Limits())
     if choice is None:
-        raise StrategyError(where, _stopped(graph))
+        raise StrategyError("shard", _stopped(graph))
     return choice
 
 

@@ -45,7 +45,7 @@ from strategies.tracing.shadow import Shadow
 
 
 def model_graph(
-    model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis, hardware: Hardware, *, where: str
+    model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis, hardware: Hardware
 ) -> ModelGraph:
     """Return the graph of `model` for inputs like `sample`.
 
@@ -54,14 +54,13 @@ def model_graph(
         sample: positional inputs; meta tensors are enough.
         axis: mesh axis to shard over.
         hardware: rates by which costs are reckoned.
-        where: configuration path of the strategy, for messages.
 
     Raises:
         StrategyError: the forward cannot be recorded, or depends on data.
     """
     if _has_any_global_hook():
-        raise StrategyError(where, "needs a process without hooks on all modules, which would see shards")
-    forward, graph, whole = _recorded(model, sample, where)
+        raise StrategyError("shard", "needs a process without hooks on all modules, which would see shards")
+    forward, graph, whole = _recorded(model, sample)
     builder = _Builder(model, whole, axis, hardware)
     nodes = builder.nodes(graph)
     in_options = sum(sum(node.leaf.parameter_bytes.values()) for node in nodes if node.leaf is not None)
@@ -244,7 +243,7 @@ class _Builder:
         )
 
 
-def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> tuple[Forward, fx.Graph, Followed]:
+def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Graph, Followed]:
     """Return the forward down to functions; down to modules, where these are not to be looked into."""
     try:
         shadow = Shadow.of(model)
@@ -255,11 +254,11 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...], where: str) -> tuple[Fo
             forward = _forward(model, shadow, sample, to_functions=False)
             graph, whole = forward.on_wholes()
     except StrategyError as error:
-        raise StrategyError(where, f"needs a forward that can be followed; {error.problem}") from error
+        raise StrategyError("shard", f"needs a forward that can be followed; {error.problem}") from error
     for step in whole.steps:
         if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
             problem = f"needs sizes that do not depend on data; those of {described(step)} do"
-            raise StrategyError(where, f"{problem}; use mesh.tp=1")
+            raise StrategyError("shard", f"{problem}; use mesh.tp=1")
     return forward, graph, whole
 
 

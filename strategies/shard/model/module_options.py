@@ -69,11 +69,6 @@ class ModuleCandidate:
     parameters: Mapping[str, HeldParameter] = field(default_factory=lambda: MappingProxyType({}))
     flops: int = 0
 
-    @property
-    def changes_parameters(self) -> bool:
-        """Whether parameters, or their gradients, are others than those of the plain module."""
-        return any(held.reduction or held.placement.is_shard() for held in self.parameters.values())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeOption:

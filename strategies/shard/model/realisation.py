@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 from strategies.tracing.shadow import PARTS
 
 _PLACED = "_acbench_placed"
-_REDUCTIONS = "_acbench_reductions"
 _Reductions: TypeAlias = Mapping[str, Steps]
 
 
@@ -37,25 +36,25 @@ class Placed:
     Fields:
         plan: plan of the module.
         mesh: mesh of one axis.
-        where: configuration path of the strategy, for messages.
     """
 
     plan: PlacedModule
     mesh: DeviceMesh
-    where: str
 
-    def run(self, module: nn.Module, body: Callable[[Tensor], Tensor], entered: Tensor) -> Tensor:
+    def run(self, module: nn.Module, body: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Return what `module` gives, in the state that the option promises.
 
         Args:
             module: module whose parameters are used.
             body: forward of the plain module.
-            entered: the input, in the state in which it arrives.
+            args: the input, in the state in which it arrives.
+            kwargs: the input, if it is given by name.
 
         Raises:
             StrategyError: the input, or the mode of the module, is not what was planned for.
         """
-        self._check(module, entered)
+        entered = self._entered(*args, *kwargs.values())
+        self._check_mode(module)
         option, candidate = self.plan.option, self.plan.candidate
         entering, finish, leaving = option.entering, candidate.finish, option.leaving
         entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
@@ -78,57 +77,46 @@ class Placed:
         Raises:
             StrategyError: the input is not what was planned for.
         """
-        (entered,) = (*args, *kwargs.values())
-        if tuple(entered.shape) != self.plan.shape:
-            raise StrategyError(self.where, self._unplanned(entered))
+        entered = self._entered(*args, *kwargs.values())
         whole = entered.new_empty(self.plan.whole_shape).requires_grad_(entered.requires_grad)
         output = body(whole)
         part = output.new_empty(self.plan.output_shape).requires_grad_(output.requires_grad)
         return part.clone()  # which code may change in place
 
-    def _check(self, module: nn.Module, entered: Tensor) -> None:
+    def _entered(self, entered: Tensor) -> Tensor:
         if tuple(entered.shape) != self.plan.shape:
-            raise StrategyError(self.where, self._unplanned(entered))
+            problem = f"{self.plan.fqn!r} is sharded for inputs of {self.plan.shape} on a rank"
+            problem += f", got {tuple(entered.shape)}; use batches of one shape"
+            raise StrategyError("shard", problem)
+        return entered
+
+    def _check_mode(self, module: nn.Module) -> None:
         if module.training is not self.plan.is_training:
             mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
             problem = f"{self.plan.fqn!r} is sharded for {mode}, got {other}"
-            raise StrategyError(self.where, f"{problem}; plan for that mode")
-
-    def _unplanned(self, entered: Tensor) -> str:
-        problem = f"{self.plan.fqn!r} is sharded for inputs of {self.plan.shape} on a rank"
-        return f"{problem}, got {tuple(entered.shape)}; use batches of one shape"
+            raise StrategyError("shard", f"{problem}; plan for that mode")
 
 
 class _PlacedForward(Disguised):
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        placed: Placed = vars(self)[_PLACED]
-        (entered,) = (*args, *kwargs.values())
-        return placed.run(self, super().forward, entered)  # type: ignore[misc, arg-type]
-
-
-class _ReducedForward(Disguised):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        reductions, mesh = vars(self)[_REDUCTIONS]
-        with _holding(self, _reduced(self, reductions, mesh)):  # type: ignore[arg-type]
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return vars(self)[_PLACED](self, super().forward, *args, **kwargs)  # type: ignore[misc]
 
 
-def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) -> nn.Module:
+def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
     """Return `model`, the leaf modules of which run as planned; changed in place, without communication.
 
     Args:
         model: plain model, with the same parameters on every rank.
         plan: plan of this model.
         mesh: mesh of one axis, with the ranks of the plan.
-        where: configuration path of the strategy, for messages.
 
     Raises:
         StrategyError: the mesh has another shape, or the model carries a plan already.
     """
     if tuple(mesh.shape) != (plan.ranks,):
-        raise StrategyError(where, f"needs a mesh of {plan.ranks} ranks, got {tuple(mesh.shape)}")
+        raise StrategyError("shard", f"needs a mesh of {plan.ranks} ranks, got {tuple(mesh.shape)}")
     if any(isinstance(module, Disguised) for module in model.modules()):
-        raise StrategyError(where, "needs a plain model; apply it once, and before regions")
+        raise StrategyError("shard", "needs a plain model; apply it once, and before regions")
     for placed in plan.modules:
         if placed.is_plain:
             continue
@@ -136,11 +124,11 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, where: str) 
         for name, held in placed.candidate.parameters.items():
             if held.placement.is_shard():
                 _shard(module, name, held, mesh)
-        stand = Placed(plan=placed, mesh=mesh, where=where)
-        _disguise(module, _PlacedForward, _PLACED, stand)
+        stand = Placed(plan=placed, mesh=mesh)
+        _disguise(module, stand.run)
         module.__dict__[PARTS] = stand.on_shadow
     for home, reductions in _by_module(plan).items():
-        _disguise(model.get_submodule(home), _ReducedForward, _REDUCTIONS, (reductions, mesh))
+        _disguise(model.get_submodule(home), partial(_run_reduced, reductions, mesh))
     return model
 
 
@@ -151,6 +139,19 @@ def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
         home, _, name = placed.fqn.rpartition(".")
         found.setdefault(home, {})[name] = placed.option.leaving.backward
     return dict(found)
+
+
+def _run_reduced(
+    reductions: _Reductions,
+    mesh: DeviceMesh,
+    module: nn.Module,
+    body: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return what `module` gives; each rank computes a summand of the gradients of these parameters."""
+    with _holding(module, _reduced(module, reductions, mesh)):
+        return body(*args, **kwargs)
 
 
 def _reduced(module: nn.Module, reductions: _Reductions, mesh: DeviceMesh) -> dict[str, Tensor | None]:
@@ -192,13 +193,12 @@ def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) 
     setattr(module, name, parameter)
 
 
-def _disguise(module: nn.Module, mark: type[Any], attribute: str, value: object) -> None:
-    module.__dict__[attribute] = value
-    front: Any = mark
+def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:
+    module.__dict__[_PLACED] = run
     original: Any = type(module)
-    module.__class__ = _disguised_class(front, original)
+    module.__class__ = _disguised_class(original)
 
 
 @cache  # one class per class, so that identical blocks stay identical
-def _disguised_class(mark: type[Any], original: type[Any]) -> type[nn.Module]:
-    return type(f"Placed{original.__name__}", (mark, original), {"__module__": original.__module__})
+def _disguised_class(original: type[Any]) -> type[nn.Module]:
+    return type(f"Placed{original.__name__}", (_PlacedForward, original), {"__module__": original.__module__})

@@ -44,9 +44,9 @@ class PlacedModule:
     def is_plain(self) -> bool:
         """Whether it runs as it would without a plan."""
         moves = (self.option.entering, self.option.leaving, self.candidate.finish)
-        return not self.candidate.changes_parameters and not any(
-            move.forward or move.backward for move in moves
-        )
+        is_moved = any(move.forward or move.backward for move in moves)
+        parameters = self.candidate.parameters.values()
+        return not is_moved and not any(held.reduction or held.placement.is_shard() for held in parameters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,7 @@ from harness.models import ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.parts.gated_attention import GatedAttention
 from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention
-from harness.models.parts.protein_trunk import Evoformer, EvoformerBlock
-from harness.models.parts.shared_dropout import SharedDropout
+from harness.models.parts.protein_trunk import Evoformer, EvoformerBlock, SharedDropout
 from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
 
 MakeSpec = Callable[..., ModelSpec]

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from harness.models import Batch, ModelSpec
-from harness.models.parts.attention import GroupedQueryAttention
-from harness.models.parts.rotary import rotary_table, rotate
+from harness.models.parts.attention import GroupedQueryAttention, rotary_table, rotate
 
 MakeSpec = Callable[..., ModelSpec]
 

@@ -78,4 +78,4 @@ def meta(model: type[nn.Module], **options: Any) -> nn.Module:
 
 @cache  # a graph is for reading
 def graph(model: type[nn.Module] = Chain, **options: Any) -> ModelGraph:
-    return model_graph(meta(model, **options), SAMPLE, AXIS, DEFAULT_HARDWARE, where="shard")
+    return model_graph(meta(model, **options), SAMPLE, AXIS, DEFAULT_HARDWARE)

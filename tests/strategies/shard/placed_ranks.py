@@ -68,7 +68,7 @@ def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
     """Return what differs where one module forgets a reduction."""
     dense, model = _dense(), _dense()
     plan = _planned(strategy, model)
-    realise(model, _forgetting(plan, fqn, what), mesh_of((2,)), where="shard")
+    realise(model, _forgetting(plan, fqn, what), mesh_of((2,)))
     return _differences(dense, model, _step(model))
 
 

@@ -49,7 +49,7 @@ def refusal(_rank: int, name: str, plan: ShardPlan, what: str) -> str:
 
 
 def _planned(name: str, plan: ShardPlan) -> nn.Module:
-    return realise(built(name), plan, mesh_of((plan.ranks,)), where="shard")
+    return realise(built(name), plan, mesh_of((plan.ranks,)))
 
 
 def _step(model: nn.Module) -> list[Tensor]:

@@ -80,7 +80,7 @@ def test_every_plan_computes_what_the_plain_model_does(pool4: RankPool, name: st
 @pytest.mark.parametrize(("name", "message"), REFUSED.items(), ids=REFUSED)
 def test_what_is_in_the_way_of_a_shard_of_features_is_named(name: str, message: str) -> None:
     with pytest.raises(StrategyError) as refusal:
-        megatron(_graph(name), where="shard")
+        megatron(_graph(name))
     remedy = "" if message.startswith(_NONE) else "; use mesh.tp=1"
     assert re.sub(r"(?<=\.py):\d+", "", str(refusal.value)) == f"shard: {message}{remedy}"
 
@@ -115,14 +115,14 @@ def test_regions_are_recorded_on_parts(pool4: RankPool) -> None:
 
 @cache
 def _graph(name: str) -> ModelGraph:
-    return model_graph(built(name), (inputs(),), axis(4), _SLOW, where="shard")
+    return model_graph(built(name), (inputs(),), axis(4), _SLOW)
 
 
 def _plans(name: str) -> Iterator[tuple[str, ShardPlan]]:
     """Yield Megatron's plan, or else the cheapest, and the cheapest by times drawn at random."""
     graph = _graph(name)
     if name not in REFUSED:
-        yield "megatron", _plan(graph, megatron(graph, where="shard"))
+        yield "megatron", _plan(graph, megatron(graph))
     else:
         yield "cheapest", _plan(graph, cheapest(graph, Limits()))
     yield "random", _plan(graph, cheapest(_shuffled(graph, random.Random(name)), Limits()))

@@ -54,7 +54,7 @@ def _model(attention: str) -> tuple[nn.Module, tuple[Any, ...]]:
 
 @cache
 def _graph() -> ModelGraph:
-    return model_graph(*_model("sdpa"), _axis(), DEFAULT_HARDWARE, where="shard")
+    return model_graph(*_model("sdpa"), _axis(), DEFAULT_HARDWARE)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
