@@ -20,7 +20,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, MissingPackageError
 from harness.experiment.experiment import Experiment
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
@@ -56,6 +56,9 @@ _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+_HOPELESS = (UnknownOptionError, MissingPackageError)
+"""Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
+
 _SWEEP_FLAGS = ("-m", "--multirun")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
@@ -172,9 +175,9 @@ def _run_sweep(
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
-    unknown = [each.refusal for each in points if isinstance(each.refusal, UnknownOptionError)]
-    if unknown and len(unknown) == len(points):
-        raise unknown[0]  # a typo rather than an option that some choices have
+    hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
+    if hopeless and len(hopeless) == len(points):
+        raise hopeless[0]
     if chosen.show is not None:
         _show(points, chosen.show)
         return [(each.trial_id, None) for each in points]

@@ -1,9 +1,10 @@
 """Errors of the harness.
 
 ValueError
-└── ConfigError        the configuration is wrong; raised before any process starts
+└── ConfigError               the configuration is wrong; raised before any process starts
+    └── MissingPackageError   what was asked for needs a package of an extra
 SystemExit
-└── Terminated         somebody ended this process; no refusal, whoever's code was running
+└── Terminated                somebody ended this process; no refusal, whoever's code was running
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}"
+
+
+class MissingPackageError(ConfigError):
+    """A package is not installed that an extra of ours installs."""
 
 
 class Terminated(SystemExit):
@@ -61,10 +66,10 @@ def optional_package(name: str, *, where: str, extra: str) -> ModuleType:
         extra: name of the extra.
 
     Raises:
-        ConfigError: the package is not installed.
+        MissingPackageError: the package is not installed.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        problem = f"needs the package {error.name!r}; pip install 'acbench[{extra}]'"
-        raise ConfigError(where, problem) from error
+        problem = f"needs the package {error.name!r}; install it with: pip install 'acbench[{extra}]'"
+        raise MissingPackageError(where, problem) from error

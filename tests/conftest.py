@@ -30,18 +30,17 @@ EXPENSIVE = {
     "tests/parity/": "test_matrix.py::test_is_bitwise_neutral[full-gpt-single",
     "tests/slurm/": "test_client.py::test_a_job_waits_runs_and_ends",
     "tests/gpu/": "",
-    "tests/hydra_plugins/": "",
+    "tests/hydra_plugins/": "test_points_are_what_hydra_composes[a number for a string]",
     "tests/harness/test_cli.py": "::test_what_a_strategy_decides_is_shown",
     "tests/harness/test_schema.py": "::test_every_option_of_every_group_is_an_experiment[ac=",
     "tests/harness/trial/test_run.py": "",
     "tests/harness/trial/test_preflight.py": "::test_refuses_blocks_that_are_not_there",
     "tests/harness/sweep/test_launch.py": "::test_a_refused_point_is_a_record",
-    "tests/harness/ranks/test_agent.py": "",
+    "tests/harness/ranks/test_agent.py": "::test_results_come_back_by_rank[1]",
     "tests/harness/ranks/test_agent_nodes.py": "",
-    "tests/harness/ranks/test_persistent_server.py": "",
     "tests/harness/report/wandb/": "::test_one_offline_run_a_trial_equals_its_record",
     "tests/harness/report/formats/test_page.py": "::test_without_scripts_every_row_is_there",
-    "tests/strategies/ac/test_sharded.py": "[fsdp2-inside-full]",
+    "tests/strategies/ac/test_sharded.py": "[fsdp2-outside-full]",
     "tests/strategies/chunk/": "::test_identical_blocks_have_identical_regions",
     "tests/strategies/shard/operators/test_operators.py": "[matmul of vectors]",
     "tests/strategies/shard/model/test_odd_models.py": "[own norm]",
@@ -49,7 +48,9 @@ EXPENSIVE = {
     "tests/strategies/shard/test_cheapest.py": "::test_stays_within_its_memory[0.27]",
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
 }
-"""What `make quick` leaves out, by the start of its name, but for tests whose names hold the value."""
+"""What `make quick` leaves out, by the start of its name, but for tests whose names hold the value.
+
+An empty value keeps none: no test of its kind is cheap."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
         if any(
@@ -65,6 +66,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for kind, kept in EXPENSIVE.items()
         ):
             item.add_marker("expensive")
+    if config.args == config.getini("testpaths"):
+        _require_representatives([item.nodeid for item in items])
+
+
+def _require_representatives(names: list[str]) -> None:
+    """Refuse a run of all tests in which a kind of `EXPENSIVE` or its representative is missing."""
+    for kind, kept in EXPENSIVE.items():
+        if not any(name.startswith(kind) and kept in name for name in names):
+            raise pytest.UsageError(f"tests/conftest.py: EXPENSIVE: no test is {kind!r} with {kept!r}")
 
 
 def _place(item: pytest.Item) -> int:

@@ -1,4 +1,4 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, AC, compile, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, AC, FSDP."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def assemble(
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    mesh, order = experiment.mesh, experiment.wrap_order
+    mesh = experiment.mesh
     if not experiment.is_sharded:
         sharding = None
     elif sharding is None:
@@ -104,13 +104,10 @@ def assemble(
 
     model = _shard(model, experiment, devices, sharding)
     model = _chunk(model, experiment, device, sample)
-    if order == "inside_fsdp":
-        model = experiment.ac.apply(model, sample.inputs)
-    # compile has one value, `none`
+    model = _checkpoint(model, experiment, sample, "inside_fsdp")
     model = _distribute(model, units, experiment, devices)
-    if order == "outside_fsdp":
-        model = experiment.ac.apply(model, sample.inputs)
-    site = call_site_of(experiment.ac, model) if order == "call_site" else None
+    model = _checkpoint(model, experiment, sample, "outside_fsdp")
+    site = call_site_of(experiment.ac, model) if experiment.wrap_order == "call_site" else None
 
     return Assembled(
         model=model,
@@ -221,6 +218,11 @@ def _chunk(model: nn.Module, experiment: Experiment, device: torch.device, sampl
     if isinstance(chunk, PlansForStep):
         chunk = chunk.for_step(planned_step(experiment, model, sample, device))
     return chunk.apply(model, sample.inputs)
+
+
+def _checkpoint(model: nn.Module, experiment: Experiment, sample: Batch, place: str) -> nn.Module:
+    """Return the model with AC on it, where `place` is the experiment's."""
+    return experiment.ac.apply(model, sample.inputs) if experiment.wrap_order == place else model
 
 
 def _distribute(

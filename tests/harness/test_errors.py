@@ -24,14 +24,19 @@ def test_figures_name_the_extra_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(ConfigError) as refusal:
         vega.to_svg({}, {})
-    assert str(refusal.value) == "figures: needs the package 'vl_convert'; pip install 'acbench[report]'"
+    assert str(refusal.value) == (
+        "--format html,markdown: needs the package 'vl_convert'; "
+        "install it with: pip install 'acbench[report]'"
+    )
 
 
 def test_slurm_names_the_extra_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ConfigError) as refusal:
         Slurm()
-    assert str(refusal.value) == "hydra/launcher: needs the package 'submitit'; pip install 'acbench[slurm]'"
+    assert str(refusal.value) == (
+        "hydra/launcher: needs the package 'submitit'; install it with: pip install 'acbench[slurm]'"
+    )
 
 
 @pytest.fixture

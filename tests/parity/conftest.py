@@ -19,6 +19,7 @@ def unequal_ranks(pool2: RankPool, pool4: RankPool) -> Callable[[Experiment], di
     def of(case: Experiment) -> dict[int, list[str]]:
         size = case.mesh.world_size
         found = [cases.prove(0, case)] if size == 1 else pools[size].run(cases.prove, case)
+        assert len(found) == size
         return {rank: differs for rank, differs in enumerate(found) if differs}
 
     return of

@@ -48,7 +48,7 @@ def to_svg(specification: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _converter() -> ModuleType:
-    return optional_package("vl_convert", where="figures", extra="report")
+    return optional_package("vl_convert", where="--format html,markdown", extra="report")
 
 
 def _place() -> Path:

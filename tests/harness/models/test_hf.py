@@ -245,5 +245,5 @@ def test_a_missing_transformers_names_the_extra(make_spec: MakeSpec, monkeypatch
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError) as refusal:
         make_spec("hf").build()
-    message = "model=hf: needs the package 'transformers'; pip install 'acbench[hf]'"
+    message = "model=hf: needs the package 'transformers'; install it with: pip install 'acbench[hf]'"
     assert str(refusal.value) == message
