@@ -26,12 +26,12 @@ class Sweep:
     """What a sweep offers to its launcher.
 
     Fields:
-        store: of its records.
-        name: of the sweep.
+        store: store of its records.
+        name: name of the sweep.
         rerun: whether finished trials run again.
-        progress: where to report.
-        interrupts: whether to stop.
-        agent: for trials that run in this process.
+        progress: receiver of progress reports.
+        interrupts: the user's requests to stop.
+        agent: agent for trials that run in this process.
     """
 
     store: Store
@@ -48,7 +48,7 @@ class Flight:
 
     Fields:
         task: the trial.
-        submission: for which it is claimed.
+        submission: submission for which it is claimed.
         job: id of the scheduler's job.
     """
 
@@ -63,8 +63,8 @@ class End:
 
     Fields:
         status: `lost`, `timeout` or `oom`.
-        kind: of the error.
-        message: of the error.
+        kind: kind of the error.
+        message: message of the error.
     """
 
     status: str
@@ -80,7 +80,7 @@ class Collected:
     """What earlier submissions of the same sweep came to.
 
     Fields:
-        records: of trials that ended since the last command asked.
+        records: records of trials that ended since the last command asked.
         flights: trials that are still on their way.
     """
 
@@ -166,9 +166,9 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
         if sweep.interrupts.stop_requested and not is_stopping:
             packer.stop()
             is_stopping = True
-        is_over = packer.is_over()
+        is_over = packer.advance()
         time.sleep(_LOOK_S)
-    while not packer.is_over():  # lanes that have heard of no more trials end by themselves
+    while not packer.advance():  # lanes that have heard of no more trials end by themselves
         time.sleep(_LOOK_S)
 
 

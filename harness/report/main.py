@@ -119,7 +119,7 @@ def _formats(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(FORMATS)}, got {unknown[0]!r}")
     return names
 
 

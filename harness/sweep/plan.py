@@ -63,8 +63,8 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     """Return a function that says whether an experiment has a finished record and need not run.
 
     Args:
-        store: of the sweep.
-        launcher: that would run it.
+        store: store of the sweep.
+        launcher: launcher that would run it.
         rerun: whether finished trials run again; then nothing counts as finished.
     """
     address = _addresses(launcher)
@@ -80,9 +80,9 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
 
     Args:
         points: all that were asked for, duplicates included.
-        launcher: that will run them; it says what an earlier submission came to.
-        store: of the sweep.
-        name: of the sweep.
+        launcher: launcher that will run them; it says what an earlier submission came to.
+        store: store of the sweep.
+        name: name of the sweep.
         rerun: whether finished trials run again.
     """
     distinct = {point.trial_id: point for point in points}

@@ -21,8 +21,8 @@ class Number:
         unit: how it is written.
         path: where it stands in the record (`memory/saved_bytes`); `a : b` is the quotient of two such
             numbers, and `count status=oom` a number of records.
-        trial_id: of that record; empty for counts.
-        sweep: which of several compared sweeps holds it, counted from 0.
+        trial_id: id of that record; empty for counts.
+        sweep: number of the compared sweep that holds it, from 0.
     """
 
     value: float

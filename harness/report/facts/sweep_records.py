@@ -25,7 +25,7 @@ _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
 
 
 class UnreadableError(ValueError):
-    """A folder or file without a record, or a file that should be a list of records and is none."""
+    """A folder or file without a record, or a file that is no list of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Entry(Label):
     """A record and what it is called within its sweep.
 
     Fields:
-        record: of the trial.
+        record: record of the trial.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
         sweep: number of its sweep among compared ones.
@@ -79,7 +79,7 @@ class SweepRecords:
     """All records of a sweep.
 
     Fields:
-        name: of the sweep.
+        name: name of the sweep.
         entries: one a record, baselines first within a setting.
         waiting: trials that have a folder and no record yet.
         is_abandoned: no live command holds those trials: it was interrupted or has died.
@@ -135,7 +135,7 @@ def load(root: Path, *, number: int = 0) -> SweepRecords:
 
     Args:
         root: the folder or file.
-        number: of this sweep among compared ones.
+        number: number of this sweep among compared ones.
 
     Raises:
         FileNotFoundError: there is neither.

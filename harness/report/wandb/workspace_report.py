@@ -29,7 +29,7 @@ from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records
 from harness.report.wandb.runs import begun
 
 SPECIFICATION = "report-specification.json"
-"""Below the tracker's folder: what W&B is sent, or will be."""
+"""File below the tracker's folder that holds what W&B is sent, or will be."""
 
 _SAVED, _PEAK, _RATIO, _FLOPS = map(
     summary_key, (quantities.SAVED, quantities.PEAK, quantities.RATIO, quantities.RECOMPUTED_FLOPS)
@@ -73,7 +73,7 @@ def report(sweep: SweepRecords, *, project: str, entity: str) -> wr.Report:
 
     Args:
         sweep: whose runs are, or will be, in `project` under the group of its name.
-        project, entity: of W&B.
+        project, entity: project and entity of W&B.
     """
     return wr.Report(
         project=project,

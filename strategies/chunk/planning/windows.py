@@ -70,8 +70,8 @@ class LoopPlacer:
         """Yield the items with one more loop, with chunks of one position, around an operator.
 
         Args:
-            items: of the schedule, in order.
-            profile: of these items.
+            items: items of the schedule, in order.
+            profile: profile of these items.
             low, high: first and last position of the range whose largest operator the loop holds.
         """
         first, last = _range_of_loop(items, low - self._reach, low, high, high + self._reach)
@@ -125,7 +125,7 @@ def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[f
     """Yield the items with some of the loops around one item taken apart, and the positions of that item.
 
     Args:
-        items: of a schedule, in order.
+        items: items of a schedule, in order.
         at: position of the item, which is taken apart itself where it is a loop.
     """
     before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)

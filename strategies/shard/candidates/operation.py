@@ -71,7 +71,7 @@ class LabelledOperand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Which of how many even shards of a label a rank has."""
+    """A rank's shard of a label: its index among `count` even ones."""
 
     index: int = 0
     count: int = 1

@@ -42,7 +42,7 @@ def elementwise(shapes: Sequence[Sequence[int]], *, function: Callable[..., Tens
             whichever it is.
 
     Raises:
-        StrategyError: a shape is empty, a size is below 1, or there is none, or they do not broadcast.
+        StrategyError: no shape is given, a shape is empty, a size is below 1, or the shapes do not broadcast.
     """
     if not shapes:
         raise StrategyError("shapes", "must be at least one, got none")

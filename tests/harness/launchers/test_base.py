@@ -115,7 +115,7 @@ class _Packer:
     def __init__(self, looks: Iterator[bool]) -> None:
         self._looks, self.stops = looks, 0
 
-    def is_over(self) -> bool:
+    def advance(self) -> bool:
         return next(self._looks, True)
 
     def stop(self) -> None:
