@@ -19,7 +19,7 @@ from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_submit
-from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
+from harness.launchers.base import Collected, InFlight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
@@ -97,7 +97,7 @@ class SlurmPacked(OnSlurm):
             return _Inside(settings=self).collect(store, name, tasks)
         return OnSlurm.collect(self, store, name, tasks)
 
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[InFlight]) -> Run:
         """Submit `tasks` as one job, or, inside an allocation, run them as steps of it."""
         if _is_inside():
             return _Inside(settings=self).dispatch(sweep, tasks, flights)
@@ -198,7 +198,7 @@ class _Inside(Driven):
         if not tasks:
             return
         load = self.settings.load(sweep, submission, _Allocation.here(), tasks)
-        flights = [Flight(task=task, submission=submission.id, job=None) for task in tasks]
+        flights = [InFlight(task=task, submission=submission.id, job=None) for task in tasks]
         with load.packer() as packer:
             yield from follow_packer(sweep, packer, flights)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from harness.launchers.base import Flight, Launcher
+from harness.launchers.base import InFlight, Launcher
 from harness.launchers.resource_shape import by_shape, shapes_in_words
 from harness.launchers.task import Point, Task
 from harness.measure.environment import environment_id, identity
@@ -34,7 +34,7 @@ class Plan:
     total: int
     refused: Sequence[tuple[Point, str]]
     to_run: Sequence[Task]
-    in_flight: Sequence[Flight]
+    in_flight: Sequence[InFlight]
     done: Mapping[str, Record]
 
     @property

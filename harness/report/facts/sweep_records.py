@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from harness.records.claims import is_abandoned
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed
-from harness.report.facts.document import Claim, LinePart, Number, TrialName
+from harness.report.facts.document import LinePart, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
 from harness.report.facts.quantities import Quantity
@@ -125,9 +125,9 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
-def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Claim:
+def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Statement:
     """Return a sentence that follows from the records `of`."""
-    return Claim(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
+    return Statement(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
 
 
 def load(root: Path, *, number: int = 0) -> SweepRecords:

@@ -21,7 +21,7 @@ from harness.records.store import Store, write_atomically
 from harness.report.content.contents import document
 from harness.report.content.tables import failures, first_differences
 from harness.report.facts import quantities
-from harness.report.facts.document import Claim
+from harness.report.facts.document import Statement
 from harness.report.facts.flat_record import summary_key
 from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
@@ -154,8 +154,8 @@ def _troubles(sweep: SweepRecords) -> Iterator[wr.MarkdownBlock]:
         yield wr.MarkdownBlock(text=f"## {failed.title}\n\n{markdown_table(failed)}")
 
 
-def _listed(claims: Sequence[Claim]) -> str:
-    return "\n".join(f"* {in_markdown(claim.line)}" for claim in claims)
+def _listed(statements: Sequence[Statement]) -> str:
+    return "\n".join(f"* {in_markdown(statement.line)}" for statement in statements)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _SEEDS = 4  # values at a peak that regions grow from
 _REACH = 90  # operators on each side of a peak that a loop can reach
 
 
-class Placement(NamedTuple):
+class LoopPosition(NamedTuple):
     """A schedule's items with one more loop.
 
     Fields:
@@ -64,9 +64,9 @@ class LoopPlacer:
         self._grown: dict[Any, list[ChunkRegion]] = {}
         self._loops: dict[Any, Loop | None] = {}
 
-    def placements(
+    def positions(
         self, items: list[fx.Node | Loop], profile: Profile, low: int, high: int
-    ) -> Iterator[Placement]:
+    ) -> Iterator[LoopPosition]:
         """Yield the items with one more loop, with chunks of one position, around an operator.
 
         Args:
@@ -87,7 +87,7 @@ class LoopPlacer:
                     seen.add(key)
                     if loop is not None:
                         new: list[fx.Node | Loop] = [*region.before, loop, *region.after]
-                        yield Placement(
+                        yield LoopPosition(
                             items=[*items[:start], *new, *items[stop:]],
                             at=start + len(region.before),
                             span=(start, start + len(new)),
