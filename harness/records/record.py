@@ -113,7 +113,7 @@ def build(
 ) -> Record:
     """Return the record of a trial that was started.
 
-    Measurements of a trial that did not end well are left out: a maximum over some of its ranks is none.
+    Measurements of a trial that did not end well are left out: they may lack some of its ranks.
 
     Args:
         identity: identity of the trial.

@@ -370,7 +370,7 @@ def may_run_again(graph: fx.Graph) -> bool:
 
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
-    """Let each use of a weight have its own cast: one that a scope made is none of another's."""
+    """Let each use of a weight have its own cast: scopes share no cast."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
