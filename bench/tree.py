@@ -33,7 +33,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class TreeFigures:
     """Figures of one checkout.
 
     Fields:
@@ -69,8 +69,8 @@ def main() -> int:
     made.add_argument("--before", type=Path, help="another checkout")
     arguments = made.parse_args()
     here = Path(__file__).parents[1]
-    before = None if arguments.before is None else _shape_of_checkout(arguments.before.resolve())
-    after = _shape_of_checkout(here)
+    before = None if arguments.before is None else _figures_of_checkout(arguments.before.resolve())
+    after = _figures_of_checkout(here)
     publish(
         _table(before, after),
         arguments.out,
@@ -80,17 +80,18 @@ def main() -> int:
     return 0
 
 
-def _table(before: Shape | None, after: Shape) -> Table:
-    def of(shape: Shape) -> Column:
-        return lambda name: f"{getattr(shape, name):g}"
+def _table(before: TreeFigures | None, after: TreeFigures) -> Table:
+    def of(figures: TreeFigures) -> Column:
+        return lambda name: f"{getattr(figures, name):g}"
 
-    shapes = {"before": before, "after": after}
+    checkouts = {"before": before, "after": after}
     columns: dict[str, Column] = {"figure": str}
-    columns |= {name: of(shape) for name, shape in shapes.items() if shape is not None}
-    return table_of([field.name for field in fields(Shape)], columns, title="Shape of the source tree")
+    columns |= {name: of(figures) for name, figures in checkouts.items() if figures is not None}
+    names = [field.name for field in fields(TreeFigures)]
+    return table_of(names, columns, title="Figures of the source tree")
 
 
-def _shape_of_checkout(root: Path) -> Shape:
+def _figures_of_checkout(root: Path) -> TreeFigures:
     imports = _imports(root)
     between = _between_rooms(imports)
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(root)]
@@ -99,7 +100,7 @@ def _shape_of_checkout(root: Path) -> Shape:
     source_lines = sum(map(len, lines))
     documented = sum(map(_docstring_lines, trees)) + sum(map(_comment_lines, lines))
     readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
-    return Shape(
+    return TreeFigures(
         rooms=len(between),
         arrows=sum(map(len, between.values())),
         circles=_circles(imports),

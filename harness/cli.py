@@ -116,7 +116,7 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
 
     Args:
         config: as Hydra composed it.
-        launcher: of the command; it refuses a mesh that it cannot run.
+        launcher: launcher of the command; it refuses a mesh that it cannot run.
         preflight: checks of the command, which look at the model.
         is_swept: whether the point is one of a sweep; `none` then ignores the options of other choices.
     """
@@ -164,7 +164,7 @@ def _run_sweep(
     Args:
         configs: one a point, in order; they share their settings.
         launcher: chosen by `hydra/launcher`.
-        agent: for trials of this process.
+        agent: agent that runs the trials of this process.
 
     Returns:
         trial_id and record of each point, in order; `None` where it has no record.

@@ -33,14 +33,14 @@ CHOICE_KEYS = ("name", "family")
 """Keys by which a group says what was chosen; they are no options of the choice."""
 
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
-"""By the option of `hydra/launcher` that chooses them."""
+"""Launchers by the option of `hydra/launcher` that chooses them."""
 
 _VARIANTS: Mapping[str, Mapping[str, type[Any]]] = {
     "ac": ac_variants,
     "chunk": chunk_variants,
     "shard": shard_variants,
 }
-"""By the group that chooses them."""
+"""Variants by the group that chooses them."""
 
 _MISSING = "???"
 _WORDS = {
@@ -59,7 +59,7 @@ class Settings:
     """What belongs to the command.
 
     Fields:
-        run: of its trials.
+        run: run of its trials.
         tracker: told of the records.
         show: what to print of the strategies instead of running anything; `None` runs.
     """
@@ -156,7 +156,7 @@ def launcher_of(node: Mapping[str, Any]) -> Launcher:
     name = values.pop("name", None)
     if name not in LAUNCHERS:
         raise ConfigError(
-            "hydra/launcher", f"acbench launches sweeps itself; {suggestion(str(name), list(LAUNCHERS))}"
+            "hydra/launcher", f"unknown launcher {name!r}; {suggestion(str(name), list(LAUNCHERS))}"
         )
     launcher: Launcher = _construct("hydra.launcher", LAUNCHERS[name], values, chosen=name)
     return launcher
@@ -207,9 +207,8 @@ def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return the resolved values of `names`; what has no value yet stays `???`, for `_typed` to name."""
     removed = [name for name in names if name not in config]
     if removed:
-        raise ConfigError(
-            removed[0], "was removed, but every experiment has it; leave it out of the overrides"
-        )
+        problem = "cannot be deleted: every experiment needs it"
+        raise ConfigError(removed[0], f"{problem}; remove '~{removed[0]}' from the command")
     try:
         return {name: _resolved(config, name) for name in names}
     except OmegaConfBaseException as error:

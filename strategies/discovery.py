@@ -13,7 +13,7 @@ Variant = TypeVar("Variant")
 def variants(package: ModuleType, kind: type[Variant]) -> dict[str, type[Variant]]:
     """Return `{module name: the one class of `kind` that it defines}` of `package`, sorted by name.
 
-    A module without such a class is no variant but what variants are built from.
+    Modules without such a class are skipped: they hold shared code.
 
     Args:
         package: whose modules are looked at; `base` and packages inside it are not.

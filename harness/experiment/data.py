@@ -118,7 +118,7 @@ class Tokens(DataSpec):
 
     Fields:
         path: a one-dimensional `.npy` array of integers, or a raw file of them.
-        dtype: of a raw file, in the machine's byte order: uint16, uint32, int32 or int64; null for `.npy`.
+        dtype: dtype of a raw file, in native byte order: uint16, uint32, int32 or int64; null for `.npy`.
     """
 
     path: str

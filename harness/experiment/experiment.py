@@ -105,11 +105,6 @@ class Experiment(Recipe):
         self._require_wrap_order()
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether this is its own twin."""
-        return not (self._saves_memory or self.is_sharded)
-
-    @property
     def is_sharded(self) -> bool:
         """Whether a sharding variant decides where operators run."""
         return name_of(self.shard) != "none"

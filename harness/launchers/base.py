@@ -26,12 +26,12 @@ class Sweep:
     """What a sweep offers to its launcher.
 
     Fields:
-        store: of its records.
-        name: of the sweep.
+        store: store of its records.
+        name: name of the sweep.
         rerun: whether finished trials run again.
-        progress: where to report.
-        interrupts: whether to stop.
-        agent: for trials that run in this process.
+        progress: receiver of progress reports.
+        interrupts: the user's requests to stop.
+        agent: agent for trials that run in this process.
     """
 
     store: Store
@@ -43,12 +43,12 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flight:
+class InFlight:
     """A trial that was handed to a launcher and has no record yet.
 
     Fields:
         task: the trial.
-        submission: for which it is claimed.
+        submission: submission for which it is claimed.
         job: id of the scheduler's job.
     """
 
@@ -63,8 +63,8 @@ class End:
 
     Fields:
         status: `lost`, `timeout` or `oom`.
-        kind: of the error.
-        message: of the error.
+        kind: kind of the error.
+        message: message of the error.
     """
 
     status: str
@@ -80,12 +80,12 @@ class Collected:
     """What earlier submissions of the same sweep came to.
 
     Fields:
-        records: of trials that ended since the last command asked.
+        records: records of trials that ended since the last command asked.
         flights: trials that are still on their way.
     """
 
     records: Mapping[str, Record]
-    flights: Sequence[Flight]
+    flights: Sequence[InFlight]
 
 
 Run = Iterator[Record]
@@ -116,22 +116,22 @@ class Launcher(Protocol):
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:
         """Return what earlier submissions of these trials came to; the caller holds the sweep's lock."""
 
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[InFlight]) -> Run:
         """Hand `tasks` over before it returns; the run then follows them, and `flights`, to their records.
 
         The caller holds the sweep's lock during the call, not while it iterates.
         """
 
 
-Ends = Callable[[Sequence[Flight]], Mapping[str, End | None]]
+Ends = Callable[[Sequence[InFlight]], Mapping[str, End | None]]
 
 
-def arrivals(sweep: Sweep, flights: Iterable[Flight], ends: Ends) -> Iterator[Record | None]:
-    """Yield the record of each flight when it arrives, and `None` after each look, for the caller to pause.
+def arrivals(sweep: Sweep, flights: Iterable[InFlight], ends: Ends) -> Iterator[Record | None]:
+    """Yield the record of each trial when it arrives, and `None` after each look, for the caller to pause.
 
     Args:
-        ends: called with the flights that have no record yet; returns, by trial_id, how the job or lane of
-            those that have ended did. Such a flight gets a record that says so; where the value is `None`
+        ends: called with the trials that have no record yet; returns, by trial_id, how the job or lane of
+            those that have ended did. Such a trial gets a record that says so; where the value is `None`
             it gets none and is followed no longer.
     """
     open_ = {flight.task.trial_id: flight for flight in flights}
@@ -150,11 +150,11 @@ def arrivals(sweep: Sweep, flights: Iterable[Flight], ends: Ends) -> Iterator[Re
         yield None
 
 
-def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> Iterator[Record]:
+def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[InFlight]) -> Iterator[Record]:
     """Keep a packer going and yield the records of its trials."""
     is_stopping = is_over = False
 
-    def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
+    def ends(open_: Sequence[InFlight]) -> dict[str, End | None]:
         """Return an end for every open trial once no lane runs; a stopped sweep writes no record of them."""
         end = None if is_stopping else _NOT_BEGUN
         return dict.fromkeys((flight.task.trial_id for flight in open_), end) if is_over else {}
@@ -166,14 +166,14 @@ def follow_packer(sweep: Sweep, packer: Packer, flights: Sequence[Flight]) -> It
         if sweep.interrupts.stop_requested and not is_stopping:
             packer.stop()
             is_stopping = True
-        is_over = packer.is_over()
+        is_over = packer.advance()
         time.sleep(_LOOK_S)
-    while not packer.is_over():  # lanes that have heard of no more trials end by themselves
+    while not packer.advance():  # lanes that have heard of no more trials end by themselves
         time.sleep(_LOOK_S)
 
 
-def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None, bool]:
-    """Return the record of a flight whose job or lane has ended, and whether to stop following it.
+def _close(sweep: Sweep, flight: InFlight, end: End | None) -> tuple[Record | None, bool]:
+    """Return the record of a trial whose job or lane has ended, and whether to stop following it.
 
     If another process runs the trial by now, its record is awaited.
     """
@@ -191,6 +191,6 @@ def _close(sweep: Sweep, flight: Flight, end: End | None) -> tuple[Record | None
         return record, True
 
 
-def landed(store: Store, flight: Flight) -> Record | None:
-    """Return the record of a flight if it has arrived."""
+def landed(store: Store, flight: InFlight) -> Record | None:
+    """Return the record of a trial in flight if it has arrived."""
     return record_for(store, flight.task.trial_id, flight.submission)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from harness.launchers.base import Collected, End, Flight, Run, Sweep, arrivals, landed
+from harness.launchers.base import Collected, End, InFlight, Run, Sweep, arrivals, landed
 from harness.launchers.run_task import now
 from harness.launchers.task import Task
 from harness.records.claims import (
@@ -47,11 +47,11 @@ class Driven(ABC):
         found = [(task, claimant(store, task.trial_id)) for task in tasks]
         alive = {each: _is_alive(store, each) for each in {claim for _, claim in found if claim}}
         flights = [
-            Flight(task=task, submission=claim, job=None) for task, claim in found if claim and alive[claim]
+            InFlight(task=task, submission=claim, job=None) for task, claim in found if claim and alive[claim]
         ]
         return Collected(records={}, flights=flights)
 
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[InFlight]) -> Run:
         """Claim `tasks` and return their run, which then waits for the trials of other drivers.
 
         Args:
@@ -73,7 +73,7 @@ class Driven(ABC):
         sweep: Sweep,
         submission: Submission,
         tasks: Sequence[Task],
-        flights: Sequence[Flight],
+        flights: Sequence[InFlight],
         held: ExitStack,
     ) -> Iterator[Record]:
         """Run the driver's own trials, then see to those of others.
@@ -86,7 +86,7 @@ class Driven(ABC):
             yield from self._await_others(sweep, submission, flights)
 
     def _await_others(
-        self, sweep: Sweep, submission: Submission, flights: Sequence[Flight]
+        self, sweep: Sweep, submission: Submission, flights: Sequence[InFlight]
     ) -> Iterator[Record]:
         """Wait for the trials of other drivers, and run those that they abandon."""
         while flights:
@@ -120,11 +120,11 @@ def _finished(sweep: Sweep, task: Task) -> Record | None:
     return record
 
 
-def _follow(sweep: Sweep, flights: Sequence[Flight]) -> Iterator[Record]:
+def _follow(sweep: Sweep, flights: Sequence[InFlight]) -> Iterator[Record]:
     """Yield the records of other drivers' trials until all are there or the drivers are dead."""
 
-    def ends(open_: Sequence[Flight]) -> dict[str, End | None]:
-        """Return the flights of dead drivers: they get no record, because another driver runs them."""
+    def ends(open_: Sequence[InFlight]) -> dict[str, End | None]:
+        """Return the trials of dead drivers: they get no record, because another driver runs them."""
         dead = [flight for flight in open_ if not _is_alive(sweep.store, flight.submission)]
         return dict.fromkeys(flight.task.trial_id for flight in dead)
 

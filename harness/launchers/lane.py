@@ -46,8 +46,8 @@ class Location:
     """Where a lane's process finds itself.
 
     Fields:
-        node_rank: of this node in the lane.
-        hosts: of the lane, node 0 first.
+        node_rank: rank of this node in the lane.
+        hosts: hosts of the lane, node 0 first.
         job: id of the scheduler's job, `None` without a scheduler.
         restarts: how often the scheduler has started this job before.
     """
@@ -135,8 +135,8 @@ def run_element(folder: str, name: str) -> None:
     """Run one element of a job array, and leave with its status.
 
     Args:
-        folder: of the submission.
-        name: of the lane whose spec is there.
+        folder: folder of the submission.
+        name: name of the lane whose spec is there.
     """
     sys.exit(run_lane(_read_spec(Path(folder) / f"lane-{name}.pickle"), Location.here()))
 

@@ -29,8 +29,8 @@ class LaneSpec:
 
     Fields:
         name: unique in its submission.
-        launcher: that made the submission.
-        submission: for which its trials are claimed.
+        launcher: launcher that made the submission.
+        submission: submission for which its trials are claimed.
         root: the sweep's folder, absolute.
         sweep: its name.
         tasks: trials of one shape, in order; other lanes may take from the same list.

@@ -12,7 +12,7 @@ from typing import Any
 from harness.errors import ConfigError, require_at_least
 from harness.experiment.devices import cuda_count, device_type
 from harness.experiment.mesh import Mesh
-from harness.launchers.base import Flight, Sweep, follow_packer
+from harness.launchers.base import InFlight, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
@@ -105,7 +105,7 @@ class Local(Driven):
             driver_pid=os.getpid(),
         )
         pool = Pool([_HERE], gpus=_devices(), cores=_cores())
-        flights = [Flight(task=task, submission=submission, job=None) for task in tasks]
+        flights = [InFlight(task=task, submission=submission, job=None) for task in tasks]
         with Packer(packing=packing, tasks=shapes, pool=pool) as packer:
             yield from follow_packer(sweep, packer, flights)
 

@@ -39,7 +39,7 @@ class Need:
 
     Fields:
         nodes: hosts, >= 1.
-        gpus, cores: of each of them, >= 0.
+        gpus, cores: number on each of them, >= 0.
     """
 
     nodes: int
@@ -52,7 +52,7 @@ class Slice:
     """Part of a pool.
 
     Fields:
-        gpus, cores: by host, disjoint from those of every other slice.
+        gpus, cores: indices by host, disjoint from those of every other slice.
     """
 
     gpus: Mapping[str, tuple[int, ...]]
@@ -102,8 +102,8 @@ class Packing:
     """What the lanes of a submission share.
 
     Fields:
-        launcher, submission: of every lane.
-        store: of the sweep.
+        launcher, submission: names that every lane has in common.
+        store: store of the sweep.
         sweep: its name.
         needs: what a lane of each shape takes; each fits the pool when it is empty.
         most: number of lanes at once.
@@ -141,7 +141,7 @@ class Packer:
 
     Fields:
         packing: what they share.
-        tasks: by shape.
+        tasks: tasks by shape.
         pool: what they run on.
     """
 
@@ -168,8 +168,8 @@ class Packer:
         for running in self._running:
             running.process.wait()
 
-    def is_over(self) -> bool:
-        """Record the lanes that have ended and start those that fit; return whether none runs any more."""
+    def advance(self) -> bool:
+        """Collect ended lanes and start new ones; return True when no lane is running."""
         for running in [each for each in self._running if each.process.poll() is not None]:
             self._running.remove(running)
             self.pool.give(running.slice_)

@@ -28,7 +28,7 @@ PRELOAD = (ENTRY.partition(":")[0],)
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]
-"""By which submission, lane and scheduler's job a trial ran; `environment.job` of its record."""
+"""Submission, lane and scheduler's job that ran a trial; `environment.job` of its record."""
 
 _NOTES = {
     "paired": None,
@@ -54,10 +54,10 @@ def run_task(
     Args:
         task: the trial.
         supervise: runs ranks to their end; called again with less of the twin where that did not fit.
-        store: of the sweep.
-        name: of the sweep.
+        store: store of the sweep.
+        name: name of the sweep.
         resources: what the trial may use of every node.
-        job: for `environment.job`.
+        job: value of `environment.job`.
     """
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
@@ -90,9 +90,9 @@ def lost_task(
     Args:
         task: the trial.
         error: why it ended; the phase becomes what the slowest rank of a begun trial had reached.
-        store: of the sweep.
-        name: of the sweep.
-        job: for `environment.job`, with the submission.
+        store: store of the sweep.
+        name: name of the sweep.
+        job: value of `environment.job`, with the submission.
         status: `lost`; `timeout` where its time was over, `oom` where its memory was.
     """
     attempt = read_attempt(store, task.trial_id, job["submission"])

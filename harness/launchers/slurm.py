@@ -16,7 +16,7 @@ from harness.errors import ConfigError, optional_package, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
-from harness.launchers.base import Collected, Flight, Run, Sweep, arrivals
+from harness.launchers.base import Collected, InFlight, Run, Sweep, arrivals
 from harness.launchers.lane_spec import STOP, LaneSpec
 from harness.launchers.resource_shape import Resources, Shape, by_shape
 from harness.launchers.run_task import now, refuse_task
@@ -126,7 +126,7 @@ class OnSlurm(slurm.JobOptions, ABC):
                 if record.environment_id == task.environment_id:  # else the sources have changed since
                     records[task.trial_id] = record
             elif job is not None:
-                flights.append(Flight(task=task, submission=submission.id, job=job))
+                flights.append(InFlight(task=task, submission=submission.id, job=job))
         for submission in submissions.values():
             if not submission.is_submitted:
                 unnoted = set(slurm.find(submission.job_name)) - set(submission.jobs.values())
@@ -142,10 +142,10 @@ class OnSlurm(slurm.JobOptions, ABC):
             if submission is not None and submission.launcher == self.launcher
         }
 
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[InFlight]) -> Run:
         """Submit `tasks` and return the run that follows them, and `flights`, to their records."""
         refusals: list[tuple[Task, ConfigError]] = []
-        new: list[Flight] = []
+        new: list[InFlight] = []
         if tasks and not sweep.interrupts.stop_requested:
             with _reachable():
                 submission = new_submission(self.launcher, now())
@@ -182,7 +182,7 @@ class OnSlurm(slurm.JobOptions, ABC):
         submission: Submission,
         tasks: Sequence[Task],
         refusals: list[tuple[Task, ConfigError]],
-    ) -> list[Flight]:
+    ) -> list[InFlight]:
         """Submit; `refusals` gets what is refused. Jobs that are in the queue are written down at once."""
         store = sweep.store
         jobs: dict[str, str] = {}
@@ -201,13 +201,13 @@ class OnSlurm(slurm.JobOptions, ABC):
             ids = sorted({job.partition("_")[0] for job in jobs.values()}, key=int)
             sys.stderr.write(f"submitted {len(jobs)} points as Slurm jobs {', '.join(ids)}\n")
         return [
-            Flight(task=task, submission=submission.id, job=jobs[task.trial_id])
+            InFlight(task=task, submission=submission.id, job=jobs[task.trial_id])
             for task in tasks
             if task.trial_id in jobs
         ]
 
     def _run(
-        self, sweep: Sweep, refusals: Sequence[Record], flights: Sequence[Flight], mine: Collection[str]
+        self, sweep: Sweep, refusals: Sequence[Record], flights: Sequence[InFlight], mine: Collection[str]
     ) -> Iterator[Record]:
         """Yield the records of refused trials, then those of trials that jobs carry, as they arrive."""
         yield from refusals
@@ -309,7 +309,7 @@ def _reachable() -> Iterator[None]:
         raise ConfigError("hydra/launcher", f"Slurm does not answer: {error}") from error
 
 
-def stop(store: Store, flights: Sequence[Flight], mine: Collection[str]) -> None:
+def stop(store: Store, flights: Sequence[InFlight], mine: Collection[str]) -> None:
     """Let waiting jobs never begin and lanes end after their trials, but not those of a living driver."""
     for submission in {flight.submission for flight in flights}:
         if submission in mine or not is_held(store, submission):
@@ -321,7 +321,7 @@ def stop(store: Store, flights: Sequence[Flight], mine: Collection[str]) -> None
 
 def claim_free(
     store: Store, submission: Submission, tasks: Sequence[Task]
-) -> tuple[list[Task], list[Flight]]:
+) -> tuple[list[Task], list[InFlight]]:
     """Write down a new submission and claim `tasks` for it; return those, and those that jobs have begun."""
     write_submission(store, submission)
     free, begun = [], []
@@ -330,7 +330,7 @@ def claim_free(
         if attempt is None:
             free.append(task)
         else:
-            begun.append(Flight(task=task, submission=attempt.submission, job=attempt.job))
+            begun.append(InFlight(task=task, submission=attempt.submission, job=attempt.job))
     return free, begun
 
 

@@ -25,7 +25,7 @@ from harness.errors import ConfigError
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 DEADLINE_S = 60.0
-"""Of one command: a client gives up on a controller by itself, by default after 10 s (`MessageTimeout`)."""
+"""Time for one command; a client itself gives up on a controller after 10 s by default (`MessageTimeout`)."""
 
 OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL",
@@ -52,7 +52,7 @@ class JobState:
         job: `"123"`, or `"123_4"` for an element of an array.
         state: Slurm's long name (`PENDING`, `RUNNING`, `TIMEOUT`).
         reason: why it waits or why it ended, in Slurm's words; empty where there is none.
-        exit_code: of the batch script; 0 while it runs.
+        exit_code: exit status of the batch script; 0 while it runs.
         signal: number of the signal that ended the batch script; 0 where none did.
         restarts: how often it was requeued; 0 where only accounting knows the job.
         hosts: where it runs or ran; empty while it waits.
@@ -84,7 +84,7 @@ class JobOptions:
 
     Fields:
         time_min: time limit of a job in minutes.
-        partition, account, qos, constraint: of sbatch; `None` is the user's or the cluster's default.
+        partition, account, qos, constraint: options of sbatch; `None` is the user's or the cluster's default.
         signal_delay_s: seconds before the time limit at which a running trial is ended and recorded; SIGUSR2
             may come up to 60 s early.
         requeue: let Slurm put a preempted job, or one whose node failed, back into its queue; its trials then

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.launchers import slurm_client as slurm
-from harness.launchers.base import End, Flight, Sweep
+from harness.launchers.base import End, InFlight, Sweep
 from harness.launchers.lane_spec import STOP, TIME_LIMIT_STATUS
 from harness.records.claims import folder_of, read_attempt
 
@@ -41,8 +41,8 @@ class Look:
     _over_since_s: dict[str, float] = field(default_factory=dict)
     _is_unreachable: bool = False
 
-    def ends(self, flights: Sequence[Flight]) -> dict[str, End | None]:
-        """Return the flights that will never have a record."""
+    def ends(self, flights: Sequence[InFlight]) -> dict[str, End | None]:
+        """Return the trials that will never have a record."""
         try:
             found = self._ends(flights)
         except slurm.SlurmUnreachableError as error:
@@ -53,7 +53,7 @@ class Look:
         self._is_unreachable = False
         return found
 
-    def _ends(self, flights: Sequence[Flight]) -> dict[str, End | None]:
+    def _ends(self, flights: Sequence[InFlight]) -> dict[str, End | None]:
         states = slurm.states({flight.job for flight in flights if flight.job is not None})
         found: dict[str, End | None] = {}
         for flight in flights:
@@ -73,7 +73,7 @@ class Look:
         )
         return found
 
-    def _end(self, flight: Flight, states: Mapping[str, slurm.JobState]) -> End | None:
+    def _end(self, flight: InFlight, states: Mapping[str, slurm.JobState]) -> End | None:
         state = states.get(flight.job or "")
         if state is None:
             return End(status="lost", kind="unknown", message=_unknown(flight))
@@ -85,7 +85,7 @@ class Look:
             return self._end_of_node(flight, state)
         return end_of(state, self.time_min)
 
-    def _end_of_node(self, flight: Flight, state: slurm.JobState) -> End | None:
+    def _end_of_node(self, flight: InFlight, state: slurm.JobState) -> End | None:
         """Return the end of a job that Slurm has put back into its queue because a node failed under it.
 
         Until nothing of its last start is left, its lane may still say that it was preempted.
@@ -98,13 +98,13 @@ class Look:
         where = ", ".join(attempt.hosts)
         return End(status="lost", kind="NODE_FAIL", message=f"a node of job {flight.job} failed ({where})")
 
-    def _is_settled(self, flight: Flight) -> bool:
+    def _is_settled(self, flight: InFlight) -> bool:
         """Whether the end was first seen long enough ago; listing the folder makes NFS look again."""
         list(self.sweep.store.trial_dir(flight.task.trial_id).iterdir())
         first_s = self._over_since_s.setdefault(flight.task.trial_id, time.monotonic())
         return time.monotonic() - first_s >= _SETTLE_S
 
-    def _was_stopped(self, flight: Flight, end: End) -> bool:
+    def _was_stopped(self, flight: InFlight, end: End) -> bool:
         """Whether the trial never began because a user stopped its sweep, now or in an earlier command."""
         store = self.sweep.store
         has_begun = read_attempt(store, flight.task.trial_id, flight.submission) is not None
@@ -112,7 +112,7 @@ class Look:
         return is_stopped and not has_begun and end.kind in {"CANCELLED", "COMPLETED", "unknown"}
 
 
-def _unknown(flight: Flight) -> str:
+def _unknown(flight: InFlight) -> str:
     """Slurm forgets an element at once that is cancelled before it starts, and any job after minutes."""
     return f"Slurm no longer knows job {flight.job}: it was cancelled before it started, or ended long ago"
 

@@ -19,7 +19,7 @@ from harness.errors import ConfigError, require_at_least
 from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_submit
-from harness.launchers.base import Collected, Flight, Run, Sweep, follow_packer
+from harness.launchers.base import Collected, InFlight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
@@ -56,8 +56,8 @@ class SlurmPacked(OnSlurm):
     `gpus_per_node` of `None` is all that a node of the partition has.
 
     Fields:
-        nodes: of the allocation; `None` is what the largest shape needs.
-        cpus_per_node: of the allocation; `None` is all that a node of the partition has.
+        nodes: number of nodes of the allocation; `None` is what the largest shape needs.
+        cpus_per_node: CPUs on each node of the allocation; `None` is all that a node of the partition has.
         max_parallel: lanes at once; `None` is as many as devices and cores allow. Each of them holds some
             0.5 GiB of host memory.
     """
@@ -97,7 +97,7 @@ class SlurmPacked(OnSlurm):
             return _Inside(settings=self).collect(store, name, tasks)
         return OnSlurm.collect(self, store, name, tasks)
 
-    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[Flight]) -> Run:
+    def dispatch(self, sweep: Sweep, tasks: Sequence[Task], flights: Sequence[InFlight]) -> Run:
         """Submit `tasks` as one job, or, inside an allocation, run them as steps of it."""
         if _is_inside():
             return _Inside(settings=self).dispatch(sweep, tasks, flights)
@@ -198,7 +198,7 @@ class _Inside(Driven):
         if not tasks:
             return
         load = self.settings.load(sweep, submission, _Allocation.here(), tasks)
-        flights = [Flight(task=task, submission=submission.id, job=None) for task in tasks]
+        flights = [InFlight(task=task, submission=submission.id, job=None) for task in tasks]
         with load.packer() as packer:
             yield from follow_packer(sweep, packer, flights)
 
@@ -210,7 +210,7 @@ class _Allocation:
     Fields:
         hosts: their names; empty before the job runs.
         nodes: how many.
-        gpus, cores: of each of them.
+        gpus, cores: number on each of them.
     """
 
     hosts: tuple[str, ...]
@@ -236,8 +236,8 @@ class _Load:
 
     Fields:
         packing: what its lanes share; the number of earlier starts is known in the job only.
-        tasks: by shape.
-        allocation: of the job.
+        tasks: tasks by shape.
+        allocation: allocation of the job.
         sys_path: where Python finds the user's modules.
     """
 
@@ -258,7 +258,7 @@ def run_packer(folder: str) -> None:
     """Pack the trials of a submission into the allocation of this job, to the last.
 
     Args:
-        folder: of the submission.
+        folder: folder of the submission.
     """
     load = pickle.loads((Path(folder) / _LOAD).read_bytes())  # noqa: S301 (from our driver)
     assert isinstance(load, _Load)
@@ -266,7 +266,7 @@ def run_packer(folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the lanes are told too, and end; then so does this
     with load.packer() as packer:
         packer.record_earlier_deaths()
-        while not packer.is_over():
+        while not packer.advance():
             time.sleep(_TICK_S)
 
 

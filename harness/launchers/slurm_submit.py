@@ -49,7 +49,7 @@ class Call:
     """What one job does on each of its nodes.
 
     Fields:
-        function: of a module that the nodes can import.
+        function: function of a module that the nodes can import.
         args: anything that pickles.
     """
 
@@ -62,8 +62,8 @@ class Request(JobOptions):
     """What each job of a submission gets; one process starts on each of its nodes.
 
     Fields:
-        name: of the jobs.
-        nodes: of each job, >= 1.
+        name: name of the jobs.
+        nodes: number of nodes of each job, >= 1.
         gpus_per_node: 0 asks for none.
         cpus_per_task: CPUs on each node.
         array_parallelism: jobs of one array that run at a time; `None`: as many as fit.

@@ -33,8 +33,8 @@ class Task:
     """One trial to run; it pickles, so that it can run on another machine.
 
     Fields:
-        trial_id, resolved, yaml, experiment: of its point.
-        environment_id: of the environment in which it is to run, as the driver knows it.
+        trial_id, resolved, yaml, experiment: those fields of its point.
+        environment_id: id of the environment in which it is to run, as the driver knows it.
         place: what stands for parts of that environment in its address, see `Launcher.place`.
         label: what progress calls it.
     """

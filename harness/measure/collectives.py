@@ -68,7 +68,7 @@ _GROUP_METHODS = (
 
 
 def collective_name(func: Any) -> str | None:
-    """Return the collective that an operator starts, or `None`; waiting for one is none."""
+    """Return the collective that an operator starts, or `None`; a wait starts no collective."""
     schema = getattr(func, "_schema", None)  # higher-order operators have none
     return None if schema is None else NAMES.get(schema.name)
 

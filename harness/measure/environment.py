@@ -55,7 +55,7 @@ _KEYS = (
     "files",
     "foreign_processes",
 )
-"""In the order in which records show them."""
+"""Keys in the order in which records show them."""
 
 _ID_DIGITS = 12
 _GIT_DEADLINE_S = 10.0

@@ -109,7 +109,7 @@ class AsUnwatched(OperatorMode):
             self._made_by_node.clear()
 
     def _is_accumulation(self, node: Node, operands: tuple[Any, ...]) -> bool:
-        """Tell whether the engine adds two gradients of one tensor; a sum in the node's formula is none.
+        """Tell whether the engine adds two gradients of one tensor; not a sum in the node's formula.
 
         The engine's first operand comes from another node, or this one has two edges to one tensor (x * x).
         """

@@ -42,7 +42,7 @@ class Energy:
     """Energy that a GPU has taken; set when the scope of `energy_meter` ends.
 
     Fields:
-        joules: of the whole board, other processes included; None where the driver has no counter.
+        joules: energy of the whole board for all processes; None where the driver has no counter.
     """
 
     joules: float | None = None

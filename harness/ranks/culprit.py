@@ -73,9 +73,9 @@ class _Cause:
 
     Fields:
         is_later: whether its node was asked to end its ranks, because another node had failed.
-        time: of the failure, in seconds of `time.time` on its node.
-        rank: that failed.
-        kind, message: of the exception, or of the death.
+        time: time of the failure, in seconds of `time.time` on its node.
+        rank: rank that failed.
+        kind, message: kind and message of the exception or the death.
     """
 
     is_later: bool
@@ -107,7 +107,7 @@ class _Trial:
 
     @property
     def halts(self) -> list[Halt]:
-        """In order of nodes."""
+        """The halts in order of nodes."""
         return [node.halt for _, node in sorted(self.nodes.items()) if node.halt is not None]
 
     def ranks_of(self, node: int) -> range:
@@ -135,7 +135,7 @@ def decide_nodes(
 
     Args:
         world_size: ranks of the trial; nodes hold equal shares of them, in order.
-        node_reports: by node; one whose agent left none is missing.
+        node_reports: reports by node; a node whose agent left none is missing.
         rank_reports: the last report of every rank that wrote one, in this attempt; those of ranks beyond
             `world_size` are of another one.
         hosts: names of all nodes.

@@ -65,7 +65,7 @@ class _Start:
 
     Fields:
         target: `package.module:function`.
-        argument: of that function, pickled.
+        argument: argument of that function, pickled.
     """
 
     target: str
@@ -77,8 +77,8 @@ class _Signal:
     """Asks for a signal to a child.
 
     Fields:
-        pid: of the child.
-        number: of the signal.
+        pid: pid of the child.
+        number: number of the signal.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""Which network interface gloo shall use on a node.
+"""Choose gloo's network interface.
 
 Left alone, gloo takes the one that this host's own name resolves to: that is the loopback on many
 distributions, where the other nodes never arrive, and a name without an address stalls it. The interface

@@ -17,9 +17,9 @@ class Death:
     """The end of one rank's process.
 
     Fields:
-        rank: in the whole trial.
+        rank: rank in the whole trial.
         code: exit status; `-n` when signal n killed it.
-        time: in seconds of `time.time` on its node.
+        time: seconds of `time.time` on its node.
         ended: whether the agent ended it, because the trial was over already.
     """
 

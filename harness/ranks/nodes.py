@@ -1,8 +1,8 @@
 """One trial on several nodes: node 0 directs, the agents of the other nodes follow.
 
-They talk through a TCP store that node 0 hosts for the life of the lane: a turn is announced there, every
-node beats and reports there, and a node that ends its ranks early asks the others to. The connection is what
-tells the followers that node 0 is gone; a beat that stops tells node 0 that a follower is.
+They talk through a TCP store that node 0 hosts for the life of the lane: a turn is announced there, and every
+node beats and reports there. A node that stops early asks the others to stop. Followers detect the loss of
+node 0 by the closed connection. Node 0 detects the loss of a follower by missing heartbeats.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Director:
     """Node 0 of a lane: announces trials, runs its own ranks, and decides from the reports of all nodes.
 
     Args:
-        agent: of this node.
+        agent: agent of this node.
         hosts: names of all nodes, this one first.
         halt: why this lane should end its ranks now, or `None`.
-        store: of the lane.
+        store: store of the lane.
     """
 
     def __init__(self, agent: Agent, hosts: tuple[str, ...], halt: HaltCheck, store: TCPStore) -> None:

@@ -37,8 +37,8 @@ class Attempt:
     """The start of a trial.
 
     Fields:
-        submission: for which it started.
-        lane: in which lane of the submission.
+        submission: submission for which it started.
+        lane: lane of the submission that ran it.
         job: id of the scheduler's job, `None` without one.
         restarts: how often the scheduler had started the lane before.
         hosts: where, node 0 first.

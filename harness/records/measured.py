@@ -117,8 +117,8 @@ class MeasuredWork:
         recomputed_flops: FLOPs of forward operators that ran during the backward pass.
         recomputed_ops: number of those operators by name.
         calls: forward calls by block FQN, recomputation included.
-        collectives: by phase, number of collectives started on this rank, by name.
-        collective_bytes: by phase, their payload on this rank.
+        collectives: number of collectives started on this rank, by phase and name.
+        collective_bytes: payload of the collectives on this rank, by phase.
     """
 
     forward_flops: int
@@ -166,7 +166,7 @@ class MeasuredTime:
     Fields:
         variant_s, twin_s: seconds; equal indices were taken side by side, and on all ranks together.
         tokens_per_step: over all ranks.
-        peak_flops_per_s: of one device; `None` where unknown, with its source otherwise.
+        peak_flops_per_s: peak rate of one device; `None` where unknown, with its source otherwise.
         energy_j: joules a step that this rank's device used; `None` where the driver gives none.
     """
 

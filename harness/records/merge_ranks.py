@@ -63,7 +63,7 @@ class Work(MeasuredWork):
     """The work of a trial, maximum over ranks.
 
     Fields:
-        named, never_fired: of the strategy; never fired means on no rank.
+        named, never_fired: operators that the save list names; never fired means on no rank.
     """
 
     named: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Time:
     """The speed of a trial.
 
     Fields:
-        step_time_s: of the variant.
+        step_time_s: step time of the variant.
         ratio_to_baseline: variant / twin; `None` without a twin.
         tokens_per_s: a device, at the median step time.
         mfu: FLOPs of the plain model over the device's peak rate, at the median step time.

@@ -83,7 +83,7 @@ class Compared:
 
     Fields:
         variant, baseline: strategies of the two, `ac=full chunk=none shard=megatron`.
-        dtype, optimizer: of both.
+        dtype, optimizer: dtype and optimizer of both.
         relative: largest accepted |actual - expected| / max|expected| of one tensor; `None` where all bits
             must be equal.
         parameters: the same of parameters, where it is another.

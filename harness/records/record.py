@@ -113,15 +113,15 @@ def build(
 ) -> Record:
     """Return the record of a trial that was started.
 
-    Measurements of a trial that did not end well are left out: a maximum over some of its ranks is none.
+    Measurements of a trial that did not end well are left out: they may lack some of its ranks.
 
     Args:
-        identity: of the trial.
-        ending: from the agent.
+        identity: identity of the trial.
+        ending: end of the trial, as the agent tells it.
         rank_results: what the ranks wrote, in any order; all of them when the status is `ok`.
         environment: as the driver sees it; rank 0's own description wins where there is one.
         predicted_peak_bytes: what was predicted before the trial ran.
-        note: for readers.
+        note: remark for readers.
 
     Raises:
         ValueError: a rank result has not the agreed form; the message names rank and path.
@@ -156,8 +156,8 @@ def refused(
     """Return the record of a point that may not run.
 
     Args:
-        identity: of the point; its experiment may be incomplete.
-        message: of the refusal, with configuration path and remedy.
+        identity: identity of the point; its experiment may be incomplete.
+        message: message of the refusal, with configuration path and remedy.
         at: ISO 8601 time of the refusal.
         environment: as the driver sees it.
     """

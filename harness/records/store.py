@@ -28,13 +28,13 @@ LOCK = ".lock"
 another command deletes protects nothing."""
 
 CLAIM = "claim.json"
-"""For which submission a trial is to run."""
+"""File that names the submission for which a trial is to run."""
 
 ATTEMPT = "attempt.json"
-"""That a trial has been started, for which submission, by whom."""
+"""File that says that a trial has been started, for which submission, by whom."""
 
 SUBMISSIONS = ".submissions"
-"""Below the sweep's folder: what was handed to lanes and schedulers."""
+"""Folder below the sweep's that holds what was handed to lanes and schedulers."""
 
 FINISHED = ("ok", "oom", "refused")
 """Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
@@ -49,10 +49,10 @@ _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """A file that should be a record and is none.
+    """A file that should be a record, but is invalid.
 
     Fields:
-        path: of the file.
+        path: path of the file.
         reason: what is wrong with it.
     """
 
@@ -65,7 +65,7 @@ class Scan:
     """Everything that a sweep's folder holds.
 
     Fields:
-        records: by trial_id.
+        records: records by trial_id.
         unreadable: torn and foreign files, which are skipped.
     """
 

@@ -119,7 +119,7 @@ def _formats(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(FORMATS)}, got {unknown[0]!r}")
     return names
 
 
@@ -148,7 +148,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
 
 def _print(content: Document, records: Sequence[Record]) -> None:
     """Print the answer, and the table of `records` unless there are none or too many."""
-    sys.stdout.writelines(f"{plain(claim.line)}\n" for claim in content.answer)
+    sys.stdout.writelines(f"{plain(statement.line)}\n" for statement in content.answer)
     if 0 < len(records) <= _MOST_PRINTED:
         print_table(records)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from harness.launchers.base import Flight, Launcher
+from harness.launchers.base import InFlight, Launcher
 from harness.launchers.resource_shape import by_shape, shapes_in_words
 from harness.launchers.task import Point, Task
 from harness.measure.environment import environment_id, identity
@@ -34,7 +34,7 @@ class Plan:
     total: int
     refused: Sequence[tuple[Point, str]]
     to_run: Sequence[Task]
-    in_flight: Sequence[Flight]
+    in_flight: Sequence[InFlight]
     done: Mapping[str, Record]
 
     @property
@@ -63,8 +63,8 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     """Return a function that says whether an experiment has a finished record and need not run.
 
     Args:
-        store: of the sweep.
-        launcher: that would run it.
+        store: store of the sweep.
+        launcher: launcher that would run it.
         rerun: whether finished trials run again; then nothing counts as finished.
     """
     address = _addresses(launcher)
@@ -80,9 +80,9 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
 
     Args:
         points: all that were asked for, duplicates included.
-        launcher: that will run them; it says what an earlier submission came to.
-        store: of the sweep.
-        name: of the sweep.
+        launcher: launcher that will run them; it says what an earlier submission came to.
+        store: store of the sweep.
+        name: name of the sweep.
         rerun: whether finished trials run again.
     """
     distinct = {point.trial_id: point for point in points}

@@ -42,7 +42,7 @@ class _Bench:
 
     Fields:
         plan: the trial.
-        context: of the rank; phases and steps are reported to it.
+        context: context of the rank; phases and steps are reported to it.
         devices: the device mesh; `None` for one rank.
         batch: returns this rank's share of a step's batch, on its device.
         sharding: plan of the sharding variant, made once; `None` for `shard=none`.
@@ -69,7 +69,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
 
     Args:
         plan: the trial.
-        context: of the rank.
+        context: context of the rank.
         devices: the mesh, for a process that runs several trials on one; made here by default. Its groups
             stay, with threads of their own, until the process ends.
 

@@ -25,7 +25,7 @@ def check_variant(
     """Refuse an AC variant that does not fit the model, or the units that FSDP will make of it.
 
     Args:
-        model: of the trial.
+        model: model of the trial.
         ac: the variant.
         is_call_site: it stands around the call of the whole model.
         is_sharded: FSDP will shard the blocks.
@@ -82,7 +82,7 @@ def show(experiment: Experiment, what: str) -> str:
     """Return what a strategy of `experiment` has to show.
 
     Args:
-        experiment: of one trial; nothing of it runs.
+        experiment: experiment of one trial; nothing of it runs.
         what: a view of one of its strategies.
 
     Raises:

@@ -245,9 +245,9 @@ class _Promoted:
     """A Python number of which torch has made a tensor.
 
     Fields:
-        number: of its storage in the ledger.
+        number: number of its storage in the ledger.
         argument: name of the argument that it stands for.
-        result: of the operator; its autograd node may have saved the tensor.
+        result: result of the operator; its autograd node may have saved the tensor.
     """
 
     number: int

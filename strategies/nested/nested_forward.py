@@ -42,11 +42,11 @@ class Nest:
     """What is to be done to one model, and the notes of doing it.
 
     Fields:
-        labels: of its submodules.
+        labels: labels of its submodules.
         options: keyword arguments of `torch.utils.checkpoint.checkpoint`.
         offload: what of a region waits in host memory, by the region's path.
         kept: regions that are not recomputed.
-        ledger: of the host copies.
+        ledger: ledger of the host copies.
     """
 
     labels: Labels
@@ -61,9 +61,9 @@ class NestedForward:
 
     Args:
         nest: what is to be done.
-        scope: of the module it stands around; `None` on a model whose forward holds no region itself.
-        layout: of the whole model, on its outermost module, once it is known.
-        shadow: of the module, made while its parameters still had their shapes.
+        scope: scope of the module it stands around; `None` on a model whose forward holds no region itself.
+        layout: layout of the whole model, on its outermost module, once it is known.
+        shadow: shadow of the module, made while its parameters still had their shapes.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def parse_path(label: object, where: str) -> Path:
         where: configuration path of the label, for messages.
 
     Raises:
-        StrategyError: the label is none of these, has a negative index or an index behind a `None`.
+        StrategyError: the label is invalid, has a negative index or an index behind a `None`.
     """
     entries = label if isinstance(label, Sequence) and not isinstance(label, str) else (label,)
     path = tuple(takewhile(lambda entry: entry is not None, entries))

@@ -27,7 +27,7 @@ class NestedProgram:
     """The code of a forward, for one kind of input.
 
     Fields:
-        name: of the module whose forward it is, for readers.
+        name: name of the module whose forward it is, for readers.
         recording: what it was made of.
         code: takes the tensors among the inputs and returns the tensors among the outputs.
         modules: the submodules that `code` calls, by their FQN below the module.
@@ -56,7 +56,7 @@ def record(shadow: Shadow, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[
     """Return the forward of a shadow's model.
 
     Args:
-        shadow: of the module of `scope`, with fake tensors.
+        shadow: shadow of the module of `scope`, with fake tensors.
         scope: says what is looked into.
         args, kwargs: inputs, tensors of the shadow.
 

@@ -48,10 +48,10 @@ def lower(
     """Return the code of one module's forward, with its regions as functions of their own.
 
     Args:
-        recording: of the module's forward.
+        recording: recording of the module's forward.
         scope: the regions in it.
-        modules: from an FQN below the module (`""` is the module itself) to the submodule to call.
-        treatment: of the regions.
+        modules: function from an FQN below the module (`""` is the module itself) to the submodule to call.
+        treatment: treatment of the regions.
 
     Raises:
         StrategyError: the regions do not nest, or one changes in place what was made outside of it.
@@ -115,7 +115,7 @@ class _StorageOrigins:
                 problem = (
                     f"region {region.name} changes in place what was made outside of it, by {_shown(node)}"
                 )
-                raise StrategyError("ac", f"{problem}, so that it could not be recomputed; leave it outside")
+                raise StrategyError("ac", f"{problem}, so it cannot be recomputed; leave it outside")
         taken = {
             storage
             for node in inside
@@ -125,10 +125,10 @@ class _StorageOrigins:
         }
         for node in self._nodes[region.stop :]:
             if not taken.isdisjoint(_storages(node.meta.get("mutates"))):
-                problem = f"region {region.name} takes what {_shown(node)} changes in place behind it"
-                raise StrategyError(
-                    "ac", f"{problem}, so that it could not be recomputed; put that into the region too"
-                )
+                name, changing = region.name, _shown(node)
+                problem = f"region {name} reads a tensor that {changing} later changes in place"
+                remedy = f"so {name} cannot be recomputed; include {changing} in {name}"
+                raise StrategyError("ac", f"{problem}, {remedy}")
 
 
 def _storages(value: Any) -> list[int]:

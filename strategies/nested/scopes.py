@@ -28,7 +28,7 @@ class Labels:
     """Paths of submodule calls.
 
     Fields:
-        paths: by FQN; every name of a module used under several counts, the n-th for its n-th call.
+        paths: paths by FQN; every name of a module used under several counts, the n-th for its n-th call.
         where: configuration path they come from, for messages.
         is_partial: calls without a label join the regions around them, rather than end them.
     """
@@ -67,7 +67,7 @@ class Layout:
 
     Fields:
         calls: FQN of every submodule call that is not looked into, in order.
-        regions: of these calls, outermost first.
+        regions: regions of these calls, outermost first.
         scopes: the forwards that hold regions, outer modules first.
     """
 
@@ -111,8 +111,8 @@ def lay_out(
     """Return where the regions of `labels` stand, and the inputs of every forward that holds some, by FQN.
 
     Args:
-        shadow: of the whole model, with fake tensors.
-        labels: by FQN.
+        shadow: shadow of the whole model, with fake tensors.
+        labels: labels by FQN.
         args, kwargs: inputs of the model, tensors of the shadow.
 
     Raises:

@@ -27,8 +27,8 @@ class Traffic:
     """What one region moved in the latest step.
 
     Fields:
-        moved_bytes: of storages that the region was the first to copy to the host.
-        fetched_bytes: of these, brought back; a storage that two distant nodes of backward read is
+        moved_bytes: bytes of storages that the region was the first to copy to the host.
+        fetched_bytes: bytes of these, brought back; a storage that two distant nodes of backward read is
             brought back twice.
     """
 
@@ -128,7 +128,7 @@ class HostCopy:
 
     Attributes:
         nbytes: size of the storage.
-        versions: of the tensors that the copy stands for; there is one counter for a tensor and its
+        versions: versions of the tensors that the copy stands for; there is one counter for a tensor and its
             views, another for its `.data`, another for the DTensor around it.
         device: where it came from.
     """

@@ -52,7 +52,7 @@ class Offloading:
             the arguments, be it a view; `internals` all but these.
 
     Raises:
-        StrategyError: `kind` is none of these.
+        StrategyError: `kind` is invalid.
     """
 
     ledger: HostLedger

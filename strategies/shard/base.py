@@ -51,7 +51,7 @@ class Sharding:
         Args:
             model: plain; on the meta device or any other.
             sample: positional inputs of one rank; meta tensors are enough.
-            axis: to shard over.
+            axis: mesh axis to shard over.
 
         Raises:
             StrategyError: the model is unsuitable, or no plan meets what is asked.
@@ -64,7 +64,7 @@ class Sharding:
         Args:
             model: the one that was planned for, with the same parameters on every rank of the mesh.
             plan: what `plan` returned.
-            mesh: of one axis, with as many ranks.
+            mesh: mesh of one axis, with as many ranks.
 
         Raises:
             StrategyError: the mesh has another shape, or the model carries a plan or a region already.

@@ -32,7 +32,7 @@ def candidates(
     The arguments are those of `matrix_products.linear`, `Operation.typed` and `enumeration.candidates`.
 
     Raises:
-        StrategyError: a shape or the mode is none.
+        StrategyError: a shape or the mode is invalid.
     """
     types = {"weight": weight_type, "bias": bias_type}
     operation = linear(input_shape, out_features, bias=bias).typed(dtype, dtypes=dtypes, types=types)

@@ -163,7 +163,7 @@ class FunctionRecorder(TorchFunctionMode):
         self._check_context(repr(name))
         node = self._node_of(func, name, self._arguments(args, name), self._arguments(kwargs, name))
         node.meta["mutates"] = changed
-        self._results(result, node, f"{name!r} gives")
+        self._results(result, node, f"{name!r} returns")
         return result
 
     def _node_of(self, func: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
@@ -216,9 +216,8 @@ class FunctionRecorder(TorchFunctionMode):
             for part, at in self._frame.parts(result, node, (type(None),)):
                 self._results(part, at, where)
         elif result is not None:
-            raise self._error(
-                f"cannot go on where {where} a {type(result).__name__}, which no graph can hold"
-            )
+            problem = f"cannot be recorded: {where} a {type(result).__name__}"
+            raise self._error(f"{problem}; a recorded forward supports only tensors and Python containers")
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
         outputs, _ = self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)

@@ -57,7 +57,7 @@ def frozen(  # noqa: PLR0911 (one for each kind of value)
         value: constants are compared by value, containers by what they hold, modules by identity, other
             objects by identity and attributes.
         of_tensor: what is compared of a tensor.
-        depth: of objects whose attributes are looked at: those of a configuration, but not of what it holds.
+        depth: levels of objects whose attributes count: a configuration's own, not those of what it holds.
     """
     if isinstance(value, CONSTANTS):
         return type(value), value

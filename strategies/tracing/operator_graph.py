@@ -53,7 +53,7 @@ class ScopeGraph:
     """The forward of one scope, for inputs of one kind.
 
     Fields:
-        fqn: of the scope in the model, `""` for the model itself.
+        fqn: FQN of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
             autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does, and
@@ -157,7 +157,8 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def unplannable(self, func: Any, reason: str) -> StrategyError:
         """Return the refusal of an operator that the running module calls."""
-        return self._error(f"{self.place} calls {func}, {reason}; it cannot be planned")
+        remedy = "move the call out of the model, or use chunk=none"
+        return self._error(f"{self.place} calls {func}, {reason}; it cannot be planned; {remedy}")
 
     def mark_written(self) -> None:
         """Mark the nodes on storages that are written in place: what chunks make would miss the write."""
@@ -369,7 +370,7 @@ def may_run_again(graph: fx.Graph) -> bool:
 
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
-    """Let each use of a weight have its own cast: one that a scope made is none of another's."""
+    """Let each use of a weight have its own cast: scopes share no cast."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

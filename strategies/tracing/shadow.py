@@ -142,7 +142,7 @@ def compute_in(dtype: torch.dtype, model: nn.Module, units: Iterable[nn.Module])
     """Prepare a plain `model` without memory for its shadow to be that of FSDP's mixed precision.
 
     Args:
-        dtype: of parameters in use, and of floating-point inputs of units.
+        dtype: dtype of parameters in use, and of floating-point inputs of units.
         model: on the meta device; changed in place.
         units: its modules that will be FSDP units.
     """
@@ -186,8 +186,8 @@ class _Caster:
 
         Args:
             outer: the module, or what wraps it.
-            fqn: of the module.
-            dtype: of parameters in use, where an FSDP unit around the module says so.
+            fqn: FQN of the module.
+            dtype: dtype of parameters in use, where an FSDP unit around the module says so.
         """
         source = unwrapped(outer)
         if id(source) in self._twins:

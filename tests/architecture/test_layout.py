@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,24 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("package", ["harness", "strategies", "hydra_plugins"])
+def test_what_a_field_is_comes_first_in_its_description(package: str) -> None:
+    """`store: store of the sweep`, not `store: of the sweep`."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for docstring in _docstrings(path)
+        for line in re.findall(r"^ +[a-z_0-9, ]+: of .*$", docstring, flags=re.MULTILINE)
+    ]
+    assert found == []
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
 
 
 def _anchors(page: Path) -> set[str]:

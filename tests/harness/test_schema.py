@@ -212,8 +212,8 @@ def test_trial_id_differs_with_every_field() -> None:
             "ac=full +ac.ac_freq=2": f"ac.ac_freq: ac=full has no such option; options: {FULL}",
             "ac.ac_freq=2": "ac.ac_freq: ac=none has no such option; there are no options",
             "ac=full ac.name=ful": f"ac.name: unknown 'ful'; did you mean 'full'? options: {', '.join(options_of('ac'))}",
-            "~mesh": "mesh: was removed, but every experiment has it; leave it out of the overrides",
-            "~rerun": "rerun: was removed, but every experiment has it; leave it out of the overrides",
+            "~mesh": "mesh: cannot be deleted: every experiment needs it; remove '~mesh' from the command",
+            "~rerun": "rerun: cannot be deleted: every experiment needs it; remove '~rerun' from the command",
             "+ac=full": "Multiple values for ac. To override a value use 'override ac: full'",
         }
     ),

@@ -34,7 +34,7 @@ from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _POLL_S = 1e-4
 _POLLS = 600_000
-"""At least a minute; counted, because a clock runs on while the process is stopped."""
+"""Polls for at least a minute; counted, because a clock runs on while the process is stopped."""
 
 _FUNCTIONAL = "_c10d_functional"
 _WAIT = "_c10d_functional::wait_tensor"

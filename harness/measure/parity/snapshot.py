@@ -38,7 +38,7 @@ class Captured:
         """Copy `tensor`; later steps may overwrite the original.
 
         Args:
-            tensor: of any class.
+            tensor: tensor of any class.
             whole: gather a DTensor, so that its placements do not matter; all ranks of its mesh do.
         """
         if whole and isinstance(tensor, DTensor):
@@ -83,10 +83,10 @@ class Snapshot:
     Fields:
         outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`.
         loss: the scalar loss, as `loss`.
-        gradients: by parameter name, after backward; None where there is none.
-        buffers: by name, after backward, those that the state dict leaves out included.
-        rng_state: by generator, after backward.
-        parameters: by name, after the optimizer step.
+        gradients: gradients by parameter name, after backward; None where there is none.
+        buffers: all buffers by name, after backward, also those outside the state dict.
+        rng_state: state by generator, after backward.
+        parameters: parameters by name, after the optimizer step.
     """
 
     outputs: Leaves
@@ -114,7 +114,7 @@ def steps(
     Args:
         trainee: the model and its optimizer; both move on.
         batches: one a step, on the device that computes.
-        seed: of the trial.
+        seed: seed of the trial.
         dp_rank: index of the rank's batch among all data-parallel ones.
         whole: take gradients and parameters as wholes, for models that place them differently.
     """

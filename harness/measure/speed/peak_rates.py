@@ -70,7 +70,7 @@ _DATASHEETS: Mapping[str, _Datasheet] = {
     "V100-PCIE": _Datasheet(half=112, tf32=None, fp32=14, source="NVIDIA V100 datasheet, PCIe", bf16=False),
     "T4": _Datasheet(half=65, tf32=None, fp32=8.1, source="NVIDIA T4 datasheet", bf16=False),
 }
-"""By what the device's name contains as whole words (a pattern); the first that fits counts.
+"""Peak rates by a pattern of whole words in the device's name; the first that fits counts.
 
 A10G is missing on purpose: published figures disagree by a factor of two. It is measured, as every other.
 """

@@ -14,7 +14,7 @@ from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
 from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
-from harness.report.facts.document import Claim, CodeText, Line, LinePart, Number
+from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
 from harness.report.facts.labels import mesh_sizes
 from harness.report.facts.number_words import Unit, and_more
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
@@ -27,11 +27,11 @@ _COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
 _ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
 
 
-def answer(sweep: SweepRecords) -> tuple[Claim, ...]:
+def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
     """Return what is best in each setting, the best examined first, what is wrong, and how trials ended."""
     settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
     places = _places(sweep, [setting for setting, _ in settings])
-    best = (claim for setting, entries in settings for claim in _of_setting(entries, places[setting]))
+    best = (statement for setting, entries in settings for statement in _of_setting(entries, places[setting]))
     return (*best, *_remarked(sweep), *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
 
 
@@ -70,7 +70,7 @@ def _place(entry: Entry) -> str:
     return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){others}"
 
 
-def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Claim]:
+def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Statement]:
     found = pareto_front(entries)
     compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
@@ -93,7 +93,7 @@ def _named(entries: Sequence[Entry]) -> Line:
     return (CodeText(text="shard=none"),) if is_one_of_them else ("the plain model",)
 
 
-def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Claim]:
+def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
     """Yield what needs less memory than all that was timed."""
     measured = [entry for entry in entries if entry.record.time is None and _is_offer(entry)]
     smallest = min(measured, key=_peak_bytes, default=None)
@@ -103,7 +103,7 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -
     yield sentence(where, *_keeps(smallest), "; its time was not measured.", of=[smallest])
 
 
-def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Claim]:
+def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
     """Yield what keeps least memory, and what costs least time among what saves any."""
     best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
     least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
@@ -136,7 +136,7 @@ def _pace(quickest: TradeOff, least: TradeOff, saving: Sequence[TradeOff]) -> It
         yield ": nothing that saves is clearly quicker."
 
 
-def _dominated(found: ParetoFront) -> Iterator[Claim]:
+def _dominated(found: ParetoFront) -> Iterator[Statement]:
     """Yield one sentence a dominating trial, with what needs neither less memory nor less time."""
     losers = grouped(
         (by.entry.trial_id, point)
@@ -154,7 +154,7 @@ def _dominated(found: ParetoFront) -> Iterator[Claim]:
         yield sentence(*line, others, of=[by.entry, *(point.entry for point in points)])
 
 
-def _untrusted(sweep: SweepRecords) -> Iterator[Claim]:
+def _untrusted(sweep: SweepRecords) -> Iterator[Statement]:
     """Yield what computes something else than what it is compared with, and what does nothing."""
     for verdict in ("differs", "inert"):
         found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
@@ -171,7 +171,7 @@ def _apart(entry: Entry) -> Line:
     return (" differs from ", *baseline(entry.record.experiment), ": ")
 
 
-def _remarked(sweep: SweepRecords) -> Iterator[Claim]:
+def _remarked(sweep: SweepRecords) -> Iterator[Statement]:
     """Yield what became of plans; of trials that do nothing it is said with that."""
     remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
     groups = grouped((remark, entry) for entry in remarked for remark in plan_notes(entry.record))
@@ -179,7 +179,7 @@ def _remarked(sweep: SweepRecords) -> Iterator[Claim]:
         yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
 
 
-def _failed(sweep: SweepRecords) -> Iterator[Claim]:
+def _failed(sweep: SweepRecords) -> Iterator[Statement]:
     """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
     groups = grouped(
         (f"{entry.record.status}, {error.kind}: {first_line(error)}", entry)
@@ -190,7 +190,7 @@ def _failed(sweep: SweepRecords) -> Iterator[Claim]:
         yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {reason}", of=entries)
 
 
-def _overview(sweep: SweepRecords) -> Iterator[Claim]:
+def _overview(sweep: SweepRecords) -> Iterator[Statement]:
     """Yield how many trials there are and how they ended, what went wrong in words."""
     records = sweep.records
     statuses = Counter(record.status for record in records)

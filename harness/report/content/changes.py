@@ -14,7 +14,7 @@ from harness.records.statistics import Ratio
 from harness.report.content.columns import NOTHING, number_cell, ratio_with_interval
 from harness.report.content.contents import partial, subtitle
 from harness.report.facts import quantities
-from harness.report.facts.document import Claim, Document, Line, Mark, Section, Table, plain
+from harness.report.facts.document import Document, Line, Mark, Section, Statement, Table, plain
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
@@ -125,7 +125,7 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
     return one.high < other.low or other.high < one.low
 
 
-def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Claim]:
+def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
     changed = [pair for pair in pairs if pair.changed]
     counts = Counter(name for pair in changed for name in pair.changed)
     what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
@@ -143,7 +143,7 @@ def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) ->
         yield sentence(f"{one} {are} only in {before.name}, {other} only in {after.name}.")
 
 
-def _worsened(changed: Sequence[Pair]) -> Iterator[Claim]:
+def _worsened(changed: Sequence[Pair]) -> Iterator[Statement]:
     """Yield the trials that ended worse than before."""
     lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
     for pair in lost[:_MOST_NAMED]:
@@ -162,7 +162,7 @@ def _ending(entry: Entry) -> str:
     return entry.record.verdict if entry.record.status == "ok" else entry.record.status
 
 
-def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[Claim]:
+def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[Statement]:
     """Yield where a number has changed most, as a quotient, among those that are above zero in both."""
     known = [
         (pair, one, other)

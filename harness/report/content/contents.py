@@ -18,7 +18,7 @@ from harness.report.content.tables import (
     results,
     verdicts,
 )
-from harness.report.facts.document import Claim, Document, Figure, Line, Section, Table
+from harness.report.facts.document import Document, Figure, Line, Section, Statement, Table
 from harness.report.facts.number_words import and_more
 from harness.report.facts.sweep_records import SweepRecords, sentence
 
@@ -29,12 +29,12 @@ def document(sweep: SweepRecords) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
     chosen = detailed(sweep)
     sections = (
-        Section(key="figures", title="Figures", claims=tuple(_limits(sweep)), items=figures(sweep)),
+        Section(key="figures", title="Figures", statements=tuple(_limits(sweep)), items=figures(sweep)),
         Section(key="trials", title="Trials", items=_filled([results(sweep)])),
         Section(
             key="parity",
             title="Is the mathematics unchanged?",
-            claims=first_differences(sweep),
+            statements=first_differences(sweep),
             items=_filled([verdicts(sweep)]),
         ),
         Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
@@ -42,7 +42,7 @@ def document(sweep: SweepRecords) -> Document:
         Section(
             key="details",
             title="Each trial",
-            claims=tuple(_detail_limit(sweep)),
+            statements=tuple(_detail_limit(sweep)),
             items=tuple(details(entry) for entry in chosen),
         ),
         Section(key="method", title="Protocol", items=_filled([environment(sweep), commands(chosen)])),
@@ -87,7 +87,7 @@ def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _limits(sweep: SweepRecords) -> Iterator[Claim]:
+def _limits(sweep: SweepRecords) -> Iterator[Statement]:
     if len(sweep.entries) > MOST_BARS:
         yield sentence(
             f"Figures with a bar a trial show the {MOST_BARS} trials with the lowest peaks of the setting "
@@ -100,7 +100,7 @@ def _limits(sweep: SweepRecords) -> Iterator[Claim]:
         )
 
 
-def _detail_limit(sweep: SweepRecords) -> Iterator[Claim]:
+def _detail_limit(sweep: SweepRecords) -> Iterator[Statement]:
     if len(sweep.entries) > MOST_DETAILED:
         yield sentence(
             f"Details, collectives and commands are of {MOST_DETAILED} of {len(sweep.entries)} trials: what "

@@ -1,4 +1,4 @@
-"""Which trials are worth choosing: the Pareto front of memory against time, and what dominates the rest."""
+"""Trials worth choosing: the Pareto front of memory against time, and what dominates the rest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TradeOff:
     """A trial in the plane.
 
     Fields:
-        peak_bytes: of the step.
-        ratio: of step times to the baseline's.
+        peak_bytes: peak of the step.
+        ratio: step time over the baseline's.
     """
 
     entry: Entry

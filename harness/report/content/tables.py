@@ -19,7 +19,7 @@ from harness.report.content.terminal_table import LEGEND
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command
-from harness.report.facts.document import Claim, CodeText, Line, LinePart, Mark, Table
+from harness.report.facts.document import CodeText, Line, LinePart, Mark, Statement, Table
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.number_words import printable
 from harness.report.facts.sweep_records import Entry, SweepRecords, sentence
@@ -82,7 +82,7 @@ def verdicts(sweep: SweepRecords) -> Table:
     )
 
 
-def first_differences(sweep: SweepRecords) -> tuple[Claim, ...]:
+def first_differences(sweep: SweepRecords) -> tuple[Statement, ...]:
     """Return the sentence about every first difference."""
     return tuple(
         sentence(entry.trial, f": {text}.", of=[entry])

@@ -48,7 +48,7 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
     """Return the table of `records`, in their order.
 
     Args:
-        records: of one sweep.
+        records: records of one sweep.
         root: the sweep's folder; notes then give paths.
     """
     entries = named(records)

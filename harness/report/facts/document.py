@@ -21,8 +21,8 @@ class Number:
         unit: how it is written.
         path: where it stands in the record (`memory/saved_bytes`); `a : b` is the quotient of two such
             numbers, and `count status=oom` a number of records.
-        trial_id: of that record; empty for counts.
-        sweep: which of several compared sweeps holds it, counted from 0.
+        trial_id: id of that record; empty for counts.
+        sweep: number of the compared sweep that holds it, from 0.
     """
 
     value: float
@@ -82,7 +82,7 @@ def plain(line: Sequence[LinePart]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class Statement:
     """A sentence that follows from records.
 
     Fields:
@@ -139,11 +139,11 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A part of a report: claims, then figures and tables."""
+    """A part of a report: statements, then figures and tables."""
 
     key: str
     title: str
-    claims: tuple[Claim, ...] = ()
+    statements: tuple[Statement, ...] = ()
     items: tuple[Figure | Table, ...] = ()
 
 
@@ -162,5 +162,5 @@ class Document:
     title: str
     subtitle: Line
     partial: str
-    answer: tuple[Claim, ...]
+    answer: tuple[Statement, ...]
     sections: tuple[Section, ...]

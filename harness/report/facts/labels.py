@@ -27,9 +27,9 @@ class Label:
     """What a trial is called within its sweep.
 
     Fields:
-        choice: which strategies it has, with the options that differ.
+        choice: strategies that it has, with the options that differ.
         other_fields: seed, dtype, data and so on that differ; empty where none was swept.
-        mesh: with the options that differ among trials on that mesh.
+        mesh: mesh, with the options that differ among trials on that mesh.
     """
 
     choice: str

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from harness.records.claims import is_abandoned
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed
-from harness.report.facts.document import Claim, LinePart, Number, TrialName
+from harness.report.facts.document import LinePart, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
 from harness.report.facts.quantities import Quantity
@@ -25,7 +25,7 @@ _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
 
 
 class UnreadableError(ValueError):
-    """A folder or file without a record, or a file that should be a list of records and is none."""
+    """A folder or file without a record, or a file that is no list of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Entry(Label):
     """A record and what it is called within its sweep.
 
     Fields:
-        record: of the trial.
+        record: record of the trial.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
         sweep: number of its sweep among compared ones.
@@ -79,7 +79,7 @@ class SweepRecords:
     """All records of a sweep.
 
     Fields:
-        name: of the sweep.
+        name: name of the sweep.
         entries: one a record, baselines first within a setting.
         waiting: trials that have a folder and no record yet.
         is_abandoned: no live command holds those trials: it was interrupted or has died.
@@ -125,9 +125,9 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
-def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Claim:
+def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Statement:
     """Return a sentence that follows from the records `of`."""
-    return Claim(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
+    return Statement(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
 
 
 def load(root: Path, *, number: int = 0) -> SweepRecords:
@@ -135,7 +135,7 @@ def load(root: Path, *, number: int = 0) -> SweepRecords:
 
     Args:
         root: the folder or file.
-        number: of this sweep among compared ones.
+        number: number of this sweep among compared ones.
 
     Raises:
         FileNotFoundError: there is neither.

@@ -75,11 +75,11 @@ def in_markdown(line: Line) -> str:
 def _blocks(document: Document, figures: str) -> Iterator[str]:
     yield f"# {_escaped(document.title)}\n"
     yield f"{in_markdown(document.subtitle)}\n"
-    for claim in document.answer:
-        yield f"* {in_markdown(claim.line)}"
+    for statement in document.answer:
+        yield f"* {in_markdown(statement.line)}"
     for section in document.sections:
         yield f"\n## {section.title}\n"
-        yield from (f"* {in_markdown(claim.line)}" for claim in section.claims)
+        yield from (f"* {in_markdown(statement.line)}" for statement in section.statements)
         for item in section.items:
             yield from _figure(item, figures) if isinstance(item, Figure) else _table(item)
 

@@ -26,11 +26,11 @@ from harness.records.store import MARKER, RECORD, Store
 
 TRACKERS = ("offline", "online", "none")
 FOLDER = "wandb"
-"""Of the tracker's files, below the sweep's folder."""
+"""Folder of the tracker's files, below the sweep's folder."""
 
 LOG = "publisher.log"
 REPORT = "report.json"
-"""Below `FOLDER`: for which records the report was last written, and under which id W&B has it."""
+"""File below `FOLDER` that names the records of the latest report, and its id in W&B."""
 
 _PACKAGES = ("wandb", "wandb_workspaces")
 _KEPT_SETTINGS = (
@@ -51,8 +51,8 @@ class Tracker:
     Fields:
         name: `offline` writes W&B's files into the sweep's folder, `online` sends them too, `none` does
             nothing.
-        project: of W&B.
-        entity: of W&B; `None` is the account's default.
+        project: project of W&B.
+        entity: entity of W&B; `None` is the account's default.
         deadline_s: longest time in seconds that publishing may take; what is missing is sent next time.
     """
 
@@ -103,8 +103,8 @@ class Marker:
     """What stands beside a published record.
 
     Fields:
-        digest: of the record file that was published.
-        run_dir: of its offline files, relative to the sweep's folder.
+        digest: digest of the record file that was published.
+        run_dir: folder of its offline files, relative to the sweep's folder.
     """
 
     digest: str
@@ -116,10 +116,10 @@ class ReportMarker:
     """What stands in `REPORT`.
 
     Fields:
-        digest: of the records that the specification was written from.
+        digest: digest of the records that the specification was written from.
         project, entity: where it is to be, as they were asked for.
-        sent_digest: of the records that the report in W&B is about; `None` until it was sent.
-        report_id, url: of W&B.
+        sent_digest: digest of the records that the report in W&B is about; `None` until it was sent.
+        report_id, url: id and address that W&B gave the report.
     """
 
     digest: str
@@ -137,7 +137,7 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     of any kind ends in `Published.problem`; the next call continues.
 
     Args:
-        store: of the sweep.
+        store: store of the sweep.
         tracker: where to.
         with_report: write the report's specification offline, too.
 

@@ -21,7 +21,7 @@ from harness.records.store import Store, write_atomically
 from harness.report.content.contents import document
 from harness.report.content.tables import failures, first_differences
 from harness.report.facts import quantities
-from harness.report.facts.document import Claim
+from harness.report.facts.document import Statement
 from harness.report.facts.flat_record import summary_key
 from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
@@ -29,7 +29,7 @@ from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records
 from harness.report.wandb.runs import begun
 
 SPECIFICATION = "report-specification.json"
-"""Below the tracker's folder: what W&B is sent, or will be."""
+"""File below the tracker's folder that holds what W&B is sent, or will be."""
 
 _SAVED, _PEAK, _RATIO, _FLOPS = map(
     summary_key, (quantities.SAVED, quantities.PEAK, quantities.RATIO, quantities.RECOMPUTED_FLOPS)
@@ -73,7 +73,7 @@ def report(sweep: SweepRecords, *, project: str, entity: str) -> wr.Report:
 
     Args:
         sweep: whose runs are, or will be, in `project` under the group of its name.
-        project, entity: of W&B.
+        project, entity: project and entity of W&B.
     """
     return wr.Report(
         project=project,
@@ -154,8 +154,8 @@ def _troubles(sweep: SweepRecords) -> Iterator[wr.MarkdownBlock]:
         yield wr.MarkdownBlock(text=f"## {failed.title}\n\n{markdown_table(failed)}")
 
 
-def _listed(claims: Sequence[Claim]) -> str:
-    return "\n".join(f"* {in_markdown(claim.line)}" for claim in claims)
+def _listed(statements: Sequence[Statement]) -> str:
+    return "\n".join(f"* {in_markdown(statement.line)}" for statement in statements)
 
 
 if __name__ == "__main__":

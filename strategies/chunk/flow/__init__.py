@@ -1,1 +1,1 @@
-"""Which dimension goes through an operator, and where a loop can begin and end."""
+"""The dimension that goes through an operator, and where a loop can begin and end."""

@@ -15,7 +15,7 @@ from strategies.estimate.operator_cost import bytes_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferReuse:
-    """Which buffers loops of one graph may overwrite.
+    """The buffers that loops of one graph may overwrite.
 
     Fields:
         outside: storages of graph inputs, parameters and buffers, which code outside of the graph may read.

@@ -37,7 +37,7 @@ class LoopDecision:
         dim: dimension of the seed's value; `None` for a sum.
         sum_index: position among the seed's rules for sums.
         length: positions in a chunk.
-        into: for each output the input whose buffer it reuses, or `None`.
+        into: input whose buffer each output reuses, or `None`.
     """
 
     members: tuple[int, ...]

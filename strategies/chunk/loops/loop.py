@@ -99,7 +99,7 @@ class Loop:
         region: operators of the loop.
         size: positions of the chunk axis.
         length: positions in one chunk.
-        inputs, outputs: in the order of the region's operators.
+        inputs, outputs: values in the order of the region's operators.
         memory: memory of the body in forward.
         overwrites: members that overwrite an input.
         backward: memory of the body in backward, which runs it again for its gradients.
@@ -163,7 +163,7 @@ class Loop:
         Sizes of the growing storages are those of the whole values.
 
         Args:
-            storages: of the graph.
+            storages: storages of the graph.
             is_writing: whether sums of matrix products are added up in place, rather than returned. Where
                 backward runs them again nothing is overwritten, and no body has `overwrites`.
         """
@@ -280,10 +280,10 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
     """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
 
     Args:
-        region: to run in chunks.
+        region: region to run in chunks.
         outside: every value that is used outside of the region.
-        length: of one chunk.
-        storages: of the graph.
+        length: length of one chunk.
+        storages: storages of the graph.
     """
     outputs = _outputs(region, outside)
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)

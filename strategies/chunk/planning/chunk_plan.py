@@ -44,7 +44,7 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:
-    """Which parts of a model's forward run in chunks, and the bytes that follow.
+    """The parts of a model's forward that run in chunks, and the bytes that follow.
 
     Fields:
         budget_bytes: the budget; `None` asks for the smallest peak.

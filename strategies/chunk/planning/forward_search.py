@@ -117,7 +117,7 @@ class ForwardSearch:
             yield from self._lengthened(items, at, goal, top)
         for plain, low, high in without_loops(items, at):
             profile = self._with(plain).profile()
-            for changed, loop_at, span in self._placer.placements(plain, profile, low, high):
+            for changed, loop_at, span in self._placer.positions(plain, profile, low, high):
                 yield from self._lengthened(changed, loop_at, goal, top, span)
 
     def _lengthened(

@@ -97,7 +97,7 @@ class ModelSchedule:
         graphs: graphs of the scopes, inner ones first, the model's last.
         schedules: schedule of each graph.
         goals: peak in bytes that was asked of each schedule.
-        recomputes: for each scope, true where its forward runs again in backward.
+        recomputes: one truth value a scope, true where its forward runs again in backward.
         peak_bytes: highest total of the whole pass.
         slowdown: time of the pass / time without loops.
         peak_share: estimated peak / estimated peak without loops, for passes with a backward.

@@ -167,7 +167,7 @@ class TrainingSearch:
         items = planned.schedule.items
         if any(_is_fixed(item) for item in items[low : high + 1]):
             return
-        for changed, at, _ in self._placer.placements(items, planned.schedule.profile(), low, high):
+        for changed, at, _ in self._placer.positions(items, planned.schedule.profile(), low, high):
             loop = changed[at]
             assert isinstance(loop, Loop)
             profile = self._with(planned, changed).profile()

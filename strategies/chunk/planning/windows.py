@@ -21,7 +21,7 @@ _SEEDS = 4  # values at a peak that regions grow from
 _REACH = 90  # operators on each side of a peak that a loop can reach
 
 
-class Placement(NamedTuple):
+class LoopPosition(NamedTuple):
     """A schedule's items with one more loop.
 
     Fields:
@@ -64,14 +64,14 @@ class LoopPlacer:
         self._grown: dict[Any, list[ChunkRegion]] = {}
         self._loops: dict[Any, Loop | None] = {}
 
-    def placements(
+    def positions(
         self, items: list[fx.Node | Loop], profile: Profile, low: int, high: int
-    ) -> Iterator[Placement]:
+    ) -> Iterator[LoopPosition]:
         """Yield the items with one more loop, with chunks of one position, around an operator.
 
         Args:
-            items: of the schedule, in order.
-            profile: of these items.
+            items: items of the schedule, in order.
+            profile: profile of these items.
             low, high: first and last position of the range whose largest operator the loop holds.
         """
         first, last = _range_of_loop(items, low - self._reach, low, high, high + self._reach)
@@ -87,7 +87,7 @@ class LoopPlacer:
                     seen.add(key)
                     if loop is not None:
                         new: list[fx.Node | Loop] = [*region.before, loop, *region.after]
-                        yield Placement(
+                        yield LoopPosition(
                             items=[*items[:start], *new, *items[stop:]],
                             at=start + len(region.before),
                             span=(start, start + len(new)),
@@ -125,7 +125,7 @@ def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[f
     """Yield the items with some of the loops around one item taken apart, and the positions of that item.
 
     Args:
-        items: of a schedule, in order.
+        items: items of a schedule, in order.
         at: position of the item, which is taken apart itself where it is a loop.
     """
     before = next((i for i in range(at - 1, -1, -1) if isinstance(items[i], Loop)), None)

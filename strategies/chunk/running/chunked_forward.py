@@ -243,7 +243,7 @@ def install(
 
     Args:
         model: a model without FSDP and without regions.
-        schedulers: by FQN of the scope.
+        schedulers: schedulers by FQN of the scope.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
     """
     recorded = {} if recorded is None else recorded

@@ -28,9 +28,9 @@ def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: boo
     """Return positions `start` to `start + length` of an axis of `tensor`.
 
     Args:
-        tensor: of any layout.
+        tensor: tensor of any layout.
         axis: the axis.
-        start, length: in positions of the axis.
+        start, length: positions of the axis.
         copy: whether the chunk shall lie densely in memory of its own.
     """
     dim, inner, size = axis
@@ -130,10 +130,10 @@ class ChunkLoop(nn.Module):
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
         results: `(start, length, *chunks)` of the same operators, returns them; chunks are what `takes` are
             cut into.
-        axes: of the takes; `None` for those that are needed whole.
-        copies: which chunks are copied.
+        axes: axes of the takes; `None` for those that are needed whole.
+        copies: inputs whose chunks are copied.
         gives: where the results are put together.
-        size, length: of the axis and of a chunk.
+        size, length: positions of the axis and of a chunk.
         is_unread: true where autograd saves nothing that depends on the outputs.
     """
 

@@ -1,4 +1,4 @@
-"""Enumeration: an operator's candidates on a mesh, all of them or those that the peer has too."""
+"""Enumeration: an operator's candidates on a mesh, all of them or those that ColossalAI has too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.shard.candidates.operation import Operation
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 
 Mode: TypeAlias = Literal["classic", "complete"]
-"""The peer's set, or every choice that cuts evenly."""
+"""ColossalAI's set, or every choice that cuts evenly."""
 
 
 def candidates(
@@ -26,13 +26,13 @@ def candidates(
 ) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of an operator; the first is full replication, if the mode has it.
 
-    What cannot be cut evenly is in neither mode, and an axis of size 1 replicates everything. Where the peer
-    has no candidate at all, `classic` is full replication.
+    What cannot be cut evenly is in neither mode, and an axis of size 1 replicates everything. Where
+    ColossalAI has no candidate at all, `classic` is full replication.
 
     Args:
         operation: the operator, as a function of `strategies.shard.operators` describes it.
         mesh_shape: sizes of the mesh axes, each >= 1.
-        mode: `classic` for the set of the peer, ColossalAI; `complete` for every choice.
+        mode: `classic` for the set of ColossalAI; `complete` for every choice.
         hardware: rates by which costs are reckoned.
 
     Raises:

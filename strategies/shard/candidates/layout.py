@@ -35,7 +35,7 @@ def checked_index(where: str, index: int, size: int) -> int:
     """Return `index` counted from the start.
 
     Raises:
-        StrategyError: it is none of a dimension, or of a list, of `size`.
+        StrategyError: the index is invalid for a dimension, or a list, of `size`.
     """
     if not -size <= index < size:
         raise StrategyError(where, f"must be from {-size} to {size - 1}, got {index}")

@@ -1,4 +1,4 @@
-"""Naming: what the candidates of an operator are called, and which of them the peer has too.
+"""Naming: what the candidates of an operator are called, and which of them ColossalAI has too.
 
 Labels `b0`, `b1`, … are batch dimensions, numbered as in the output. Operators in rows, `(…, k) x (k, n)`,
 are named by logical dimensions, `S0S1 = S0R x RS1_2`; batched ones, `(b, i, k) x (b, k, j)`, by labels,
@@ -25,7 +25,7 @@ def name_in_rows(operation: Operation, choices: Choices) -> str:
 
 
 def is_classic_in_rows(used: Choices) -> bool:
-    """Return whether the peer has it: one batch dimension at most, and not with replicated axes only."""
+    """Return whether ColossalAI has it: one batch dimension at most, and not with replicated axes only."""
     batch = {choice for choice in used if _is_batch(choice)}
     leaves_axes = None in used and set(used) <= {None, *batch}
     return len(batch) <= 1 and not (batch and leaves_axes)
@@ -42,12 +42,12 @@ def name_batched(operation: Operation, choices: Choices) -> str:
 
 
 def is_classic_batched(used: Choices) -> bool:
-    """Return whether the peer has it: every axis shards, and one batch dimension is sharded."""
+    """Return whether ColossalAI has it: every axis shards, and one batch dimension is sharded."""
     return None not in used and len({choice for choice in used if _is_batch(choice)}) == 1
 
 
 def is_classic_embedding(used: Choices) -> bool:
-    """Return whether the peer has it: no sharded vocabulary `v`, and one batch dimension at most."""
+    """Return whether ColossalAI has it: no sharded vocabulary `v`, and one batch dimension at most."""
     return "v" not in used and len(set(used) - {None, "d"}) <= 1
 
 
@@ -59,7 +59,7 @@ def name_by_dimensions(operation: Operation, choices: Choices) -> str:
 
 
 def name_layer_norm(operation: Operation, choices: Choices) -> str:
-    """Return `[S0, R] = [S0, R] x [R]`; the peer calls full replication `RR = RR x R` in any dimension."""
+    """Return `[S0, R] = [S0, R] x [R]`; ColossalAI calls full replication `RR = RR x R` in any dimension."""
     if not any(choices):
         return "RR = RR x R"
     operands = (operation.outputs[0], *operation.inputs[:2])

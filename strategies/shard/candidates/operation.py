@@ -71,7 +71,7 @@ class LabelledOperand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Which of how many even shards of a label a rank has."""
+    """A rank's shard of a label: its index among `count` even ones."""
 
     index: int = 0
     count: int = 1
@@ -120,7 +120,7 @@ class Operation:
         compute: the operator on local parts; on whole operands it is the dense operator. It finishes
             the first term (`LocalOperands.finished`) before it adds others.
         naming: the name of a candidate, from the operator and what each mesh axis shards.
-        is_classic: whether the peer has a candidate, from what the axes of more than one rank shard; `None`
+        is_classic: whether ColossalAI has a candidate, from what the axes of more than one rank shard; `None`
             where it has all of them.
         forward_flops: FLOPs of the whole operator forward; they divide over sharded axes.
         statistics: sums over the first term that all of it needs, the way a batch norm needs the

@@ -114,6 +114,6 @@ class ShardingCandidate:
         """Return the operand of that role.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the operator has no such operand.
         """
         return {operand.name: operand for operand in self.operands}[name]

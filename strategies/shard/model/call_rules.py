@@ -44,7 +44,7 @@ class FunctionCall:
 
 TensorStates: TypeAlias = Iterable[tuple[fx.Node, State]]
 DimensionMap: TypeAlias = Callable[[FunctionCall, Shape], Mapping[int, int]]
-"""From a call and the shape of its only tensor to {dimension of it: the same one of the result}."""
+"""A function of a call and the shape of its only tensor; returns {dimension of it: that of the result}."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,4 +271,4 @@ RULES: Mapping[str, CallRule] = {
         _NORMALISATIONS, CallRule(states=_mapped(_others), names=("input", "dim", "_stacklevel", "dtype"))
     ),
 }
-"""By the name of the function, whether it is a method, an operator or of `torch`."""
+"""Rules by the name of the function, whether it is a method, an operator or of `torch`."""

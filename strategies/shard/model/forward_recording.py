@@ -30,7 +30,7 @@ from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
-"""By the FQN of a module: the shape of what it gives on a rank, and what it gives on the whole."""
+"""Results of modules by FQN: the shape on a rank, and the whole tensor."""
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _OWN = ("torch", "strategies", "contextlib", "functools")

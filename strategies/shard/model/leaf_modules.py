@@ -26,7 +26,7 @@ def why_not_placed(module: nn.Module) -> str | None:
     """Return a phrase for why `module` can be no leaf module; `None` where it can."""
     known = next((cls for cls in KNOWN if isinstance(module, cls)), None)
     if known is None:
-        return "is none of the linears, embeddings and norms of torch"
+        return "is not a torch linear, embedding or norm"
     cls = type(module)
     is_own = any(getattr(cls, name) is not getattr(nn.Module, name) for name in _ACCESS)
     if is_own or cls.forward is not known.forward or "forward" in vars(module):

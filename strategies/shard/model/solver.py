@@ -1,4 +1,4 @@
-"""The integer programme over a whole model: one option for each node, states that fit on every edge.
+"""The integer program over a whole model: one option for each node, states that fit on every edge.
 
     minimise    the seconds of all chosen options; among equals, their communicated bytes
     such that   a node has one option,
@@ -212,7 +212,7 @@ def _constraints(rows: list[_Row], variables: int) -> Any:
 
 
 def _scipy(name: str) -> ModuleType:
-    """Return a part of SciPy, an import of half a second that only those pay who solve a programme."""
+    """Return a part of SciPy, an import of half a second that only those pay who solve a program."""
     return importlib.import_module(f"scipy.{name}")
 
 

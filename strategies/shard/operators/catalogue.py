@@ -45,7 +45,7 @@ class OperatorRow:
         describe: makes its description from sizes and options.
         summary: one line on what it computes.
         arguments: how a command line gives the arguments of `describe`, by their names.
-        has_modes: whether the peer has a set of candidates of its own for it.
+        has_modes: whether ColossalAI has a set of candidates of its own for it.
     """
 
     describe: Callable[..., Operation]
@@ -59,7 +59,7 @@ def _operator(describe: Callable[..., Operation], summary: str, **arguments: Arg
 
 
 def _follower(describe: Callable[..., Operation], summary: str, **arguments: Argument) -> OperatorRow:
-    """Return an operator that takes the candidates of its producer in the peer."""
+    """Return an operator that takes the candidates of its producer in ColossalAI."""
     return replace(_operator(describe, summary, **arguments), has_modes=False)
 
 

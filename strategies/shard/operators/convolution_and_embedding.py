@@ -43,7 +43,7 @@ def conv2d(
     A mesh axis replicates, or shards the batch or the channels on either side: 4^axes candidates where
     everything divides. With groups, whole groups are sharded instead of channels, on both sides at once.
     Height and width are not: neighbours would exchange halos. DTensor's rule for `aten.convolution` has the
-    batch only; the channels follow from the convolution being a matrix product over them. The peer misses
+    batch only; the channels follow from the convolution being a matrix product over them. ColossalAI misses
     none.
 
     Args:

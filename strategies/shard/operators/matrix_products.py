@@ -7,7 +7,7 @@ On a mesh axis that shards a label, the collectives follow from which operands h
     b_i   the gradients of weight and bias are partial: all-reduced in the backward
 
 With `b` batch dimensions, a product with a matrix has (b + 3)^axes complete candidates where everything
-divides. The peer leaves out those that shard two different batch dimensions, and those that shard a batch
+divides. ColossalAI leaves out those that shard two different batch dimensions, and those that shard a batch
 dimension and replicate the rest: on two axes it has 9 + 5·b.
 """
 
@@ -53,7 +53,7 @@ def linear(input_shape: Sequence[int], out_features: int, *, bias: bool = True) 
     Raises:
         StrategyError: a shape is empty, or a size is below 1.
 
-    Source: the seed's test of the linear handler (ColossalAI, auto_parallel/tensor_shard).
+    Source: ColossalAI's test of the linear handler (auto_parallel/tensor_shard).
     """
     shape = checked_shape("input_shape", input_shape)
     (features,) = checked_shape("out_features", [out_features])
@@ -115,7 +115,7 @@ def bmm(input_shape: Sequence[int], other_shape: Sequence[int]) -> Operation:
 
     There are 5^axes complete candidates where everything divides, those of DTensor's rule for the einsum
     `bik,bkj->bij`. `classic` has those in which every axis shards and one the batch, 7 on two axes; where
-    none of them cuts evenly, full replication, which the peer lacks.
+    none of them cuts evenly, full replication, which ColossalAI lacks.
 
     Args:
         input_shape: `(b, i, k)`.

@@ -1,4 +1,4 @@
-"""Norms: `layer_norm`, and `batch_norm` in training. The peer misses none of their candidates."""
+"""Norms: `layer_norm`, and `batch_norm` in training. ColossalAI misses none of their candidates."""
 
 from __future__ import annotations
 

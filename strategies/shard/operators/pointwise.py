@@ -1,7 +1,7 @@
 """Functions of single elements, and along a dimension: `elementwise`, `softmax` and `sum_`.
 
-They compute where their inputs lie, communicate at most the sum that they take, and count no FLOPs. In the
-peer they take the candidates of their producer; here they are derived like all others, so `classic` is
+They compute where their inputs lie, communicate at most the sum that they take, and count no FLOPs. In
+ColossalAI they take the candidates of their producer; here they are derived like all others, so `classic` is
 `complete`. With `d` dimensions that may be sharded, and divide, there are (d + 1)^axes candidates.
 """
 
@@ -42,7 +42,7 @@ def elementwise(shapes: Sequence[Sequence[int]], *, function: Callable[..., Tens
             whichever it is.
 
     Raises:
-        StrategyError: a shape is empty, a size is below 1, or there is none, or they do not broadcast.
+        StrategyError: no shape is given, a shape is empty, a size is below 1, or the shapes do not broadcast.
     """
     if not shapes:
         raise StrategyError("shapes", "must be at least one, got none")

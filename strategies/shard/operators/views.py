@@ -64,7 +64,7 @@ def permute(input_shape: Sequence[int], dims: Sequence[int]) -> Operation:
 
     Args:
         input_shape: shape before.
-        dims: which dimension of the input stands where, negative from the end.
+        dims: dimension of the input at each position, negative from the end.
 
     Raises:
         StrategyError: the shape is empty, a size is below 1, or `dims` is no order of its dimensions.

@@ -54,7 +54,7 @@ def sizes(text: str) -> Shape:
     try:
         return tuple(int(size) for size in text.split(","))
     except ValueError:
-        raise ArgumentTypeError(f"must be integers with commas between, got {text!r}") from None
+        raise ArgumentTypeError(f"must be comma-separated integers, got {text!r}") from None
 
 
 def index(text: str) -> Index:
@@ -67,7 +67,7 @@ def index(text: str) -> Index:
         return tuple(_entry(entry) for entry in text.split(","))
     except ValueError:
         raise ArgumentTypeError(
-            f"must be integers, slices, None and ... with commas between, got {text!r}"
+            f"must be comma-separated integers, slices, None and ..., got {text!r}"
         ) from None
 
 

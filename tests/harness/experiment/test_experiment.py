@@ -25,9 +25,7 @@ def test_the_twin_differs_in_the_strategies_alone() -> None:
         if getattr(twin, field.name) != getattr(experiment, field.name)
     }
     assert changed == {"ac"}
-    assert twin.is_baseline
     assert twin.twin() == twin
-    assert not experiment.is_baseline
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,6 @@ def test_the_twin_lacks_one_thing_at_a_time(line: str, changed: set[str], is_pla
     experiment = experiment_of(f"mesh=tp2 {line}")
     twin = experiment.twin()
     assert {name for name in GROUPS if getattr(twin, name) != getattr(experiment, name)} == changed
-    assert experiment.is_baseline == (not changed)
     assert experiment.is_placed_as_twin == is_placed_as_twin
 
 

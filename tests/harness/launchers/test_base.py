@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from harness.launchers import base
-from harness.launchers.base import End, Flight, Sweep, arrivals, follow_packer
+from harness.launchers.base import End, InFlight, Sweep, arrivals, follow_packer
 from harness.launchers.packing import Packer
 from harness.records.claims import claim, claimant
 from harness.records.record import Record
@@ -23,17 +23,17 @@ def sweep(tmp_path: Path) -> Sweep:
     return sweep_in(tmp_path)
 
 
-def _flights(sweep: Sweep, count: int) -> list[Flight]:
-    flights = [Flight(task=task(number), submission="ours", job="7") for number in range(count)]
+def _flights(sweep: Sweep, count: int) -> list[InFlight]:
+    flights = [InFlight(task=task(number), submission="ours", job="7") for number in range(count)]
     claim(sweep.store, (flight.task.trial_id for flight in flights), "ours")
     return flights
 
 
-def _land(sweep: Sweep, flight: Flight, submission: str = "ours") -> Record:
+def _land(sweep: Sweep, flight: InFlight, submission: str = "ours") -> Record:
     return write_record(sweep.store, flight.task.trial_id, submission)
 
 
-def _none(_open: Sequence[Flight]) -> Mapping[str, End | None]:
+def _none(_open: Sequence[InFlight]) -> Mapping[str, End | None]:
     return {}
 
 
@@ -76,7 +76,7 @@ def test_a_record_that_was_written_just_before_the_end_wins(sweep: Sweep) -> Non
     (flight,) = _flights(sweep, 1)
     written: list[Record] = []
 
-    def ends(_open: Sequence[Flight]) -> Mapping[str, End | None]:
+    def ends(_open: Sequence[InFlight]) -> Mapping[str, End | None]:
         written.append(_land(sweep, flight))
         return {flight.task.trial_id: END}
 
@@ -115,7 +115,7 @@ class _Packer:
     def __init__(self, looks: Iterator[bool]) -> None:
         self._looks, self.stops = looks, 0
 
-    def is_over(self) -> bool:
+    def advance(self) -> bool:
         return next(self._looks, True)
 
     def stop(self) -> None:

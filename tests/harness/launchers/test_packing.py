@@ -164,16 +164,16 @@ def lanes(tmp_path: Path) -> _Lanes:
 )
 def test_lanes_at_once(lanes: _Lanes, count: int, cores: int, most: int, started: int) -> None:
     packer = lanes.packer(tasks(count), pool=_pool(cores=cores), most=most)
-    assert packer.is_over() is (started == 0)
+    assert packer.advance() is (started == 0)
     assert len(lanes.started) == started
-    assert packer.is_over() is (started == 0)
+    assert packer.advance() is (started == 0)
     assert len(lanes.started) == started
     assert [spec.name for spec, _, _ in lanes.started] == [f"0-{number}" for number in range(started)]
 
 
 def test_every_lane_may_take_every_trial_of_its_shape(lanes: _Lanes) -> None:
     work = [*tasks(2), task(2, "mesh=ddp2")]
-    lanes.packer(work).is_over()
+    lanes.packer(work).advance()
     found = [[each.trial_id for each in spec.tasks] for spec, _, _ in lanes.started]
     assert found == [[work[2].trial_id]] + 2 * [[each.trial_id for each in work[:2]]]  # the largest first
     assert [spec.resources.core_count for spec, _, _ in lanes.started] == [2, 1, 1]
@@ -182,17 +182,17 @@ def test_every_lane_may_take_every_trial_of_its_shape(lanes: _Lanes) -> None:
 def test_a_lane_that_ends_gives_its_slice_to_another_shape(lanes: _Lanes) -> None:
     work = [task(0), task(1, "mesh=ddp2")]
     packer = lanes.packer(work, pool=Pool(["alpha"], gpus=(), cores=range(2)))
-    assert not packer.is_over()
+    assert not packer.advance()
     assert len(lanes.started) == 1
     lanes.begin(1, "0-0")
     lanes.finish(1)
     lanes.end(0)
-    assert not packer.is_over()
+    assert not packer.advance()
     assert [spec.tasks for spec, _, _ in lanes.started[1:]] == [(work[0],)]
     lanes.begin(0, "0-1")
     lanes.finish(0)
     lanes.end(1)
-    assert packer.is_over()
+    assert packer.advance()
     assert len(lanes.started) == 2
 
 
@@ -210,10 +210,10 @@ def test_a_lane_that_dies_loses_its_trial_and_another_takes_the_rest(
 ) -> None:
     work = tasks(2)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     lanes.begin(0, "0-0")
     lanes.end(0, code)
-    assert not packer.is_over()
+    assert not packer.advance()
     message = f"the lane {words} while the trial ran, on alpha; see lane-0-0.log"
     assert lanes.errors(work) == {work[0].trial_id: ("lost", kind, message)}
     assert len(lanes.started) == 2
@@ -222,12 +222,12 @@ def test_a_lane_that_dies_loses_its_trial_and_another_takes_the_rest(
 def test_a_lane_that_dies_after_its_record_loses_nothing(lanes: _Lanes) -> None:
     work = tasks(2)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     lanes.begin(0, "0-0")
     lanes.finish(0)
     lanes.begin(1, "0-0")
     lanes.end(0, -signal.SIGKILL)
-    assert packer.is_over()
+    assert packer.advance()
     assert list(lanes.errors(work)) == [work[1].trial_id]
 
 
@@ -235,10 +235,10 @@ def test_lanes_that_cannot_begin_are_not_started_for_ever(lanes: _Lanes) -> None
     work = tasks(3)
     packer = lanes.packer(work, most=1)
     for lane in range(3):  # one that dies is replaced, also twice
-        assert not packer.is_over()
+        assert not packer.advance()
         assert (len(lanes.started), lanes.errors(work)) == (lane + 1, {})
         lanes.end(lane, 1)
-    assert packer.is_over()
+    assert packer.advance()
     message = "the lane ended with status 1 before the trial began, on alpha; see lane-0-2.log"
     assert lanes.errors(work) == {each.trial_id: ("lost", "exit 1", message) for each in work}
     assert len(lanes.started) == 3
@@ -247,15 +247,15 @@ def test_lanes_that_cannot_begin_are_not_started_for_ever(lanes: _Lanes) -> None
 def test_a_lane_that_began_a_trial_ends_a_row_of_those_that_could_not(lanes: _Lanes) -> None:
     work = tasks(2)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     for lane in range(2):
         lanes.end(lane, 1)
-        packer.is_over()
+        packer.advance()
     lanes.begin(0, "0-2")
     lanes.end(2, 1)
-    packer.is_over()
+    packer.advance()
     lanes.end(3, 1)
-    assert not packer.is_over()
+    assert not packer.advance()
     assert list(lanes.errors(work)) == [work[0].trial_id]
     assert len(lanes.started) == 5
 
@@ -263,10 +263,10 @@ def test_a_lane_that_began_a_trial_ends_a_row_of_those_that_could_not(lanes: _La
 def test_trials_that_a_later_command_has_taken_over_are_left_to_it(lanes: _Lanes) -> None:
     work = tasks(3)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     claim(lanes.store, (each.trial_id for each in work), "another")
     lanes.end(0)
-    assert packer.is_over()
+    assert packer.advance()
     assert len(lanes.started) == 1
     assert lanes.errors(work) == {}
 
@@ -276,31 +276,31 @@ def test_what_was_taken_over_is_not_lost(lanes: _Lanes, monkeypatch: pytest.Monk
     monkeypatch.setattr(packing, "_FRUITLESS", 1)
     work = tasks(3)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     claim(lanes.store, [work[1].trial_id], "another")
     lanes.end(0, code)
-    assert packer.is_over()
+    assert packer.advance()
     assert list(lanes.errors(work)) == [work[0].trial_id, work[2].trial_id]
 
 
 def test_a_trial_that_somebody_holds_is_not_lost(lanes: _Lanes) -> None:
     work = tasks(1)
     packer = lanes.packer(work)
-    packer.is_over()
+    packer.advance()
     lanes.begin(0, "0-0")
     with lanes.store.locked(work[0].trial_id):
         lanes.end(0, 1)
-        packer.is_over()
+        packer.advance()
     assert lanes.errors(work) == {}
 
 
 def test_no_lane_starts_when_the_sweep_was_stopped(lanes: _Lanes) -> None:
     work = tasks(3)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     (folder_of(lanes.store, lanes.submission) / STOP).touch()
     lanes.end(0)
-    assert packer.is_over()
+    assert packer.advance()
     assert len(lanes.started) == 1
     assert lanes.errors(work) == {}
 
@@ -308,11 +308,11 @@ def test_no_lane_starts_when_the_sweep_was_stopped(lanes: _Lanes) -> None:
 def test_at_the_time_limit_what_has_not_begun_is_recorded(lanes: _Lanes) -> None:
     work = [*tasks(3), task(3, "mesh=ddp2")]
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     lanes.begin(3, "0-0")
     lanes.finish(3)
     lanes.end(0, TIME_LIMIT_STATUS)
-    assert packer.is_over()
+    assert packer.advance()
     assert len(lanes.started) == 1
     message = "the time limit of the allocation was reached before the trial began"
     assert lanes.errors(work) == {each.trial_id: ("timeout", "TIMEOUT", message) for each in work[:3]}
@@ -339,14 +339,14 @@ def test_a_lane_that_was_told_to_end_is_replaced_after_a_while(
     monkeypatch.setattr(time, "monotonic", lambda: clock_s[0])
     work = tasks(2)
     packer = lanes.packer(work, most=1)
-    packer.is_over()
+    packer.advance()
     lanes.begin(0, "0-0")
     write_attempt(lanes.store, work[0].trial_id, attempt(lanes.submission, lane="0-0", yielded=True))
     lanes.end(0, code)
-    assert not packer.is_over()
+    assert not packer.advance()
     assert len(lanes.started) == 1
     clock_s[0] += later_s
-    assert not packer.is_over()
+    assert not packer.advance()
     assert [spec.name for spec, _, _ in lanes.started] == (["0-0", "0-1"] if is_replaced else ["0-0"])
     assert lanes.errors(work) == {}
 
@@ -372,21 +372,21 @@ def test_what_an_earlier_run_of_the_allocation_left(
     packer.record_earlier_deaths()
     error = ("lost", "NODE_FAIL", "a node of job 7 failed (alpha)")
     assert lanes.errors(work) == ({work[0].trial_id: error} if is_lost else {})
-    packer.is_over()
+    packer.advance()
     is_left = begun is None or begun.get("yielded", False)
     assert [spec.name for spec, _, _ in lanes.started] == (["1-0"] if is_left else [])
 
 
 def test_stopping_leaves_the_running_lanes_alone(lanes: _Lanes) -> None:
     packer = lanes.packer(tasks(3), most=1)
-    packer.is_over()
+    packer.advance()
     packer.stop()
-    assert not packer.is_over()
+    assert not packer.advance()
     assert (folder_of(lanes.store, lanes.submission) / STOP).exists()
     assert not lanes.started[0][2].is_terminated
 
 
 def test_leaving_ends_what_runs(lanes: _Lanes) -> None:
     with lanes.packer(tasks(3)) as packer:
-        packer.is_over()
+        packer.advance()
     assert [process.is_terminated for _, _, process in lanes.started] == [True] * 3

@@ -15,7 +15,7 @@ from harness.experiment.mesh import Mesh
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_ends as ends
 from harness.launchers import slurm_submit
-from harness.launchers.base import End, Flight, Sweep
+from harness.launchers.base import End, InFlight, Sweep
 from harness.launchers.lane_spec import STOP
 from harness.launchers.slurm import Slurm
 from harness.launchers.slurm_client import JobState, SlurmUnreachableError
@@ -132,12 +132,12 @@ def sweep(tmp_path: Path) -> Sweep:
     return sweep_in(tmp_path)
 
 
-def _flight(sweep: Sweep, job: str | None = "7_0") -> Flight:
+def _flight(sweep: Sweep, job: str | None = "7_0") -> InFlight:
     claim(sweep.store, [task().trial_id], "ours")
-    return Flight(task=task(), submission="ours", job=job)
+    return InFlight(task=task(), submission="ours", job=job)
 
 
-def _ends(sweep: Sweep, flight: Flight) -> dict[str, End | None]:
+def _ends(sweep: Sweep, flight: InFlight) -> dict[str, End | None]:
     return Look(sweep=sweep, time_min=5).ends([flight])
 
 

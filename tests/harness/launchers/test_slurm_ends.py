@@ -9,7 +9,7 @@ import pytest
 
 from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_ends as ends
-from harness.launchers.base import Flight, arrivals
+from harness.launchers.base import InFlight, arrivals
 from harness.launchers.slurm_client import JobState
 from harness.records.claims import claim, write_attempt
 from tests.harness.sweeping import attempt, error_of, sweep_in, task
@@ -40,7 +40,7 @@ def _look(
     if yielded is not None:
         write_attempt(sweep.store, trial.trial_id, attempt("mine", job=state.job, yielded=yielded))
     look = ends.Look(sweep=sweep, time_min=60)
-    flight = Flight(task=trial, submission="mine", job=state.job)
+    flight = InFlight(task=trial, submission="mine", job=state.job)
     record = next(arrivals(sweep, [flight], look.ends))
     return None if record is None else error_of(record), cancelled
 

@@ -275,7 +275,7 @@ def test_what_cannot_be_reported_is_refused(
     [
         pytest.param(
             ["a", "--format", "pdf"],
-            "argument --format: must be of html, markdown, csv, wandb, got 'pdf'",
+            "argument --format: must be one of html, markdown, csv, wandb, got 'pdf'",
             id="format",
         ),
         pytest.param(["a", "b", "c"], "at most two sweeps can be compared, got 3", id="three"),

@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
-from harness.launchers.base import Collected, Flight
+from harness.launchers.base import Collected, InFlight
 from harness.launchers.local import Local
 from harness.launchers.task import Point, Task
 from harness.measure.environment import describe, environment_id
@@ -36,7 +36,9 @@ class _Launcher(Local):
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002
         flights = [
-            Flight(task=task, submission="earlier", job="7") for task in tasks if task.trial_id in self.flying
+            InFlight(task=task, submission="earlier", job="7")
+            for task in tasks
+            if task.trial_id in self.flying
         ]
         return Collected(records=self.landed, flights=flights)
 

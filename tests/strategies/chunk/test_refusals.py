@@ -124,7 +124,10 @@ VALUES = {
     "a truth value": ({"fraction": True}, "chunk.fraction: must be above 0 and at most 1, got True"),
     "a word": ({"fraction": "half"}, "chunk.fraction: must be above 0 and at most 1, got 'half'"),
 }
-DEPENDS = "whose result or shape depends on data; it cannot be planned"
+DEPENDS = (
+    "whose result or shape depends on data; it cannot be planned; "
+    "move the call out of the model, or use chunk=none"
+)
 MODELS = {
     "a number of the data": (_Reads, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
     "a branch on the data": (_Branches, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),

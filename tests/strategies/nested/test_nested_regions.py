@@ -81,7 +81,7 @@ NESTED: dict[str, tuple[list[Path], tuple[NestedRegion, ...]]] = {
     "one region of all": ([(0,), (0,)], (region([0], 0, 2),)),
     "two side by side": ([(0,), (1,)], (region([0], 0, 1), region([1], 1, 2))),
     "indices in any order": ([(7,), (), (2,)], (region([7], 0, 1), region([2], 2, 3))),
-    "the seed's": (
+    "ColossalAI's": (
         [(0, 0, 0), (0, 0), (0, 0, 1), (0, 1), (1,), ()],
         (
             region(

@@ -43,11 +43,11 @@ UNHELD = FORWARD + "gives {!r} a {}, which no graph can hold"
 WITHOUT = "ac: the model cannot be followed without data: "  # and the first line of what torch says
 INSIDE = (
     "ac: region {} changes in place what was made outside of it, by {!r}, "
-    "so that it could not be recomputed; leave it outside"
+    "so it cannot be recomputed; leave it outside"
 )
 BEHIND = (
-    "ac: region {} takes what {!r} changes in place behind it, so that it could not be recomputed; "
-    "put that into the region too"
+    "ac: region {0} reads a tensor that {1!r} later changes in place, "
+    "so {0} cannot be recomputed; include {1!r} in {0}"
 )
 
 SOMEWHERE = torch.ones(WIDTH)

@@ -109,11 +109,11 @@ def test_refusals(arguments: list[str], message: str, capsys: pytest.CaptureFixt
 UNREADABLE: dict[str, tuple[str, str]] = {
     "a shape": (
         "linear --input 4x16 --out 32 --mesh 2,2",
-        "argument --input: must be integers with commas between, got '4x16'",
+        "argument --input: must be comma-separated integers, got '4x16'",
     ),
     "an index": (
         "getitem --input 4,16 --index 0,x --mesh 2,2",
-        "argument --index: must be integers, slices, None and ... with commas between, got '0,x'",
+        "argument --index: must be comma-separated integers, slices, None and ..., got '0,x'",
     ),
     "a missing option": (
         "bmm --input 4,8,16 --mesh 2,2",

@@ -72,7 +72,7 @@ def test_what_differs_did_nothing_or_was_not_timed_is_on_no_front() -> None:
 
 def lines(*records: Record, waiting: int = 0) -> list[str]:
     names = [f"{number:012x}" for number in range(waiting)]
-    return [plain(claim.line) for claim in answer(sweep_of(records, name="demo", waiting=names))]
+    return [plain(statement.line) for statement in answer(sweep_of(records, name="demo", waiting=names))]
 
 
 def test_the_answer_says_what_is_best_and_what_it_dominates() -> None:

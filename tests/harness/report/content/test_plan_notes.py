@@ -83,7 +83,7 @@ def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, nam
 )
 def test_what_a_plan_came_to(shown: Record, expected: list[str]) -> None:
     assert list(plan_notes(shown)) == expected
-    said = [plain(claim.line) for claim in answer(sweep_of([shown], name="demo"))]
+    said = [plain(statement.line) for statement in answer(sweep_of([shown], name="demo"))]
     assert [remark in notes(shown) for remark in expected] == [True] * len(expected)
     assert [any(f": {remark}." in line for line in said) for remark in expected] == [True] * len(expected)
 

@@ -15,7 +15,16 @@ import pytest
 
 from harness.records.store import Store
 from harness.report.content.contents import document
-from harness.report.facts.document import Claim, CodeText, Document, Mark, Number, Section, Table, TrialName
+from harness.report.facts.document import (
+    CodeText,
+    Document,
+    Mark,
+    Number,
+    Section,
+    Statement,
+    Table,
+    TrialName,
+)
 from harness.report.facts.number_words import Unit, printable
 from harness.report.facts.sweep_records import sweep_of
 from harness.report.formats.csv import to_csv
@@ -42,8 +51,10 @@ def evil_document() -> Document:
         title=EVIL,
         subtitle=(EVIL,),
         partial="",
-        answer=(Claim(line=parts, trial_ids=(EVIL,)),),
-        sections=(Section(key="one", title="One", claims=(Claim(line=parts, trial_ids=()),), items=tables),),
+        answer=(Statement(line=parts, trial_ids=(EVIL,)),),
+        sections=(
+            Section(key="one", title="One", statements=(Statement(line=parts, trial_ids=()),), items=tables),
+        ),
     )
 
 

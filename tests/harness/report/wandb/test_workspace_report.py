@@ -56,13 +56,13 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_numbers_of_the_conclusion_equal_the_store(offline: Store) -> None:
     stored = {each.trial_id: each.to_dict() for each in offline.scan().records}
     lines = texts(written(offline))[0].splitlines()
-    claims = answer(load(offline.root))
-    assert len(lines) == len(claims) > 3
-    for line, claim in zip(lines, claims, strict=True):
-        numbers = [part for part in claim.line if isinstance(part, Number)]
+    statements = answer(load(offline.root))
+    assert len(lines) == len(statements) > 3
+    for line, statement in zip(lines, statements, strict=True):
+        numbers = [part for part in statement.line if isinstance(part, Number)]
         shown = [str(part) for part in numbers]
         words = line.removeprefix("* ").replace("\\", "").replace("`", "")
-        assert words == plain(claim.line).replace("\\", "").replace("`", "")
+        assert words == plain(statement.line).replace("\\", "").replace("`", "")
         found = _NUMBER.findall(words)
         assert [each for each in shown if each not in found] == []
         for number, text in zip(numbers, shown, strict=True):

@@ -17,7 +17,7 @@ from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import Examined, apply_elsewhere, examine
 
 CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], bool, int]] = {
-    "the seed's, all 36": ((4, 4, 4, 16), 32, (2, 2), True, 36),
+    "ColossalAI's, all 36": ((4, 4, 4, 16), 32, (2, 2), True, 36),
     "without a bias": ((4, 4, 4, 16), 32, (2, 2), False, 36),
     "one batch dimension": ((8, 16), 32, (2, 2), True, 16),
     "no batch dimension": ((16,), 32, (2, 2), True, 9),

@@ -1,4 +1,4 @@
-"""linear: the seed's set by name, the complete one by number, and operands as the seed asserts them."""
+"""linear: ColossalAI's set by name, the complete one by number, and operands as its test asserts them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ COUNTS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], int, int]] = {
     "two": ((4, 4, 16), 32, (2, 2), 19, 25),
     "three": (SEED, 32, (2, 2), 24, 36),
     "four": ((4, 4, 4, 4, 16), 32, (2, 2), 29, 49),
-    "the seed's other input, a batch dimension of one": ((1, 4, 4, 16), 32, (2, 2), 19, 25),
+    "the other input of ColossalAI's test, a batch dimension of one": ((1, 4, 4, 16), 32, (2, 2), 19, 25),
     "a batch dimension that two axes cut once": ((2, 4, 4, 16), 32, (2, 2), 23, 35),
     "an odd batch dimension": ((3, 4, 16), 32, (2, 2), 14, 16),
     "an odd output dimension": ((4, 4, 4, 16), 33, (2, 2), 13, 25),

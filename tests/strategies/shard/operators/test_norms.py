@@ -1,4 +1,4 @@
-"""Norms: the peer's sets by name, statistics of the whole batch, and what cannot be normalised."""
+"""Norms: ColossalAI's sets by name, statistics of the whole batch, and what cannot be normalised."""
 
 from __future__ import annotations
 

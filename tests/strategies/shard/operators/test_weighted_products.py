@@ -1,4 +1,4 @@
-"""Products: the peer's sets by name, the complete ones by number, and what cannot be multiplied."""
+"""Products: ColossalAI's sets by name, the complete ones by number, and what cannot be multiplied."""
 
 from __future__ import annotations
 
