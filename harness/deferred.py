@@ -7,17 +7,21 @@ programs do not call it: there every import is an ordinary one.
 Modules that the driver reads follow one rule: they write `import torch` and `from strategies.regions import
 blocks`, never names from these modules, because `from torch import nn` needs `nn` at once and runs torch.
 
-Not for several threads that import at the same time: a command imports in its main thread.
+`python -X importtime` shows the time of such a module under its first reader, not under its importer.
+
+Threads may read at the same time: one at a time runs what waits. Their functions import nothing, because a
+thread that imports from a package while another runs it may wait for it for ever.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -55,84 +59,124 @@ def install() -> None:
 
 
 class _Deferred(ModuleType):
-    """A module that has not run. It has no `__path__`, so importing something inside it runs it first."""
+    """A module that has not run to its end. Before it runs it has no `__path__`, so an import inside runs it.
+
+    What the thread that runs it reads meanwhile is as in any module that is being imported.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        """Run the module, because `name` is asked for, and return it."""
-        loader = self.__loader__
-        assert isinstance(loader, _Waiting)
-        loader.run(self)
-        return getattr(self, name)
+        _run(self)
+        return ModuleType.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _run(self)
+        ModuleType.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _run(self)
+        ModuleType.__delattr__(self, name)
+
+    def __dir__(self) -> Iterable[str]:
+        _run(self)
+        return ModuleType.__dir__(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting(Loader):
-    """Loads a module without running it.
+    """Loads a module without running it, and runs it once.
 
     Fields:
         real: runs it.
+        lock: held while a module runs; one for all.
+        begun: whether it runs or has run.
+        error: what running it raised, for every reader.
     """
 
     real: Loader
+    lock: RLock
+    begun: bool = False
+    error: BaseException | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__class__ = _Deferred
         vars(module).pop("__path__", None)
+        vars(module)["__waiting__"] = self
+        module.__class__ = _Deferred
 
     def run(self, module: ModuleType) -> None:
-        """Make an ordinary module of `module` and run it; where that fails, the next reader tries again."""
-        spec = module.__spec__
+        """Run `module` and make an ordinary one of it, or leave nothing in it of a run that fails."""
+        self.begun = True
+        before, spec = dict(vars(module)), module.__spec__
         assert spec is not None
-        module.__class__ = ModuleType
         module.__loader__ = spec.loader = self.real
         if spec.submodule_search_locations is not None:
             module.__path__ = spec.submodule_search_locations
         try:
             self.real.exec_module(module)
-        except BaseException:
-            module.__loader__ = spec.loader = self
-            self.exec_module(module)
+        except AttributeError as error:  # `hasattr` would take it for its answer
+            self.error = ImportError(f"{module.__name__}: {error}", name=module.__name__)
+            raise self.error from error
+        except BaseException as error:
+            self.error = error
             raise
+        else:
+            module.__class__ = ModuleType
+            del module.__waiting__
+        finally:
+            if self.error is not None:
+                for name in vars(module).keys() - before.keys():
+                    del vars(module)[name]
+                vars(module).update(before)
+
+
+def _run(module: ModuleType) -> None:
+    """Run `module`, unless that has begun in this thread or has ended; raise what running it raised."""
+    waiting = vars(module).get("__waiting__")
+    if waiting is None:
+        return
+    with waiting.lock:
+        if waiting.error is not None:
+            raise waiting.error
+        if not waiting.begun:
+            waiting.run(module)
 
 
 @dataclass(frozen=True, slots=True)
 class _Present(Loader):
-    """Gives the module that running its package has imported meanwhile.
+    """Gives the module that running its package has imported meanwhile, instead of the one that Python made.
 
     Fields:
-        module: as it was imported.
-        spec: its own, which Python replaces by the one that was asked for.
+        module: as it was imported; it may wait itself.
     """
 
     module: ModuleType
-    spec: ModuleSpec | None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 (the protocol of loaders)
-        return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec
+        sys.modules[module.__name__] = self.module
 
 
+@dataclass(frozen=True)
 class _Finder(MetaPathFinder):
-    """Finds the modules of the tables, as the other finders do, and lets them wait."""
+    """Finds the modules of the tables as the other finders do, and lets them wait; it finds no reload."""
+
+    lock: RLock = field(default_factory=RLock)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in sys.modules:  # looking up the path of its package has run that
-            found = sys.modules[name]
-            return spec_from_loader(name, _Present(module=found, spec=found.__spec__))
+        if target is not None:
+            return None
+        if name in sys.modules and _waits(name.rpartition(".")[0]):  # the look for its path ran its package
+            return spec_from_loader(name, _Present(sys.modules[name]))
         if not _waits(name):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
+        specs = (finder.find_spec(name, path) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Waiting(spec.loader)
+            spec.loader = _Waiting(spec.loader, self.lock)
         return spec
 
 
