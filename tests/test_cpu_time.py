@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.cpu_time import COST, SLOW_S, CpuTime, cpu_s
+from tests.cpu_time import COST, FAILS_S, SLOW_S, CpuTime, cpu_s
 
 BUSY_S = 0.3
 BUSY = f"""
@@ -57,3 +57,4 @@ def test_slow_means_what_was_measured(
     measured = CpuTime()
     measured.pytest_runtest_logreport(report)
     assert (measured.too_dear(), measured.too_cheap()) == (dear, cheap)
+    assert measured.too_dear(FAILS_S) == []
