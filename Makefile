@@ -21,7 +21,7 @@ test: $(STAMP)
 
 # What to run after each change: no slow test, and one of each expensive kind.
 quick: $(STAMP)
-	$(PYTEST) $(PARALLEL) -m 'not matrix and not slow and not expensive'
+	$(PYTEST) -n 2 --dist loadfile -m 'not matrix and not slow and not expensive'
 
 # The same as `test`, with every row of every matrix.
 matrix: $(STAMP)

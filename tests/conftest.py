@@ -47,6 +47,15 @@ EXPENSIVE = {
     "tests/strategies/shard/candidates/test_execution.py": "equals_the_dense_operator[one axis]",
     "tests/strategies/shard/test_cheapest.py": "::test_stays_within_its_memory[0.27]",
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
+    "tests/strategies/ac/test_laws.py::test_parity_bit_for_bit": "-full]",
+    "tests/strategies/ac/test_nested.py::test_parity": "[gpt-the default]",
+    "tests/strategies/tracing/test_function_graph.py::test_parity": "[one row, and half precision]",
+    "tests/strategies/shard/model/test_realisation.py::test_collectives": "",
+    "tests/harness/trial/test_proof.py::test_what_is_equal": "",
+    "tests/harness/measure/memory/test_allocator.py": "::test_without_compiler_there_is_no_library",
+    "tests/harness/measure/gloo/test_wait.py::test_bytes": "[tp]",
+    "tests/harness/experiment/test_experiment.py::test_the_tolerance": "[sharding]",
+    "tests/bench/": "test_table.py",
 }
 """What `make quick` leaves out, by the start of its name, but for tests whose names hold the value.
 
