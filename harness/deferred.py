@@ -118,7 +118,7 @@ class _Waiting(Loader):
         except AttributeError as error:  # `hasattr` would take it for its answer
             self.error = ImportError(f"{module.__name__}: {error}", name=module.__name__)
             raise self.error from error
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: torch's extensions cannot be imported a second time
             self.error = error
             raise
         else:
