@@ -1,0 +1,256 @@
+"""Modules as users write them and architectures of `transformers`, through the command: what it says of each.
+
+A set of modules is a folder of `bench.user_modules` with a list of cases. A case is right when the verdict is
+the expected one and the sentence blames the expected part and block first. A false alarm is a module that
+is right and gets `differs`.
+
+    python -m bench.audit --sets newcomer --matching half
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Group
+from rich.table import Table
+
+from bench.output import parser, publish
+from bench.table import table_of
+from harness.records.parity_result import PARTS
+from harness.records.record import validate
+from harness.records.store import RECORD
+
+MODULES = Path(__file__).parent / "user_modules"
+SETS = ("authors", "newcomer")
+ARCHITECTURES: Mapping[str, str] = {
+    "LlamaConfig": "model.layers",
+    "MistralConfig": "model.layers",
+    "Qwen3Config": "model.layers",
+    "Gemma2Config": "model.layers",
+    "MixtralConfig": "model.layers",
+    "GPT2Config": "transformer.h",
+    "OPTConfig": "model.decoder.layers",
+    "BertConfig": "bert.encoder.layer",
+    "T5Config": "encoder.block",
+    "ViTConfig": "vit.encoder.layer",
+}
+"""Ten configuration classes of `transformers` and the container of their blocks."""
+
+_VARIANTS = "ac=none,full,selective_layer,selective_op,nested,offload"
+_MESHES = ("single", "shard2")
+_DIFFERS_ALL_THE_SAME = {"ac.preserve_rng_state=false", "ac=nested", "ac=offload"}
+_PROTOCOL = ("tracker=none", "protocol=parity", "mesh.device=cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A module under a variant, and what is right.
+
+    Fields:
+        factory: set, file and function: `newcomer.counters:router`.
+        layers_fqn: container of its blocks.
+        overrides: variant and its options.
+        expected: a verdict, or `refused` where no trial ends well: by us, or by the module's own error.
+        part: what the sentence must blame first, a part of a training step; `None` where any is right.
+        name: begin of the name that it must blame; `None` where any is right.
+    """
+
+    factory: str
+    layers_fqn: str
+    overrides: tuple[str, ...]
+    expected: str
+    part: str | None
+    name: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the command said of a case.
+
+    Fields:
+        verdict: of the record, or its status where the trial did not end well.
+        sentence: the first difference, or the error.
+    """
+
+    factory: str
+    variant: str
+    expected: str
+    verdict: str
+    sentence: str
+    is_right: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """Answers of one set that are right.
+
+    Fields:
+        false_alarms: modules that are right and got `differs`.
+    """
+
+    modules: str
+    cases: int
+    right: int
+    false_alarms: int
+
+
+def main() -> int:
+    """Run the chosen sets, print both tables, write the JSON; return 1 where an answer is wrong."""
+    made = parser(__doc__, "audit")
+    made.add_argument("--sets", nargs="+", default=[*SETS, "transformers"], choices=[*SETS, "transformers"])
+    made.add_argument("--matching", default="", help="only factories whose name contains this")
+    made.add_argument("--rewind", action="store_true", help="only what differs, with ac.rewind=true: neutral")
+    arguments = made.parse_args()
+    found: dict[str, list[Answer]] = {}
+    for each in arguments.sets:
+        if each == "transformers":
+            found[each] = list(_architectures(arguments.matching))
+        else:
+            chosen = [case for case in cases(each) if arguments.matching in case.factory]
+            found[each] = list(_answers(_rewound(chosen) if arguments.rewind else chosen))
+    counts = [_count(name, answers) for name, answers in found.items()]
+    publish(
+        Group(_table(found), table_of(counts, {each: each for each in Count.__slots__})),
+        arguments.out,
+        protocol={"sets": arguments.sets, "overrides": _PROTOCOL, "variants": _VARIANTS, "meshes": _MESHES},
+        results={name: [asdict(answer) for answer in answers] for name, answers in found.items()},
+    )
+    return int(any(count.right < count.cases for count in counts))
+
+
+def cases(folder: str) -> list[Case]:
+    """Return the cases of the set in `folder` of `bench.user_modules`."""
+    listed: Any = OmegaConf.to_container(OmegaConf.load(MODULES / folder / "cases.yaml"))
+    return [
+        Case(
+            factory=f"{folder}.{each['factory']}",
+            layers_fqn=each.get("layers_fqn", "blocks"),
+            overrides=tuple(each["overrides"]),
+            expected=each["expected"],
+            part=each.get("part"),
+            name=each.get("name"),
+        )
+        for each in listed
+    ]
+
+
+def _rewound(chosen: Sequence[Case]) -> list[Case]:
+    """Return the cases that differ, with their state put back: they should be neutral."""
+    return [
+        dataclasses.replace(
+            case, overrides=(*case.overrides, "ac.rewind=true"), expected="neutral", part=None, name=None
+        )
+        for case in chosen
+        if case.expected == "differs" and not set(case.overrides) & _DIFFERS_ALL_THE_SAME
+    ]
+
+
+def _answers(chosen: Sequence[Case]) -> Iterator[Answer]:
+    """Yield the answer to each case; those of the same options are one sweep."""
+    sweeps: dict[tuple[str, tuple[str, ...]], list[Case]] = defaultdict(list)
+    for case in chosen:
+        sweeps[case.layers_fqn, case.overrides].append(case)
+    for (layers_fqn, overrides), alike in sweeps.items():
+        factories = ",".join(f"bench.user_modules.{case.factory}" for case in alike)
+        records = _records(
+            "model=python", f"model.factory={factories}", f"model.layers_fqn={layers_fqn}", *overrides
+        )
+        by_factory = {each["experiment"]["model"]["factory"]: each for each in records}
+        for case in alike:
+            yield _answer(case, by_factory.get(f"bench.user_modules.{case.factory}"))
+
+
+def _answer(case: Case, record: Mapping[str, Any] | None) -> Answer:
+    verdict, sentence = _said(record)
+    blames = (case.part is None or PARTS.get(case.part, case.part) in sentence) and (
+        case.name is None or case.name in sentence
+    )
+    is_verdict = verdict == case.expected
+    return Answer(
+        factory=case.factory,
+        variant=" ".join(case.overrides),
+        expected=" ".join(filter(None, (case.expected, case.part, case.name))),
+        verdict=verdict,
+        sentence=sentence,
+        is_right=is_verdict and blames and (verdict == "neutral" or bool(sentence)),
+    )
+
+
+def _said(record: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return the verdict, or the status of a trial that did not end well, and its sentence."""
+    if record is None:
+        return "nothing", ""
+    if record["status"] != "ok":
+        is_refused = record["status"] in {"refused", "failed"}
+        return "refused" if is_refused else record["status"], record["error"]["message"]
+    parity = validate(record).parity
+    return record["verdict"], "" if parity is None else next(parity.differences(), "")
+
+
+def _architectures(matching: str) -> Iterator[Answer]:
+    """Yield what the command says of each architecture, variant and mesh: neutral, or refused."""
+    for config_class, layers_fqn in ARCHITECTURES.items():
+        if matching not in config_class:
+            continue
+        for mesh in _MESHES:
+            points = ("model=hf", f"model.config_class={config_class}", f"model.layers_fqn={layers_fqn}")
+            for record in _records(*points, _VARIANTS, f"mesh={mesh}"):
+                verdict, sentence = _said(record)
+                yield Answer(
+                    factory=config_class,
+                    variant=f"ac={record['experiment']['ac']['name']} mesh={mesh}",
+                    expected="neutral or refused",
+                    verdict=verdict,
+                    sentence=sentence,
+                    is_right=verdict == "neutral" or record["status"] == "refused",
+                )
+
+
+def _records(*overrides: str) -> list[dict[str, Any]]:
+    """Run the sweep of `overrides` as a user would and return its records."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "harness", "-m", *_PROTOCOL, "name=audit", f"outputs_dir={folder}"]
+        ended = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False)
+        records = [
+            json.loads(path.read_text("utf-8")) for path in sorted(Path(folder, "audit").glob(f"*/{RECORD}"))
+        ]
+        if not records:
+            print(ended.stderr, file=sys.stderr)
+        return records
+
+
+def _count(name: str, answers: Sequence[Answer]) -> Count:
+    return Count(
+        modules=name,
+        cases=len(answers),
+        right=sum(answer.is_right for answer in answers),
+        false_alarms=sum(a.verdict == "differs" and a.expected.startswith("neutral") for a in answers),
+    )
+
+
+def _table(found: Mapping[str, Sequence[Answer]]) -> Table:
+    return table_of(
+        [answer for answers in found.values() for answer in answers if not answer.is_right],
+        {
+            "factory": "factory",
+            "variant": "variant",
+            "expected": "expected",
+            "said": "verdict",
+            "sentence": lambda answer: answer.sentence[:200],
+        },
+        title="Answers that are not right",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Modules of those who know how the comparison works."""
