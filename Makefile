@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # three, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
-BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection point_overhead instrumentation \
+BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection rewind point_overhead instrumentation \
 	planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 

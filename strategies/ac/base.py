@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.regions import blocks, offloading, recomputation, region
+from strategies.regions import blocks, offloading, recomputation, region, rewind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,12 +90,15 @@ class Recomputing(ActivationCheckpointing):
         early_stop: end a recomputation at the last tensor that backward needs; ignored with `use_reentrant`.
         use_reentrant: use the older implementation of torch, which runs forward without autograd.
         offload: keep the saved inputs of regions in host memory.
+        rewind: recompute with the state that forward found: buffers and attributes of the block's modules,
+            Python's and NumPy's random numbers, context variables; afterwards all is as it was before.
     """
 
     preserve_rng_state: bool = True
     early_stop: bool = True
     use_reentrant: bool = False
     offload: bool = False
+    rewind: bool = False
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
         for fqn, block in chosen.items() if self.use_reentrant else ():
@@ -117,6 +120,7 @@ class Recomputing(ActivationCheckpointing):
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
+                rewind=rewind.Rewind() if self.rewind else None,
             )
             if not self.offload:
                 return inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
 from strategies.regions.policy import selective_contexts
+from strategies.regions.rewind import Rewind, RewoundCall
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,6 +28,7 @@ class Recomputation:
         early_stop: end a recomputation when the last needed tensor is there (not reentrant).
         use_reentrant: the older implementation, which runs forward without autograd.
         save_list: operators whose outputs are kept; `None` keeps none.
+        rewind: the state that a recomputation finds as forward did; `None` leaves it as it is by then.
         fired: entries of `save_list` that an operator in forward has matched, in any step.
     """
 
@@ -33,6 +36,7 @@ class Recomputation:
     early_stop: bool
     use_reentrant: bool
     save_list: SaveList | None = None
+    rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
 
     def __call__(
@@ -41,16 +45,23 @@ class Recomputation:
         """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
+        call = None if self.rewind is None else self.rewind.call(module)
         if self.use_reentrant:
-            return self._reentrant(module, body, args, kwargs)
-        return self._non_reentrant(body, args, kwargs)
+            return self._reentrant(module, body if call is None else call.whole(body), args, kwargs)
+        return self._non_reentrant(call, body if call is None else call.body(body), args, kwargs)
 
     def observe(self) -> Observation:
         """Return the named operators and those that have never fired here."""
         named = self.save_list.named if self.save_list is not None else ()
         return Observation(named=named, never_fired=tuple(n for n in named if n not in self.fired))
 
-    def _non_reentrant(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _non_reentrant(
+        self,
+        call: RewoundCall | None,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         # keyword tensors travel as positions: torch looks for devices with RNG state only there
         names, count = tuple(kwargs), len(args)
 
@@ -65,9 +76,18 @@ class Recomputation:
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
             context_fn=noop_context_fn
-            if self.save_list is None
-            else partial(selective_contexts, self.save_list, self.fired),
+            if call is None and self.save_list is None
+            else partial(self._contexts, call),
         )
+
+    def _contexts(
+        self, call: RewoundCall | None
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of forward and of recomputation of one call."""
+        saving = (
+            noop_context_fn() if self.save_list is None else selective_contexts(self.save_list, self.fired)
+        )
+        return saving if call is None else call.contexts(*saving)
 
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

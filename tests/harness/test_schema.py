@@ -33,7 +33,7 @@ TOP_LEVEL = (
     "ac, batch_size, chunk, compile, data, dtype, learning_rate, mesh, model, name, optimizer, outputs_dir, "
     "protocol, rerun, seed, sequence_length, shard, show, strict, tracker, wrap_order"
 )
-FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, use_reentrant"
+FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
     "cpu_offload, device, dp_replicate, dp_shard, fsdp, nodes, reshard_after_forward, sharding_strategy, tp, "
     "use_orig_params"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
 from strategies import ac_variants
 from tests.covering import matrix
 from tests.parity import cases
@@ -61,6 +62,7 @@ def test_is_bitwise_neutral(
         pytest.param("full", {"early_stop": False}, id="full without early stop"),
         pytest.param("full", {"use_reentrant": True}, id="full, reentrant"),
         pytest.param("full", {"offload": True}, id="full with its inputs on the host"),
+        pytest.param("full", {"rewind": True}, id="full with its state put back"),
         pytest.param("full", {"module_classes": ("GPTBlock",)}, id="full by class name"),
         pytest.param("selective_layer", {"ac_freq": 1}, id="selective layer of every layer"),
         pytest.param("selective_op", {"save_ops": "torchtitan"}, id="torchtitan's save list"),
@@ -81,6 +83,16 @@ def test_every_option_is_bitwise_neutral(
     pool2: RankPool, variant: str, options: dict[str, object], mesh: str
 ) -> None:
     case = _case(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize("wrap_order", ["inside_fsdp", "outside_fsdp"])
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_fsdp1_lends_weights_that_are_not_put_back(
+    pool2: RankPool, wrap_order: str, use_orig_params: bool
+) -> None:
+    mesh = Mesh(dp_shard=2, device="cpu", fsdp="fsdp1", use_orig_params=use_orig_params)
+    case = _case(variant="full", options={"rewind": True}, mesh=mesh, wrap_order=wrap_order, parity_steps=1)
     assert pool2.run(cases.prove, case) == [[], []]
 
 

@@ -1,0 +1,307 @@
+"""`ac.rewind`: what a block reads beside its inputs is put back for its recomputation, and restored after it.
+
+Each case trains a model of three blocks with a stateful one in the middle. Without `rewind` it differs from
+the plain model, in gradients or in the state that stays: that shows that the case could fail.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointError
+
+from bench.user_modules.authors import wrong
+from bench.user_modules.authors.stacks import WIDTH, Plain, Stack
+from strategies.ac.base import Recomputing
+from strategies.ac.full import Full
+from strategies.ac.selective_op import SelectiveOp
+from strategies.regions.rewind import SMALL_BYTES
+
+_STEPS = 3
+_LARGE = SMALL_BYTES // 4 + WIDTH
+_VARIANTS: dict[str, Callable[..., Recomputing]] = {
+    "full": Full,
+    "early stop off": partial(Full, early_stop=False),
+    "reentrant": partial(Full, use_reentrant=True),
+    "selective_op": SelectiveOp,
+}
+
+
+@dataclass
+class _Counter:
+    calls: int = 0
+    seen: list[int] = field(default_factory=list)
+
+
+class _Holding(Plain):
+    """Scales by what `scale` makes of a value that it holds."""
+
+    def __init__(self, held: Any, scale: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.held, self.scale = held, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (1 + self.scale(self.held)))
+
+
+def _count(counter: Any) -> int:
+    counter.calls += 1
+    return int(counter.calls)
+
+
+def _append(items: Any) -> int:
+    items.append(1 + sum(items))
+    return int(sum(items))
+
+
+def _tally(counts: dict[str, int]) -> int:
+    counts["calls"] = counts.get("calls", 0) + 1
+    return counts["calls"]
+
+
+def _grow(numbers: set[int]) -> int:
+    numbers.add(len(numbers))
+    return len(numbers)
+
+
+def _step(array: np.ndarray[Any, Any]) -> float:
+    array += 1
+    return float(array[0])
+
+
+def _decay(tensor: Tensor) -> Tensor:
+    tensor.mul_(0.5)
+    return tensor.clone()[:WIDTH]
+
+
+def _nested(held: tuple[dict[str, list[Tensor]]]) -> Tensor:
+    return _decay(held[0]["scales"][0])
+
+
+_HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "object": (_Counter, _count),
+    "namespace": (lambda: SimpleNamespace(calls=0), _count),
+    "list": (list, _append),
+    "deque of a length": (lambda: deque([1, 2], maxlen=2), _append),
+    "dictionary": (dict, _tally),
+    "defaultdict": (lambda: defaultdict(int), _tally),
+    "set": (set, _grow),
+    "array": (lambda: np.ones(2), _step),
+    "tensor": (lambda: torch.ones(WIDTH), _decay),
+    "large tensor": (lambda: torch.ones(_LARGE), _decay),
+    "tensor in a list in a dictionary in a tuple": (lambda: ({"scales": [torch.ones(WIDTH)]},), _nested),
+    "generator of Python": (lambda: random.Random(0), lambda held: held.random()),
+    "generator of NumPy": (lambda: np.random.default_rng(0), lambda held: held.random()),
+    "old generator of NumPy": (lambda: np.random.RandomState(0), lambda held: held.rand()),
+    "generator of torch": (
+        lambda: torch.Generator().manual_seed(0),
+        lambda held: torch.rand(WIDTH, generator=held),
+    ),
+}
+_OF_USERS = [
+    name
+    for name, made in vars(wrong).items()
+    if (isinstance(made, partial) or getattr(made, "__module__", "") == wrong.__name__)
+    and name.islower()
+    and name not in {"dropping", "shrinking", "global_counting", "function_state"}  # right, or not put back
+]
+
+
+def _held(name: str) -> Stack:
+    make, scale = _HELD[name]
+    return Stack([Plain(), _Holding(make(), scale), Plain()])
+
+
+def _of_users(name: str) -> nn.Module:
+    model: nn.Module = getattr(wrong, name)()[0]
+    return model
+
+
+_MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: partial(_held, name) for name in _HELD},
+    **{name: partial(_of_users, name) for name in _OF_USERS},
+}
+
+
+def _content(held: Any) -> str:
+    """Return what `held` holds, or the state of a generator, as text without addresses."""
+    for read in ("getstate", "get_state"):
+        if hasattr(held, read):
+            return str(getattr(held, read)())
+    return str(held.bit_generator.state if isinstance(held, np.random.Generator) else held)
+
+
+def _state(model: nn.Module) -> object:
+    """Return what stays after a step beside tensors' values: numbers, containers, generators."""
+    held = [_content(vars(module)["held"]) for module in model.modules() if "held" in vars(module)]
+    plain = [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | list) and not name.startswith("_")
+    ]
+    buffers = [buffer.tolist() for buffer in model.buffers()]
+    return str((held, plain, buffers)), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+
+
+def _trained(make: Callable[[], nn.Module], ac: Recomputing | None = None) -> object:
+    """Return outputs, gradients and state after each of three steps."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    model = make() if ac is None else ac.apply(make())
+    inputs = torch.randn(4, WIDTH)
+    found = []
+    for step in range(_STEPS):
+        torch.manual_seed(step)
+        model.zero_grad()
+        outputs = model(inputs)
+        outputs.square().mean().backward()
+        gradients = [
+            parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None
+        ]
+        found.append((outputs.tolist(), gradients, _state(model)))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _same_generators() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_every_state_is_put_back_and_restored(name: str) -> None:
+    make = _MODELS[name]
+    plain = _trained(make)
+    assert {
+        variant: _trained(make, ac(layers_fqn="blocks", rewind=True)) == plain
+        for variant, ac in _VARIANTS.items()
+    } == dict.fromkeys(_VARIANTS, True)
+
+
+@pytest.mark.parametrize("name", [name for name in _MODELS if name != "first_call"])
+def test_each_of_them_differs_without(name: str) -> None:
+    make = _MODELS[name]
+    assert _trained(make, Full(layers_fqn="blocks")) != _trained(make)
+
+
+def test_another_path_in_the_first_call_raises_without() -> None:
+    with pytest.raises(CheckpointError):
+        _trained(_MODELS["first_call"], Full(layers_fqn="blocks"))
+
+
+@pytest.mark.parametrize("name", ["counting", "remembering", "averaging", "large tensor"])
+def test_two_forwards_may_wait_for_their_backward(name: str) -> None:
+    def gradients(ac: Full | None) -> list[Any]:
+        torch.manual_seed(0)
+        model = _MODELS[name]() if ac is None else ac.apply(_MODELS[name]())
+        losses = [model(torch.randn(4, WIDTH)).square().mean() for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, rewound in zip(
+        gradients(None), gradients(Full(layers_fqn="blocks", rewind=True)), strict=True
+    ):
+        assert torch.equal(plain, rewound)
+
+
+def test_what_changes_between_forward_and_backward_is_put_back() -> None:
+    def gradient(ac: Full | None) -> Tensor:
+        torch.manual_seed(0)
+        switched = wrong.Switched()
+        model: nn.Module = Stack([switched, wrong.Dropping()])
+        model = model if ac is None else ac.apply(model)
+        loss = model(torch.randn(4, WIDTH)).square().mean()
+        model.eval()
+        switched.fast = True
+        loss.backward()
+        assert switched.fast, "the change stays"
+        assert not model.training
+        found = switched.linear.weight.grad
+        assert found is not None
+        return found
+
+    plain = gradient(None)
+    assert torch.equal(plain, gradient(Full(layers_fqn="blocks", rewind=True)))
+    with pytest.raises(CheckpointError):  # a dropout in eval saves nothing
+        gradient(Full(layers_fqn="blocks"))
+
+
+class _Rarely(Plain):
+    """Changes a large buffer in its third call only."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(_LARGE))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        scale = self.table[:WIDTH].clone()
+        if self.calls == 3:
+            self.table.mul_(2)
+        return super().forward(x * scale)
+
+
+def test_a_large_tensor_that_changes_late_is_refused_once_and_copied_then() -> None:
+    block = _Rarely()
+    model = Full(layers_fqn="blocks", rewind=True).apply(Stack([block]))
+    inputs = torch.randn(4, WIDTH)
+    for _ in range(2):
+        model(inputs).sum().backward()
+    loss = model(inputs).sum()
+    with pytest.raises(RuntimeError, match=r"ac.rewind: 'table' of \[16392\] changed in place"):
+        loss.backward()
+    block.calls = 2
+    model(inputs).sum().backward()
+
+
+def test_large_tensors_that_never_change_are_not_copied() -> None:
+    model = Full(layers_fqn="blocks", rewind=True).apply(Stack([_Rarely()]))
+    inputs = torch.randn(4, WIDTH)
+    model(inputs).sum().backward()
+    copied: list[int] = []
+
+    class _Clones(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.clone.default:
+                copied.append(args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    with _Clones():
+        model(inputs).sum().backward()
+    assert copied
+    assert max(copied) < _LARGE
+
+
+def test_nothing_leaks() -> None:
+    model = Full(layers_fqn="blocks", rewind=True).apply(_held("tensor"))
+    gc.collect()
+    gc.disable()
+    try:
+        outputs = model(torch.randn(4, WIDTH))
+        graph = weakref.ref(outputs)
+        outputs.sum().backward()
+        del outputs
+        assert graph() is None
+    finally:
+        gc.enable()
