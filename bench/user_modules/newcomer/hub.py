@@ -9,11 +9,15 @@ def _tokens():
     return torch.randint(0, 31, (2, 7))
 
 
-def gpt2_with_default_cache():
-    """use_cache stays at its default, True: each block appends keys and values to a cache, recomputation too."""
+def gpt2_with_default_cache(attention="sdpa"):
+    """use_cache stays at its default, True: each block appends keys and values to a cache, recomputation too.
+
+    Right all the same: with causal attention that starts at the first key, queries never see what was appended.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=3, n_head=2, n_embd=16, vocab_size=31, n_positions=16,
+    config = GPT2Config(n_layer=3, n_head=2, n_embd=16, vocab_size=31, n_positions=16, bos_token_id=0, eos_token_id=0,
+                        attn_implementation=attention,
                         resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
     tokens = _tokens()
 
@@ -21,6 +25,11 @@ def gpt2_with_default_cache():
         return torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
     return GPT2LMHeadModel(config), (tokens,), loss
+
+
+def gpt2_eager_with_default_cache():
+    """With eager attention the mask no longer fits the keys."""
+    return gpt2_with_default_cache("eager")
 
 
 class Labelled(torch.nn.Module):

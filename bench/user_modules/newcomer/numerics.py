@@ -10,6 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 D = 8
 
@@ -290,6 +291,39 @@ def user_checkpoints_inside():
     return Stack(OwnCheckpoint() for _ in range(3)), (torch.randn(3, D),), mean_square
 
 
+class OldCheckpoint(nn.Module):
+    """The same with the older, reentrant kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(D, D), nn.Dropout(0.2), nn.SELU())
+
+    def forward(self, x):
+        return x + checkpoint(self.mlp, x, use_reentrant=True) if x.requires_grad else x + self.mlp(x)
+
+
+def user_checkpoints_reentrant_inside():
+    return Stack(OldCheckpoint() for _ in range(3)), (torch.randn(3, D),), mean_square
+
+
+class CountFlops(nn.Module):
+    """Runs under a dispatch mode of its author's, which looks and changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(D, D)
+
+    def forward(self, x):
+        with FlopCounterMode(display=False) as counter:
+            y = torch.tanh(self.lin(x))
+        assert counter.get_total_flops() >= 0
+        return x + y
+
+
+def dispatch_mode_inside():
+    return Stack(CountFlops() for _ in range(3)), (torch.randn(3, D),), mean_square
+
+
 class Compressed(nn.Module):
     """Saves the sign of its input in int8, by saved-tensor hooks of its own."""
 
@@ -429,3 +463,9 @@ def gradient_penalty():
         return y.mean() + (g.norm(dim=-1) - 1).square().mean()
 
     return Penalised(), (torch.randn(3, D),), loss
+
+
+def loss_with_one_element():
+    """A loss of shape (1,): backward() takes it as it takes a scalar."""
+    return Stack(nn.Sequential(nn.Linear(D, D), nn.Mish()) for _ in range(3)), (torch.randn(3, D),), \
+        lambda y: y.square().mean().reshape(1)

@@ -197,3 +197,24 @@ class Pruned(nn.Module):
 
 def threshold_of_last_call_changes_shapes():
     return Pruned(), (torch.randn(9, D),), mean_square
+
+
+class Scripted(nn.Module):
+    """TorchScript's own autograd does not get on with saved-tensor hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor, flip: bool = False) -> torch.Tensor:
+        if flip:
+            x = x.flip(0)
+        return x + torch.tanh(self.lin(x))
+
+
+def scripted_blocks():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Stack(torch.jit.script(Scripted()) for _ in range(3)), (torch.randn(3, D),), mean_square
