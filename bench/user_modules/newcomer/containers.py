@@ -1,4 +1,5 @@
 """Right models whose blocks are shared, renamed, wrapped, skipped or called more than once."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

@@ -1,4 +1,5 @@
 """Wrong under recomputation: forward counts, steps and anneals."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

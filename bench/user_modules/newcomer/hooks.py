@@ -1,4 +1,5 @@
 """Hooks and side channels: of gradients, modules, state dicts, and lists that a loss reads."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

@@ -1,4 +1,5 @@
 """Models of transformers, as a user takes them."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

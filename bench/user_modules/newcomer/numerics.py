@@ -1,4 +1,5 @@
 """Right models with dtypes, transforms and operators that are not everyday."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

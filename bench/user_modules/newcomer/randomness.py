@@ -1,4 +1,5 @@
 """Random numbers: from torch's generator, and from others that checkpointing does not put back."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

@@ -1,4 +1,5 @@
 """Models that cannot be measured, in plain torch or under the variant: a clear message is what a user needs."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

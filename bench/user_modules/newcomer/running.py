@@ -1,4 +1,5 @@
 """Running statistics, codebooks, caches: most are updated once more by recomputation, some stand it."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 

@@ -1,4 +1,5 @@
 """State that is another one when backward recomputes: modes, globals, arguments, aliases."""
+# ruff: noqa: PGH004
 # ruff: noqa
 # mypy: ignore-errors
 
