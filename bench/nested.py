@@ -30,7 +30,6 @@ from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import steps
 from harness.measure.step import instrument
 from harness.models.base import Batch
-from harness.records.parity_result import PARTS, describe_difference
 from harness.trial.assemble import Assembled, assemble
 from strategies.regions.host import allocating_on_host
 
@@ -151,9 +150,8 @@ def _difference(experiment: Experiment, batches: list[Batch]) -> str | None:
         steps(_assembled(each, batches[0]), batches, seed=each.seed, dp_rank=0)
         for each in (experiment.twin(), experiment)
     )
-    parity = compare_steps(expected, actual, count=len(batches), rank=0)
-    unequal = (part for part in PARTS if not getattr(parity, part).equal)
-    return next((describe_difference(part, getattr(parity, part).first_difference) for part in unequal), None)
+    first = compare_steps(expected, actual, count=len(batches), rank=0).first
+    return None if first is None else str(first)
 
 
 def _assembled(experiment: Experiment, batch: Batch) -> Assembled:

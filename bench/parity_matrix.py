@@ -24,7 +24,6 @@ from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent, sigterm_exits
-from harness.records.parity_result import PARTS, describe_difference
 from harness.records.record import Record
 from strategies import ac_variants
 
@@ -108,10 +107,8 @@ def problem(record: Record) -> str | None:
         return f"{record.status}: {record.error.message}"
     if record.parity is None:
         return "nothing was compared"
-    for part in PARTS:
-        difference = getattr(record.parity, part).first_difference
-        if difference is not None:
-            return describe_difference(part, difference)
+    if record.parity.first is not None:
+        return str(record.parity.first)
     if record.parity.level != "bitwise" or record.verdict != "neutral":
         return f"{record.verdict}, compared by {record.parity.level}"
     return None

@@ -15,7 +15,15 @@ from harness.records.measured import (
     MemoryNumbers,
     RankResult,
 )
-from harness.records.parity_result import PARTS, Parity, merge_parts
+from harness.records.parity_result import (
+    PARTS,
+    First,
+    Parity,
+    PartParity,
+    first_of,
+    merge_parts,
+    merge_weightless,
+)
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
 _Counts = Mapping[str, int]
@@ -156,14 +164,29 @@ def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
 
 
 def _merge_links(parities: Sequence[Parity]) -> Parity:
+    parts = {name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS}
+    controls = [parity.control for parity in parities if parity.control is not None]
     return Parity(
+        first=_merge_first(parts, parities),
         level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
         steps=min(parity.steps for parity in parities),
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
+        weightless=merge_weightless([parity.weightless for parity in parities]),
+        control=_merge_links(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
         chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
-        **{name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS},
+        **parts,
     )
+
+
+def _merge_first(parts: Mapping[str, PartParity], parities: Sequence[Parity]) -> First | None:
+    """Return the first difference in time on any rank; a block differs where it does so on one."""
+    blocks: dict[str, bool] = {}
+    first = first_of(parts, blocks)
+    for other in (parity.first for parity in parities):
+        if first is not None and other is not None and (other.step, other.part) == (first.step, first.part):
+            blocks |= {name: differs or blocks.get(name, False) for name, differs in other.blocks.items()}
+    return first_of(parts, blocks)
 
 
 def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:

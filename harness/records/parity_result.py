@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any
 
 from harness.records.fields import encode
@@ -13,12 +14,18 @@ PARTS: Mapping[str, str] = {
     "outputs": "output",
     "loss": "loss",
     "gradients": "gradient of",
+    "input_gradients": "gradient of input",
     "buffers": "buffer",
+    "state": "state",
     "rng_state": "RNG state",
     "parameters": "parameter",
 }
 """The compared parts of a training step, in the order they come to be, and how a sentence names one item."""
 
+_GRADIENTS = ("gradients", "input_gradients")
+_MOST_BLOCKS = 6
+"""Blocks that a sentence names; of more it names the first and the last."""
+_TOPIC = "parity: "
 _LEAST_DIGITS = 4
 _MOST_DIGITS = 17  # enough to tell any two float64 apart
 
@@ -32,6 +39,8 @@ class FirstDifference:
         index: position in the rank's local tensor; None when something else than a value differs.
         rank, step: where it was seen; steps count from 0.
         expected, actual: the twin's and the variant's value, or a description of them.
+        position: place of `name` in its part, in the order of time; backward makes the gradients of the last
+            modules first.
     """
 
     name: str
@@ -40,6 +49,36 @@ class FirstDifference:
     step: int
     expected: float | str
     actual: float | str
+    position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class First(FirstDifference):
+    """The first difference in time: by step, then by the order of `PARTS`, then by position.
+
+    Fields:
+        part: key of `PARTS`.
+        blocks: where it is a gradient, whether gradients of each block differ in that step, in the model's
+            order; the last that differs is next to the cause, because backward carries a difference on to the
+            blocks before. Empty otherwise.
+    """
+
+    part: str
+    blocks: dict[str, bool] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return describe_difference(self.part, self) + self._where()
+
+    def _where(self) -> str:
+        differing = [name for name, differs in self.blocks.items() if differs]
+        equal = [name for name, differs in self.blocks.items() if not differs]
+        if not self.blocks:
+            return ""
+        if not differing:
+            return "; gradients of no block differ"
+        if not equal:
+            return "; gradients differ in every block"
+        return f"; gradients differ in {_listed(differing)}, not in {_listed(equal)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +107,29 @@ def merge_parts(parts: Sequence[PartParity]) -> PartParity:
         equal=all(part.equal for part in parts),
         max_abs=_worst([part.max_abs for part in parts]),
         max_rel=_worst([part.max_rel for part in parts]),
-        first_difference=min(differences, key=lambda first: (first.step, first.rank), default=None),
+        first_difference=min(
+            differences, key=lambda first: (first.step, first.position, first.rank), default=None
+        ),
     )
+
+
+def first_of(parts: Mapping[str, PartParity], blocks: Mapping[str, bool]) -> First | None:
+    """Return the first difference in time; `None` where all parts are equal.
+
+    Args:
+        parts: how each part compares, over all steps.
+        blocks: whether gradients of each block differ in the step in which a part differs first.
+    """
+    found = [
+        (difference.step, place, difference, part)
+        for place, part in enumerate(PARTS)
+        if (difference := parts[part].first_difference) is not None
+    ]
+    if not found:
+        return None
+    _, _, difference, part = min(found, key=itemgetter(0, 1))
+    values = {each.name: getattr(difference, each.name) for each in fields(FirstDifference)}
+    return First(part=part, blocks=dict(blocks) if part in _GRADIENTS else {}, **values)
 
 
 def _worst(values: Sequence[float]) -> float:
@@ -103,6 +163,56 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Weightless:
+    """What makes equal gradients prove nothing; steps count from 0, `None` stands for nothing of the kind.
+
+    Fields:
+        not_finite_from: first step with a gradient that is NaN or infinite on both sides.
+        not_finite: name of the first such gradient in backward.
+        zero_from: step from which on no gradient is anything but zero or absent.
+        zero_blocks_from: the same of the gradients inside blocks, where blocks have any to expect.
+    """
+
+    not_finite_from: int | None = None
+    not_finite: str | None = None
+    zero_from: int | None = None
+    zero_blocks_from: int | None = None
+
+    def __str__(self) -> str:
+        if self.not_finite_from is not None:
+            return (
+                f"gradients are not finite on both sides from step {self.not_finite_from} on, first that of "
+                f"{self.not_finite!r}: equal NaN and infinities prove nothing"
+            )
+        if self.zero_from is not None:
+            return f"all gradients are zero or absent on both sides from step {self.zero_from} on"
+        if self.zero_blocks_from is not None:
+            return (
+                "the gradients inside every block are zero or absent on both sides from step "
+                f"{self.zero_blocks_from} on, so nothing shows what was recomputed there"
+            )
+        return ""
+
+
+def merge_weightless(ranks: Sequence[Weightless]) -> Weightless:
+    """Return what several ranks say as one: a gradient that is not finite on any, zero where it is on all."""
+    broken = [rank for rank in ranks if rank.not_finite_from is not None]
+    first = min(broken, key=lambda rank: rank.not_finite_from or 0, default=Weightless())
+    return Weightless(
+        not_finite_from=first.not_finite_from,
+        not_finite=first.not_finite,
+        zero_from=_last([rank.zero_from for rank in ranks]),
+        zero_blocks_from=_last([rank.zero_blocks_from for rank in ranks]),
+    )
+
+
+def _last(steps: Sequence[int | None]) -> int | None:
+    """Return the last of the steps, `None` where one is missing."""
+    known = [step for step in steps if step is not None]
+    return max(known) if known and len(known) == len(steps) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parity:
     """Variant against twin over all parity steps, as one rank saw it.
 
@@ -110,7 +220,11 @@ class Parity:
         level: `bitwise`, or `tolerance` when a strategy between the variant and the end of the chain declares
             one.
         steps: optimizer steps compared.
+        first: the first difference in time; `None` where all parts are equal.
         losses: the variant's loss after each step.
+        weightless: what makes equal gradients prove nothing.
+        control: the plain model compared with itself, in fresh instances, up to the step that differs first;
+            `None` where nothing differs.
         compared: the two; `None` in records of earlier versions.
         chain: what the twin itself was compared with, so that all together reach from the variant to the
             plain model on the same mesh; empty where the twin is that.
@@ -118,29 +232,64 @@ class Parity:
 
     level: str
     steps: int
+    first: First | None = None
     outputs: PartParity
     loss: PartParity
     gradients: PartParity
+    input_gradients: PartParity = PartParity()
     buffers: PartParity
+    state: PartParity = PartParity()
     rng_state: PartParity
     parameters: PartParity
     losses: tuple[float, ...]
+    weightless: Weightless = Weightless()
+    control: Parity | None = None
     compared: Compared | None = None
     chain: tuple[Parity, ...] = ()
 
     @property
     def is_equal(self) -> bool:
         """Say whether every part is equal, here and along the chain."""
-        return all(getattr(self, part).equal for part in PARTS) and all(each.is_equal for each in self.chain)
+        return not any(link.differing for link in self.links)
+
+    @property
+    def links(self) -> tuple[Parity, ...]:
+        """This link and those of the chain."""
+        return (self, *self.chain)
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """The parts that are not equal in this link, in the order of `PARTS`."""
+        return tuple(part for part in PARTS if not getattr(self, part).equal)
+
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """The parts whose difference is the variant's.
+
+        None where the plain model does not repeat itself. State alone that it does not repeat, such as a time
+        of day, changes nothing that is computed and is left out.
+        """
+        drifting = () if self.control is None else self.control.differing
+        if drifting in ((), ("state",)):
+            return tuple(part for part in self.differing if part not in drifting)
+        return ()
+
+    @property
+    def unproven(self) -> str | None:
+        """Why this comparison proves nothing, neither that the variant is right nor that it is wrong."""
+        for link in self.links:
+            if link.control is not None and link.differing and not link.blamed:
+                what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"
+                if link.control.differing != ("state",):
+                    return f"the plain model does not repeat itself{what}"
+        return next((str(link.weightless) for link in self.links if str(link.weightless)), None)
 
     def differences(self) -> Iterator[str]:
-        """Yield the sentence about the first difference of each part, then those of the chain."""
-        for link in (self, *self.chain):
-            for part in PARTS:
-                difference = getattr(link, part).first_difference
-                if difference is not None:
-                    where = "" if link is self else f" ({link.compared})"
-                    yield describe_difference(part, difference) + where
+        """Yield a sentence for each link that differs: its first difference in time, then what else does."""
+        for link in self.links:
+            if link.first is not None:
+                where = "" if link is self else f" ({link.compared})"
+                yield f"{link.first}{_later(link)}{where}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
@@ -151,12 +300,36 @@ class Parity:
 def describe_difference(part: str, difference: FirstDifference) -> str:
     """Return the sentence about `difference`, with digits enough to tell the two values apart.
 
-    For example `parity: gradient of 'norm.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252`.
+    For example
+    `parity: gradient of 'norm.weight' differs first at (3, 17) on rank 1 in step 0: 0.1250 vs 0.1252`.
     """
     where = f" first at {tuple(difference.index)}" if difference.index else ""
+    seen = f"on rank {difference.rank} in step {difference.step}"
     expected, actual = _as_text(difference.expected, difference.actual)
     item = f"{PARTS[part]} {difference.name!r}"
-    return f"parity: {item} differs{where} on rank {difference.rank}: {expected} vs {actual}"
+    return f"{_TOPIC}{item} differs{where} {seen}: {expected} vs {actual}"
+
+
+def _without_topic(sentence: str) -> str:
+    return sentence.removeprefix(_TOPIC)
+
+
+def _later(link: Parity) -> str:
+    """Return what else differs, each part with the step in which it does so first."""
+    others = [
+        f"{part.replace('_', ' ')} (step {difference.step})"
+        for part in PARTS
+        if link.first is not None
+        and part != link.first.part
+        and (difference := getattr(link, part).first_difference) is not None
+    ]
+    return f"; then {', '.join(others)}" if others else ""
+
+
+def _listed(blocks: Sequence[str]) -> str:
+    if len(blocks) > _MOST_BLOCKS:
+        return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"
+    return ", ".join(blocks)
 
 
 def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:

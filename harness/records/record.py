@@ -13,9 +13,10 @@ from harness.records.fields import decode, encode
 from harness.records.measured import RankResult
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
 from harness.records.parity_result import Parity
-from harness.records.verdict import VERDICTS, verdict
+from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
+_NOTHING_SHOWN = Verdict(word="unverified")
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost")
 
 
@@ -48,6 +49,8 @@ class Record:
         name: the sweep.
         started_at, finished_at: ISO 8601 with time zone.
         experiment: resolved; as the user wrote it where it was refused.
+        verdict, reason: what the trial has shown, and why that is not `neutral`; no reason where it is, and
+            where the trial did not end well.
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
         note: what a reader should know beside the numbers.
     """
@@ -62,6 +65,7 @@ class Record:
     status: str
     error: Failure | None
     verdict: str
+    reason: str | None = None
     parity: Parity | None
     memory: Memory | None
     work: Work | None
@@ -136,10 +140,11 @@ def build(
     unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
+    shown = verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity)
     return _record(
         identity,
         ending,
-        verdict=verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity),
+        shown=shown,
         parity=parity,
         memory=memory,
         work=work,
@@ -208,7 +213,7 @@ def _record(
     *,
     environment: dict[str, Any],
     note: str | None,
-    verdict: str = "unverified",
+    shown: Verdict = _NOTHING_SHOWN,
     **measured: Any,
 ) -> Record:
     """Return a record; without `measured` it has no number."""
@@ -222,7 +227,8 @@ def _record(
         experiment=identity.experiment,
         status=ending.status,
         error=None if ending.error is None else decode(Failure, ending.error, "error"),
-        verdict=verdict,
+        verdict=shown.word,
+        reason=shown.reason,
         environment=environment,
         note=note or None,
         **(dict.fromkeys(("parity", "memory", "work", "time", "plan")) | measured),

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.records.merge_ranks import Memory, Work
 from harness.records.parity_result import Parity
 
 VERDICTS = ("neutral", "differs", "inert", "unverified")
 
 
-def verdict(*, saves_nothing: bool, memory: Memory | None, work: Work | None, parity: Parity | None) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a trial has shown.
+
+    Fields:
+        word: one of `VERDICTS`.
+        reason: why it is not `neutral`; `None` where it is, and where nothing was compared.
+    """
+
+    word: str
+    reason: str | None = None
+
+
+def verdict(
+    *, saves_nothing: bool, memory: Memory | None, work: Work | None, parity: Parity | None
+) -> Verdict:
     """Return the verdict of a trial.
 
     Args:
@@ -18,21 +35,22 @@ def verdict(*, saves_nothing: bool, memory: Memory | None, work: Work | None, pa
             has none of them and is `unverified`.
 
     Returns:
-        `differs`: variant and twin are not equal; it outranks everything, a wrong result is no result.
+        `differs`: variant and twin are not equal, although the plain model repeats itself; it outranks
+            everything, a wrong result is no result.
         `inert`: the strategy is enabled and did nothing that it promises.
-        `unverified`: there was nothing to compare with.
+        `unverified`: there was nothing to compare with, or what was compared proves nothing.
         `neutral`: equal in all parts.
     """
-    if parity is not None and not parity.is_equal:
-        return "differs"
-    if (
-        not saves_nothing
-        and memory is not None
-        and work is not None
-        and inert_because(memory, work) is not None
-    ):
-        return "inert"
-    return "unverified" if parity is None else "neutral"
+    if parity is not None and any(link.blamed for link in parity.links):
+        return Verdict(word="differs", reason=next(parity.differences(), None))
+    idle = None if saves_nothing or memory is None or work is None else inert_because(memory, work)
+    if idle is not None:
+        return Verdict(word="inert", reason=idle)
+    if parity is None:
+        return Verdict(word="unverified")  # the note says why there was nothing to compare with
+    if parity.unproven is not None:
+        return Verdict(word="unverified", reason=parity.unproven)
+    return Verdict(word="neutral")
 
 
 def inert_because(memory: Memory, work: Work) -> str | None:

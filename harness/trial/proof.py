@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.links import Link, chain
@@ -12,8 +13,11 @@ from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
 from harness.models.base import Batch
-from harness.records.parity_result import Parity
+from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
+
+CONTROLS = 3
+"""Pairs of plain models that are compared before a variant is blamed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,8 @@ class Prover:
         dp_rank: index of the rank's batch among all data-parallel ones.
         is_sequential: the baseline's steps wait in host memory, because two models do not fit.
         progress: told the number of steps done, and of all.
+        earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
+            step.
     """
 
     assembled: Callable[[Experiment], Assembled]
@@ -35,6 +41,7 @@ class Prover:
     dp_rank: int
     is_sequential: bool = False
     progress: Callable[[int, int], None] = lambda _done, _total: None
+    earliest: Callable[[int | None], int | None] = lambda step: step
 
     def prove(self, experiment: Experiment) -> Parity:
         """Return how the links of `experiment` compare: the first one's numbers, and the others after it."""
@@ -50,19 +57,36 @@ class Prover:
 
     def compare(self, link: Link, *, done: int = 0, total: int | None = None) -> Parity:
         """Return how one link compares; `done` of `total` steps are reported as done before."""
-        expected = self._trained(link, link.baseline)
-        actual = self._trained(link, link.variant)
-        if self.is_sequential:
-            expected = iter([snapshot.to_host() for snapshot in expected])
-            actual = (snapshot.to_host() for snapshot in actual)
-        parity = compare_steps(
-            expected,
-            self._reported(actual, done, total or link.steps),
+        parity = self._compared(
+            link,  # which lets go of both models
+            self._reported(self._trained(link, link.variant), done, total or link.steps),
             count=link.steps,
-            rank=self.rank,
-            tolerance=_accepted(link),
         )
-        return replace(parity, compared=link.compared)
+        return replace(parity, compared=link.compared, control=self._control(link, parity.first))
+
+    def _control(self, link: Link, first: First | None) -> Parity | None:
+        """Return how the plain model compares with itself where the variant differs, before that is blamed.
+
+        What depends on threads or on the time of day may come out the same twice by chance, so that several
+        pairs of fresh models are compared.
+        """
+        step = self.earliest(None if first is None else first.step)
+        if step is None:
+            return None
+        for _ in range(CONTROLS):
+            gc.collect()  # before the next two models are built
+            control = self._compared(link, self._trained(link, link.baseline), count=step + 1)
+            if self.earliest(None if control.first is None else control.first.step) is not None:
+                break
+        return control
+
+    def _compared(self, link: Link, actual: Iterator[Snapshot], *, count: int) -> Parity:
+        """Return how `actual` compares with a fresh baseline of `link`."""
+        expected = self._trained(link, link.baseline)
+        if self.is_sequential:
+            expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
+            actual = (snapshot.to_host() for snapshot in actual)
+        return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=_accepted(link))
 
     def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
         """Yield what each step computes; the model lives as long as the iterator."""

@@ -6,10 +6,12 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer imports it when it is made: here, once for all ranks
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.data import source_of
@@ -34,6 +36,9 @@ from strategies.shard.model.shard_plan import ShardPlan
 
 _UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
+
+_NEVER = 1 << 40
+"""A step that no trial takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,9 +175,20 @@ def _prove(bench: _Bench) -> Parity:
         dp_rank=dp_rank(experiment.mesh, context.rank),
         is_sequential=bench.plan.baseline == "sequential",
         progress=context.progress,
+        earliest=partial(_earliest, context.device),
     )
     with _deterministic(enabled=experiment.protocol.deterministic):
         return prover.prove(experiment)
+
+
+def _earliest(device: torch.device, step: int | None) -> int | None:
+    """Return the earliest of the steps that the ranks give, `None` where none gives any."""
+    if not dist.is_initialized():
+        return step
+    given = torch.tensor(_NEVER if step is None else step, device=device)
+    dist.all_reduce(given, dist.ReduceOp.MIN)
+    earliest = int(given.item())
+    return None if earliest == _NEVER else earliest
 
 
 def _time(bench: _Bench) -> dict[str, Any] | None:

@@ -22,5 +22,5 @@ def test_every_verdict_is_right(
     assert [row["verdict"] for row in rows] == [case.expected for case in detection.CASES]
     assert all(row["equal"]["outputs"] and row["equal"]["loss"] for row in rows)
     assert rows[0]["first_difference"].startswith(
-        "parity: gradient of 'layers.0.up.weight' differs first at (0, 0) on rank 0: "
+        "parity: gradient of 'layers.1.down.weight' differs first at (0, 0) on rank 0 in step 0: "
     )

@@ -53,6 +53,13 @@ class Counting(nn.Module):
 
 
 class Steady(Counting):
+    """The same, with a counter that stands still."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.down(torch.sin(self.up(x) * self.calls))
+
+
+class Unread(Counting):
     """The same, with a counter that nothing reads."""
 
     def forward(self, x: Tensor) -> Any:
@@ -157,7 +164,7 @@ DEFECTS = [
             region=partial(whole, preserve_rng_state=False),
             control_build=Dropping,
             control_region=whole,
-            differs={"gradients": "up.weight", "rng_state": "cpu", "parameters": "up.weight"},
+            differs={"gradients": "down.weight", "rng_state": "cpu", "parameters": "up.weight"},
         ),
         id="dropout is drawn anew when the RNG state is not preserved",
     ),
@@ -167,9 +174,19 @@ DEFECTS = [
             region=whole,
             control_build=Steady,
             control_region=whole,
-            differs={"gradients": "up.weight", "parameters": "up.weight"},
+            differs={"gradients": "down.weight", "state": "calls", "parameters": "up.weight"},
         ),
         id="a region depends on a call counter",
+    ),
+    pytest.param(
+        Defect(
+            build=Unread,
+            region=whole,
+            control_build=Steady,
+            control_region=whole,
+            differs={"state": "calls"},
+        ),
+        id="calls are counted twice, for whoever reads the number",
     ),
     pytest.param(
         Defect(
@@ -177,7 +194,7 @@ DEFECTS = [
             region=partial(whole, context_fn=saving_matmuls(mutation=True)),
             control_build=OutOfPlace,
             control_region=partial(whole, context_fn=saving_matmuls(mutation=False)),
-            differs={"gradients": "up.weight", "parameters": "up.weight"},
+            differs={"gradients": "down.weight", "parameters": "up.weight"},
         ),
         id="a saved matmul is changed in place",
     ),

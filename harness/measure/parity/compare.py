@@ -7,16 +7,25 @@ floating-point tensors, nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from harness.measure.parity.snapshot import Captured, Leaves, Snapshot, has_identity_only, steps
-from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity, merge_parts
+from harness.records.parity_result import (
+    PARTS,
+    FirstDifference,
+    Parity,
+    PartParity,
+    Weightless,
+    first_of,
+    merge_parts,
+)
 
 __all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
@@ -52,11 +61,19 @@ class StepParity:
         parts: every key of `PARTS`.
         loss: the variant's.
         level: `bitwise` or `tolerance`.
+        blocks: whether gradients of each block differ, in the model's order.
+        not_finite: name of the first gradient in backward that is NaN or infinite, where both are equal.
+        has_gradient: whether a gradient is anything but zero.
+        has_block_gradient: the same inside blocks; true where no block has a parameter to train.
     """
 
     parts: Mapping[str, PartParity]
     loss: float
     level: str
+    blocks: Mapping[str, bool]
+    not_finite: str | None
+    has_gradient: bool
+    has_block_gradient: bool
 
 
 def compare_steps(
@@ -101,12 +118,25 @@ def compare(
         drifting = limits["parameters"]
         assert drifting is not None
         limits["parameters"] = replace(drifting, drift=(step + 1) * tolerance.stride, drifting=idle)
-    parts = {
-        part: _compare_part(getattr(expected, part), getattr(actual, part), rank, step, limits[part])
+    changed = expected.changed_state | actual.changed_state
+    findings = {
+        part: _in_order(
+            _findings(_leaves(expected, part, changed), _leaves(actual, part, changed), limits[part]),
+            expected.backward_order if part == "gradients" else (),
+        )
         for part in PARTS
     }
-    level = "bitwise" if tolerance is None else "tolerance"
-    return StepParity(parts=parts, loss=actual.loss["loss"].value.item(), level=level)
+    differing = frozenset(name for name, finding in findings["gradients"] if finding.first)
+    largest = _largest(expected)
+    return StepParity(
+        parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
+        loss=actual.loss["loss"].value.item(),
+        level="bitwise" if tolerance is None else "tolerance",
+        blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
+        not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),
+        has_gradient=any(largest.values()),
+        has_block_gradient=_has_block_gradient(expected.blocks, largest),
+    )
 
 
 def summarise(compared: Sequence[StepParity]) -> Parity:
@@ -118,10 +148,13 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
     if not compared:
         raise ValueError("parity: needs at least one compared step, got none")
     merged: dict[str, Any] = {part: merge_parts([step.parts[part] for step in compared]) for part in PARTS}
+    first = first_of(merged, {})
     return Parity(
         level=compared[0].level,
         steps=len(compared),
+        first=first and first_of(merged, compared[first.step].blocks),
         losses=tuple(step.loss for step in compared),
+        weightless=_weightless(compared),
         **merged,
     )
 
@@ -153,6 +186,10 @@ class _Finding:
     first: tuple[tuple[int, ...] | None, float | str, float | str] | None = None
 
 
+_Named: TypeAlias = tuple[str, _Finding]
+"""Name of a leaf, and how it compares."""
+
+
 def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:
     if tolerance is None:
         return None
@@ -174,23 +211,81 @@ def _without_scale(gradients: Leaves, limits: _Limits | None) -> Iterator[str]:
             yield name
 
 
-def _compare_part(
-    expected: Leaves, actual: Leaves, rank: int, step: int, limits: _Limits | None
-) -> PartParity:
-    findings = list(_findings(expected, actual, limits))
-    first = next(((name, finding.first) for name, finding in findings if finding.first), None)
+def _leaves(snapshot: Snapshot, part: str, changed: frozenset[str]) -> Leaves:
+    """Return the leaves of a part that are compared: of the state of modules those that steps change."""
+    leaves: Leaves = getattr(snapshot, part)
+    if part != "state":
+        return leaves
+    return {name: leaf for name, leaf in leaves.items() if name in changed}
+
+
+def _in_order(findings: Iterable[_Named], order: Sequence[str]) -> list[_Named]:
+    """Return findings in the order of time; what `order` does not name comes last."""
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(findings, key=lambda found: places.get(found[0], len(places)))
+
+
+def _part_parity(findings: Sequence[_Named], rank: int, step: int) -> PartParity:
+    first = next(
+        (
+            FirstDifference(
+                name=name,
+                index=finding.first[0],
+                rank=rank,
+                step=step,
+                expected=finding.first[1],
+                actual=finding.first[2],
+                position=position,
+            )
+            for position, (name, finding) in enumerate(findings)
+            if finding.first
+        ),
+        None,
+    )
     return PartParity(
         equal=first is None,
         max_abs=max((finding.max_abs for _, finding in findings), default=0.0),
         max_rel=max((finding.max_rel for _, finding in findings), default=0.0),
-        first_difference=first
-        and FirstDifference(
-            name=first[0], index=first[1][0], rank=rank, step=step, expected=first[1][1], actual=first[1][2]
-        ),
+        first_difference=first,
     )
 
 
-def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[tuple[str, _Finding]]:
+def _largest(snapshot: Snapshot) -> dict[str, float]:
+    """Return the largest magnitude of each gradient there is, in the order of backward."""
+    ordered = dict.fromkeys((*snapshot.backward_order, *snapshot.gradients))
+    leaves = ((name, snapshot.gradients.get(name)) for name in ordered)
+    return {
+        name: leaf.value.abs().max().item()
+        for name, leaf in leaves
+        if isinstance(leaf, Captured) and _is_number(leaf.value) and leaf.value.numel()
+    }
+
+
+def _has_block_gradient(blocks: Mapping[str, frozenset[str]], largest: Mapping[str, float]) -> bool:
+    inside = frozenset().union(*blocks.values())
+    return not inside or any(largest.get(name, 0.0) for name in inside)
+
+
+def _weightless(compared: Sequence[StepParity]) -> Weightless:
+    """Return from which step on equal gradients prove nothing."""
+    broken = ((step, each.not_finite) for step, each in enumerate(compared) if each.not_finite is not None)
+    first, name = next(broken, (None, None))
+    return Weightless(
+        not_finite_from=first,
+        not_finite=name,
+        zero_from=_from_which(not each.has_gradient for each in compared),
+        zero_blocks_from=_from_which(not each.has_block_gradient for each in compared),
+    )
+
+
+def _from_which(holds: Iterable[bool]) -> int | None:
+    """Return the step from which on something holds to the end; `None` where it does not hold there."""
+    steps = list(holds)
+    beginning = max((step + 1 for step, each in enumerate(steps) if not each), default=0)
+    return beginning if beginning < len(steps) else None
+
+
+def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[_Named]:
     for name, leaf in expected.items():
         if name in actual:
             yield name, _compare_leaf(name, leaf, actual[name], limits)

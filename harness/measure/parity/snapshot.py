@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
+from harness.measure.parity.backward_order import backward_order
+from harness.measure.parity.module_state import StateChanges, module_state
 from harness.measure.rng import rng_states, seeded
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
+from harness.records.parity_result import PARTS
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
 
@@ -84,23 +87,32 @@ class Snapshot:
         outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`.
         loss: the scalar loss, as `loss`.
         gradients: gradients by parameter name, after backward; None where there is none.
+        input_gradients: gradients of the inputs that require them, by path.
         buffers: all buffers by name, after backward, also those outside the state dict.
+        state: what modules hold outside of parameters and buffers, after backward.
         rng_state: state by generator, after backward.
         parameters: parameters by name, after the optimizer step.
+        changed_state: names in `state`, or gone from it, that changed since before the first step.
+        backward_order: names of the gradients in the order in which backward makes them.
+        blocks: names of the trained parameters of each block, by the block's FQN, in the model's order.
     """
 
     outputs: Leaves
     loss: Leaves
     gradients: Leaves
+    input_gradients: Leaves
     buffers: Leaves
+    state: Leaves
     rng_state: Leaves
     parameters: Leaves
+    changed_state: frozenset[str] = frozenset()
+    backward_order: tuple[str, ...] = ()
+    blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""
-        return Snapshot(
-            **{field.name: _to_host(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        )
+        moved: dict[str, Any] = {part: _to_host(getattr(self, part)) for part in PARTS}
+        return dataclasses.replace(self, **moved)
 
 
 def steps(
@@ -118,10 +130,11 @@ def steps(
         dp_rank: index of the rank's batch among all data-parallel ones.
         whole: take gradients and parameters as wholes, for models that place them differently.
     """
+    changes = StateChanges(trainee.model)
     for step, batch in enumerate(batches):
         device = _device_of(batch)
         with seeded(seed, step=step, dp_rank=dp_rank, device=device):
-            snapshot = _train_one_step(trainee, batch, device, whole=whole)
+            snapshot = _train_one_step(trainee, batch, device, changes, whole=whole)
         yield snapshot
         del snapshot  # the consumer decides how long it lives, not this suspended frame
 
@@ -139,32 +152,80 @@ def has_identity_only(value: Any) -> bool:
     return getattr(type(value), "__eq__", None) is object.__eq__
 
 
-def _train_one_step(trainee: Trainee, batch: Batch, device: torch.device, *, whole: bool) -> Snapshot:
+def _train_one_step(
+    trainee: Trainee, batch: Batch, device: torch.device, changes: StateChanges, *, whole: bool
+) -> Snapshot:
     trainee.zero_grad()
+    inputs = _differentiated(batch)
     outputs, loss = trainee.forward(batch)
     captured_outputs, captured_loss = flatten(outputs, "outputs"), flatten(loss, "loss")
     del outputs
+    order = backward_order(loss, dict(trainee.model.named_parameters()))
     trainee.backward(loss)
     gradients = {
-        name: None if parameter.grad is None else Captured.of(parameter.grad, whole=whole)
-        for name, parameter in trainee.model.named_parameters()
+        name: _gradient(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
     }
+    input_gradients = {name: _gradient(tensor) for name, tensor in inputs.items()}
+    _forget_gradients(inputs)
     # duplicates kept: a module shared by two paths must stay shared
     buffers = {
         name: Captured.of(buffer) for name, buffer in trainee.model.named_buffers(remove_duplicate=False)
     }
+    # a sharded model holds other numbers than the whole one, such as its local heads
+    state = {} if whole else module_state(trainee.model)
+    changed_state = frozenset() if whole else changes.names(state)
+    state = {name: _captured(value) for name, value in state.items()}
     rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
     trainee.update()
     return Snapshot(
         outputs=captured_outputs,
         loss=captured_loss,
         gradients=gradients,
+        input_gradients=input_gradients,
         buffers=buffers,
+        state=state,
         rng_state=rng_state,
         parameters={
             name: Captured.of(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
         },
+        changed_state=changed_state,
+        backward_order=order,
+        blocks=_trained_names(trainee),
     )
+
+
+def _differentiated(batch: Batch) -> dict[str, Tensor]:
+    """Return the inputs that get gradients, by path, without those of the step before."""
+    leaves = pytree.tree_leaves_with_path(batch.inputs)
+    inputs = {
+        f"inputs{pytree.keystr(path)}": leaf
+        for path, leaf in leaves
+        if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf
+    }
+    _forget_gradients(inputs)
+    return inputs
+
+
+def _forget_gradients(inputs: Mapping[str, Tensor]) -> None:
+    for tensor in inputs.values():
+        tensor.grad = None
+
+
+def _gradient(tensor: Tensor, *, whole: bool = False) -> Captured | None:
+    return None if tensor.grad is None else Captured.of(tensor.grad, whole=whole)
+
+
+def _captured(value: Any) -> Any:
+    return Captured.of(value) if isinstance(value, Tensor) else value
+
+
+def _trained_names(trainee: Trainee) -> dict[str, frozenset[str]]:
+    """Return the names of the trained parameters of each block."""
+    names = {id(each): name for name, each in trainee.model.named_parameters() if each.requires_grad}
+    return {
+        fqn: frozenset(names[id(each)] for each in block.parameters() if id(each) in names)
+        for fqn, block in trainee.blocks.items()
+    }
 
 
 def _device_of(batch: Batch) -> torch.device:

@@ -22,6 +22,7 @@ from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sen
 MOST_SETTINGS = 6
 """More models, meshes and recipes than these are left to the tables."""
 
+_WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
 _MOST_NAMED = 4
 _COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
 _ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
@@ -155,12 +156,14 @@ def _dominated(found: ParetoFront) -> Iterator[Statement]:
 
 
 def _untrusted(sweep: SweepRecords) -> Iterator[Statement]:
-    """Yield what computes something else than what it is compared with, and what does nothing."""
-    for verdict in ("differs", "inert"):
+    """Yield what computes something else than its baseline, what does nothing, and what proves nothing."""
+    for verdict in ("differs", "inert", "unverified"):
         found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
+        if verdict == "unverified":  # of what ended early, or had no twin, another sentence tells
+            found = [entry for entry in found if entry.record.reason is not None]
         for entry in found[:_MOST_NAMED]:
             reason = next((note for note in notes(entry.record)), "no part is named")
-            why = _apart(entry) if verdict == "differs" else (" does nothing: ",)
+            why = _apart(entry) if verdict == "differs" else (_WORDS_FOR[verdict],)
             yield sentence(entry.trial, *why, f"{reason.removeprefix('parity: ')}.", of=[entry])
         if len(found) > _MOST_NAMED:
             count = _count(len(found), f"verdict={verdict}")

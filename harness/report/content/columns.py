@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from harness.records.merge_ranks import Memory, Work
 from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
-from harness.records.verdict import inert_because
 from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
 from harness.report.facts.document import Line, LinePart, Mark
@@ -18,6 +16,7 @@ from harness.report.facts.sweep_records import Entry
 NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
 
+_EXPLAINED = ("inert", "unverified")
 _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
 
 
@@ -32,8 +31,10 @@ def notes(record: Record) -> Iterator[str]:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
     yield from plan_notes(record)
-    if record.memory is not None and record.work is not None:
-        yield from _inaction(record.verdict, record.memory, record.work)
+    if record.work is not None and record.work.never_fired:
+        yield f"never fired: {', '.join(record.work.never_fired)}"
+    if record.verdict in _EXPLAINED and record.reason is not None:
+        yield f"{record.verdict}: {record.reason}"
     if foreign := record.environment.get("foreign_processes"):
         yield f"{len(foreign)} foreign process(es) used the device while it ran"
     if record.note:
@@ -59,7 +60,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def differences(record: Record) -> Iterator[str]:
-    """Yield the first difference of every part that differs from the twin's."""
+    """Yield the first difference from the twin in time, and that of every link of the chain."""
     if record.verdict == "differs" and record.parity is not None:
         yield from record.parity.differences()
 
@@ -143,10 +144,3 @@ _CELLS: dict[str, Callable[[Entry], Line]] = {
     "MFU / HFU": _utilisation,
     "collectives": _collectives,
 }
-
-
-def _inaction(verdict: str, memory: Memory, work: Work) -> Iterator[str]:
-    if work.never_fired:
-        yield f"never fired: {', '.join(work.never_fired)}"
-    if verdict == "inert":
-        yield f"inert: {inert_because(memory, work)}"

@@ -219,7 +219,15 @@ def test_energy_is_a_sum() -> None:
 
 
 def difference(rank: int, step: int) -> dict[str, Any]:
-    return {"name": "w", "index": [3, 17], "rank": rank, "step": step, "expected": 0.125, "actual": 0.1252}
+    return {
+        "name": "w",
+        "index": [3, 17],
+        "rank": rank,
+        "step": step,
+        "expected": 0.125,
+        "actual": 0.1252,
+        "position": 0,
+    }
 
 
 def test_parity_needs_every_rank_and_names_the_earliest_step_of_the_lowest_rank() -> None:
@@ -240,6 +248,89 @@ def test_parity_needs_every_rank_and_names_the_earliest_step_of_the_lowest_rank(
         "first_difference": difference(2, 1),
     }
     assert merged.to_dict()["parity"]["loss"]["equal"] is True
+
+
+def test_the_first_difference_is_the_first_in_time_on_any_rank() -> None:
+    results = [rank_result(rank) for rank in range(2)]
+    found = {  # rank -> part, step, position, blocks with gradients that differ
+        0: ("gradients", 1, 4, {"layers.0": True, "layers.1": False}),
+        1: ("gradients", 1, 2, {"layers.0": False, "layers.1": True}),
+    }
+    for rank, (part, step, position, blocks) in found.items():
+        seen = difference(rank, step) | {"position": position}
+        unequal = {"equal": False, "max_abs": 1.0, "max_rel": 1.0}
+        results[rank]["parity"][part] = unequal | {"first_difference": seen}
+        results[rank]["parity"]["outputs"] = unequal | {"first_difference": difference(rank, 2)}
+        results[rank]["parity"]["first"] = seen | {"part": part, "blocks": blocks}
+    parity = record(None, *results).parity
+    assert parity is not None
+    assert parity.first is not None
+    assert (parity.first.part, parity.first.step, parity.first.rank) == ("gradients", 1, 1)
+    assert parity.first.blocks == {"layers.0": True, "layers.1": True}
+    (sentence,) = parity.differences()
+    assert sentence == (
+        "parity: gradient of 'w' differs first at (3, 17) on rank 1 in step 1: 0.1250 vs 0.1252; "
+        "gradients differ in every block; then outputs (step 2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        pytest.param([{}, {}], None, id="gradients on all ranks"),
+        pytest.param(
+            [{"zero_from": 0}, {"zero_from": 1}],
+            "all gradients are zero or absent on both sides from step 1 on",
+            id="zero on all ranks",
+        ),
+        pytest.param([{"zero_from": 0}, {}], None, id="zero on one rank"),
+        pytest.param(
+            [{"zero_blocks_from": 2}, {"zero_blocks_from": 0}],
+            "the gradients inside every block are zero or absent on both sides from step 2 on, so nothing "
+            "shows what was recomputed there",
+            id="zero in the blocks",
+        ),
+        pytest.param(
+            [{}, {"not_finite_from": 1, "not_finite": "w"}],
+            "gradients are not finite on both sides from step 1 on, first that of 'w': equal NaN and "
+            "infinities prove nothing",
+            id="NaN on one rank",
+        ),
+    ],
+)
+def test_gradients_without_weight_prove_nothing(ranks: list[dict[str, Any]], reason: str | None) -> None:
+    results = [rank_result(rank) for rank in range(len(ranks))]
+    for result, weightless in zip(results, ranks, strict=True):
+        result["parity"]["weightless"] = weightless
+    found = record(None, *results)
+    assert (found.verdict, found.reason) == ("neutral" if reason is None else "unverified", reason)
+
+
+DRIFTING = {"equal": False, "max_abs": 1.0, "max_rel": 1.0, "first_difference": difference(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("differing", "drifting", "verdict"),
+    [
+        pytest.param(["gradients"], [], "differs", id="the plain model repeats itself"),
+        pytest.param(["gradients"], ["outputs"], "unverified", id="it does not"),
+        pytest.param(["state"], ["state"], "neutral", id="state that no run repeats"),
+        pytest.param(["gradients", "state"], ["state"], "differs", id="gradients beside such state"),
+        pytest.param(["state"], ["buffers", "state"], "unverified", id="state, where more is not repeated"),
+    ],
+)
+def test_a_variant_is_blamed_where_the_plain_model_repeats_itself(
+    differing: list[str], drifting: list[str], verdict: str
+) -> None:
+    result = rank_result()
+    control = rank_result()["parity"] | dict.fromkeys(drifting, DRIFTING)
+    result["parity"] |= dict.fromkeys(differing, DRIFTING) | {"control": control}
+    found = record(None, result)
+    assert found.verdict == verdict
+    if verdict == "unverified":
+        assert found.reason is not None
+        assert found.reason.startswith("the plain model does not repeat itself: ")
+        assert " 'w' differs first at (3, 17) on rank 0 in step 0: 0.1250 vs 0.1252" in found.reason
 
 
 def test_links_of_the_chain_are_merged_over_ranks_one_by_one() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
+from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.links import chain
-from harness.records.parity_result import Compared, FirstDifference, Parity, PartParity
+from harness.records.parity_result import (
+    PARTS,
+    Compared,
+    FirstDifference,
+    Parity,
+    PartParity,
+    first_of,
+)
+from harness.trial.proof import CONTROLS, Prover
 from tests.harness.composing import experiment_of
+from tests.toy_trainee import toy_batches, toy_trainee
 
 _TWIN = "ac=none chunk=none shard=none"
 _SHARDED = "ac=none chunk=none shard=megatron"
@@ -94,10 +107,111 @@ def test_a_difference_along_the_chain_says_between_what() -> None:
         parameters=PartParity(),
     )
     compared = Compared(variant=_SHARDED, baseline=_TWIN, dtype="fp32", optimizer="sgd", relative=1e-4)
-    whole = replace(equal, chain=(replace(equal, gradients=unequal, compared=compared),))
+    parts = {part: PartParity() for part in PARTS} | {"gradients": unequal}
+    link = replace(equal, gradients=unequal, first=first_of(parts, {}), compared=compared)
+    whole = replace(equal, chain=(link,))
     assert (equal.is_equal, whole.is_equal) == (True, False)
     (sentence,) = whole.differences()
     assert sentence == (
-        "parity: gradient of 'w' differs first at (1,) on rank 0: 1.000 vs 2.000 "
+        "parity: gradient of 'w' differs first at (1,) on rank 0 in step 0: 1.000 vs 2.000 "
         f"({_SHARDED} against {_TWIN} in fp32)"
     )
+
+
+class Counted(nn.Module):
+    """A linear layer, and state of the module's file that it shares with all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        SHARED["calls"] += 1
+        output: Tensor = self.linear(x) * (SHARED["calls"] if SHARED["is_read"] else 1)
+        return output
+
+
+SHARED = {"calls": 0, "is_read": False}
+
+
+def drawn_elsewhere() -> nn.Module:
+    """Return a model with weights that every call draws anew."""
+    model = Counted()
+    SHARED["calls"] += 1
+    nn.init.constant_(model.linear.weight, 1 / SHARED["calls"])
+    return model
+
+
+def doubled(model: nn.Module) -> Callable[..., Any]:
+    """Return a forward with gradients twice as large."""
+
+    def call(x: Tensor) -> Tensor:
+        output: Tensor = model(x)
+        output.register_hook(lambda gradient: 2 * gradient)
+        return output
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("build", "is_read", "wrong", "verdict"),
+    [
+        pytest.param(Counted, False, None, None, id="equal, so that nobody is blamed"),
+        pytest.param(Counted, False, doubled, "the variant", id="the variant is wrong"),
+        pytest.param(Counted, True, None, "nobody", id="twin and variant share state of their file"),
+        pytest.param(drawn_elsewhere, False, None, "nobody", id="weights that no call repeats"),
+        pytest.param(drawn_elsewhere, False, doubled, "nobody", id="wrong, but nothing shows it"),
+    ],
+)
+def test_the_plain_model_is_compared_with_itself_before_a_variant_is_blamed(
+    build: Callable[[], nn.Module],
+    is_read: bool,
+    wrong: Callable[[nn.Module], Callable[..., Any]] | None,
+    verdict: str | None,
+) -> None:
+    SHARED.update(calls=0, is_read=is_read)
+    (link,) = chain(experiment_of("ac=full protocol.parity_steps=2"))
+    built: list[str] = []
+
+    def assembled(experiment: Experiment) -> Any:
+        built.append(name_of(experiment.ac))
+        return toy_trainee(build, call=wrong if built[-1] == "full" else None)
+
+    batches = toy_batches(2, 4, 8)
+    prover = Prover(assembled=assembled, batch=batches.__getitem__, rank=0, dp_rank=0)
+    parity = prover.compare(link)
+    assert (parity.control is None) == (verdict is None)
+    assert parity.is_equal == (verdict is None)
+    if verdict is not None:
+        assert (parity.unproven is None) == (verdict == "the variant")
+        assert bool(parity.blamed) == (verdict == "the variant")
+        assert parity.control is not None
+        assert parity.control.steps == 1  # no more than until the first difference
+    controls = {None: 0, "the variant": 2 * CONTROLS, "nobody": 2}[verdict]
+    assert sorted(built) == ["full", *["none"] * (1 + controls)]
+
+
+def test_the_control_ends_where_any_rank_differs() -> None:
+    (link,) = chain(experiment_of("ac=full protocol.parity_steps=2"))
+    asked: list[int | None] = []
+
+    def earliest(step: int | None) -> int | None:
+        asked.append(step)
+        return 1 if len(asked) == 1 else None
+
+    def assembled(_experiment: Experiment) -> Any:
+        return toy_trainee(Counted)
+
+    prover = Prover(
+        assembled=assembled,
+        batch=toy_batches(2, 4, 8).__getitem__,
+        rank=0,
+        dp_rank=0,
+        earliest=earliest,
+    )
+    SHARED.update(calls=0, is_read=False)
+    parity = prover.compare(link)
+    assert asked == [None] * (1 + CONTROLS)
+    assert parity.control is not None
+    assert parity.control.steps == 2

@@ -18,7 +18,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, steps, summarise
 from harness.measure.parity.snapshot import Captured, Structure, flatten
-from harness.records.parity_result import PARTS, FirstDifference, Parity, PartParity, describe_difference
+from harness.models.base import Batch
+from harness.records.parity_result import (
+    PARTS,
+    FirstDifference,
+    Parity,
+    PartParity,
+    Weightless,
+    describe_difference,
+)
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
 
 NAN, INF = float("nan"), float("inf")
@@ -27,7 +35,10 @@ NAN, INF = float("nan"), float("inf")
 def snapshot(**parts: Any) -> Snapshot:
     """Return a snapshot of nothing but a loss of 1 and the given parts, captured where they are tensors."""
     empty: dict[str, Any] = {part: {} for part in PARTS} | {"loss": {"loss": torch.tensor(1.0)}}
-    return Snapshot(**{part: captured(leaves) for part, leaves in (empty | parts).items()})
+    given: dict[str, Any] = {"changed_state": frozenset({"loss"})} | {
+        part: captured(leaves) for part, leaves in (empty | parts).items()
+    }
+    return Snapshot(**given)
 
 
 def captured(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -349,6 +360,99 @@ def test_every_part_is_compared(part: str) -> None:
     assert [name for name, found in parts.items() if not found.equal] == [part]
 
 
+def gradients_of_two_blocks(*values: float) -> Snapshot:
+    """Return a snapshot of gradients in registration order: embedding, both blocks, head."""
+    names = ("embedding", "a.weight", "b.weight", "head")
+    gradients = {name: torch.tensor([float(value)]) for name, value in zip(names, values, strict=True)}
+    return replace(
+        snapshot(gradients=gradients),
+        backward_order=names[::-1],
+        blocks={"a": frozenset({"a.weight"}), "b": frozenset({"b.weight"})},
+    )
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        ("other", "name", "blocks"),
+        [
+            pytest.param((2, 2, 2, 1), "b.weight", {"a": True, "b": True}, id="the later block comes first"),
+            pytest.param((2, 2, 1, 1), "a.weight", {"a": True, "b": False}, id="the block nearest the cause"),
+            pytest.param((2, 1, 1, 1), "embedding", {"a": False, "b": False}, id="before all blocks"),
+        ],
+    )
+    def test_gradients_differ_in_the_order_of_backward(
+        self, other: tuple[float, ...], name: str, blocks: dict[str, bool]
+    ) -> None:
+        one, two = gradients_of_two_blocks(1, 1, 1, 1), gradients_of_two_blocks(*other)
+        first = summarise([compare(one, two, rank=0, step=0)]).first
+        assert first is not None
+        assert (first.part, first.name, first.blocks) == ("gradients", name, blocks)
+
+    @pytest.mark.parametrize(
+        ("steps_of_parts", "first"),
+        [
+            pytest.param({"outputs": 1, "gradients": 0}, ("gradients", 0), id="an earlier step"),
+            pytest.param({"outputs": 0, "gradients": 0}, ("outputs", 0), id="within a step outputs"),
+            pytest.param({"loss": 1, "parameters": 0}, ("parameters", 0), id="parameters of the step before"),
+            pytest.param({"rng_state": 0, "state": 0}, ("state", 0), id="state before generators"),
+            pytest.param({"input_gradients": 0, "buffers": 0}, ("input_gradients", 0), id="of inputs"),
+        ],
+    )
+    def test_the_first_difference_is_the_first_in_time(
+        self, steps_of_parts: dict[str, int], first: tuple[str, int]
+    ) -> None:
+        found = []
+        for step in range(2):
+            values: dict[str, Any] = {
+                part: {"loss": torch.tensor(float(began <= step))} for part, began in steps_of_parts.items()
+            }
+            zeros: dict[str, Any] = {part: {"loss": torch.tensor(0.0)} for part in steps_of_parts}
+            found.append(compare(snapshot(**zeros), snapshot(**values), rank=0, step=step))
+        earliest = summarise(found).first
+        assert earliest is not None
+        assert (earliest.part, earliest.step) == first
+
+
+class TestWeight:
+    @pytest.mark.parametrize(
+        ("steps_of_gradients", "expected"),
+        [
+            pytest.param([(1, 1, 1, 1)], Weightless(), id="gradients"),
+            pytest.param([(0, 0, 0, 0)], Weightless(zero_from=0, zero_blocks_from=0), id="zeros"),
+            pytest.param([(0, 0, 0, 0), (1, 1, 1, 1)], Weightless(), id="zeros at first"),
+            pytest.param(
+                [(1, 1, 1, 1), (0, 0, 0, 0)], Weightless(zero_from=1, zero_blocks_from=1), id="zeros later"
+            ),
+            pytest.param([(1, 0, 0, 1)], Weightless(zero_blocks_from=0), id="zeros in all blocks"),
+            pytest.param([(1, 0, 1, 1)], Weightless(), id="zeros in one block"),
+            pytest.param(
+                [(1, 1, 1, 1), (NAN, NAN, 1, 1)],
+                Weightless(not_finite_from=1, not_finite="a.weight"),
+                id="NaN in one gradient",
+            ),
+            pytest.param(
+                [(1, 1, INF, 1)], Weightless(not_finite_from=0, not_finite="b.weight"), id="infinity"
+            ),
+        ],
+    )
+    def test_what_gradients_prove(
+        self, steps_of_gradients: list[tuple[float, ...]], expected: Weightless
+    ) -> None:
+        found = [
+            compare(gradients_of_two_blocks(*values), gradients_of_two_blocks(*values), rank=0, step=step)
+            for step, values in enumerate(steps_of_gradients)
+        ]
+        assert summarise(found).weightless == expected
+
+    def test_blocks_without_parameters_to_train_expect_no_gradient(self) -> None:
+        frozen = replace(gradients_of_two_blocks(1, 0, 0, 1), blocks={"a": frozenset(), "b": frozenset()})
+        assert summarise([compare(frozen, frozen, rank=0, step=0)]).weightless == Weightless()
+
+    def test_no_gradient_at_all(self) -> None:
+        none = snapshot(gradients={"w": None})
+        assert summarise([compare(none, none, rank=0, step=0)]).weightless == Weightless(zero_from=0)
+
+
 class TestSummary:
     def test_the_earliest_difference_and_the_largest_distance_stay(self) -> None:
         values = [(1.0, 1.0), (1.0, 1.25), (1.0, 3.0)]
@@ -397,9 +501,12 @@ class TestSummary:
                 "step": 0,
                 "expected": 1.0,
                 "actual": "nan",
+                "position": 0,
             },
         }
-        assert list(plain) == ["level", "steps", *PARTS, "losses", "compared", "chain"]
+        assert list(plain) == [
+            *("level", "steps", "first", *PARTS, "losses", "weightless", "control", "compared", "chain")
+        ]
 
 
 MESSAGES = [
@@ -408,37 +515,40 @@ MESSAGES = [
         FirstDifference(
             name="layers.0.mlp.up.weight", index=(3, 17), rank=1, step=0, expected=0.125, actual=0.1252
         ),
-        "parity: gradient of 'layers.0.mlp.up.weight' differs first at (3, 17) on rank 1: 0.1250 vs 0.1252",
+        (
+            "parity: gradient of 'layers.0.mlp.up.weight' differs first at (3, 17) on rank 1 in step 0: "
+            "0.1250 vs 0.1252"
+        ),
     ),
     (
         "gradients",
         FirstDifference(name="w", index=(0,), rank=0, step=0, expected=1.0, actual=1.0 + 2**-23),
-        "parity: gradient of 'w' differs first at (0,) on rank 0: 1.0000000 vs 1.0000001",
+        "parity: gradient of 'w' differs first at (0,) on rank 0 in step 0: 1.0000000 vs 1.0000001",
     ),
     (
         "buffers",
         FirstDifference(name="norm.count", index=(), rank=0, step=0, expected=1, actual=2),
-        "parity: buffer 'norm.count' differs on rank 0: 1 vs 2",
+        "parity: buffer 'norm.count' differs on rank 0 in step 0: 1 vs 2",
     ),
     (
         "outputs",
         FirstDifference(name="outputs[0]", index=(1,), rank=0, step=0, expected=0.0, actual=-0.0),
-        "parity: output 'outputs[0]' differs first at (1,) on rank 0: 0.000 vs -0.000",
+        "parity: output 'outputs[0]' differs first at (1,) on rank 0 in step 0: 0.000 vs -0.000",
     ),
     (
         "parameters",
         FirstDifference(name="w", index=(1,), rank=0, step=0, expected=0.5, actual="nan"),
-        "parity: parameter 'w' differs first at (1,) on rank 0: 0.5 vs nan",
+        "parity: parameter 'w' differs first at (1,) on rank 0 in step 0: 0.5 vs nan",
     ),
     (
         "gradients",
         FirstDifference(name="w", index=None, rank=3, step=0, expected=VECTOR, actual="absent"),
-        "parity: gradient of 'w' differs on rank 3: Tensor float32 (2,) on cpu vs absent",
+        "parity: gradient of 'w' differs on rank 3 in step 0: Tensor float32 (2,) on cpu vs absent",
     ),
     (
         "rng_state",
         FirstDifference(name="cpu", index=(8,), rank=0, step=0, expected=1, actual=2),
-        "parity: RNG state 'cpu' differs first at (8,) on rank 0: 1 vs 2",
+        "parity: RNG state 'cpu' differs first at (8,) on rank 0 in step 0: 1 vs 2",
     ),
 ]
 
@@ -534,7 +644,27 @@ def net() -> ToyTrainee:
     return toy_trainee(Net)
 
 
+STATE_OF_NET = ["training", "linear.training", "linear.in_features", "linear.out_features"]
+
+
 class TestSteps:
+    def test_gradients_of_inputs_are_of_this_step(self) -> None:
+        batch = Batch(inputs=({"x": torch.ones(4, 8, requires_grad=True)}, torch.ones(1)), targets=None)
+        trainee = toy_trainee(lambda: nn.Linear(1, 1), call=lambda _model: lambda inputs, _: inputs["x"])
+        for step in steps(trainee, [batch, batch], seed=0):
+            assert list(step.input_gradients) == ["inputs[0]['x']"]
+            assert step.input_gradients["inputs[0]['x']"].value.unique().tolist() == [2 / 32]
+        assert batch.inputs[0]["x"].grad is None
+
+    def test_the_order_of_gradients_is_that_of_backward(self) -> None:
+        (step,) = toy_steps(net())
+        assert step.backward_order == ("linear.bias", "linear.weight", "unused")
+
+    def test_the_trained_parameters_of_blocks_are_known(self) -> None:
+        trainee = net()
+        (step,) = toy_steps(replace(trainee, blocks={"linear": trainee.model.get_submodule("linear")}))
+        assert step.blocks == {"linear": frozenset({"linear.weight", "linear.bias"})}
+
     def test_two_equal_models_are_equal_over_several_steps(self) -> None:
         summary = compare_steps(toy_steps(net(), count=3), toy_steps(net(), count=3), count=3)
         assert summary.is_equal
@@ -546,7 +676,9 @@ class TestSteps:
             "outputs": ["outputs", "outputs['y']"],
             "loss": ["loss"],
             "gradients": ["unused", "linear.weight", "linear.bias"],
+            "input_gradients": [],
             "buffers": ["calls", "cache"],
+            "state": STATE_OF_NET,
             "rng_state": ["cpu", "python", "numpy"],
             "parameters": ["unused", "linear.weight", "linear.bias"],
         }

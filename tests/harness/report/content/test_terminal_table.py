@@ -165,8 +165,8 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
             ),
             (
                 (
-                    "full on single: parity: gradient of 'norm.weight' differs first at (3, 17) on rank 0: "
-                    "0.1250 vs 0.1252 -> {path}"
+                    "full on single: parity: gradient of 'norm.weight' differs first at (3, 17) on rank 0 "
+                    "in step 1: 0.1250 vs 0.1252 -> {path}"
                 ),
             ),
             id="a difference",
