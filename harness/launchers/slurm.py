@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from harness.errors import ConfigError, optional_package, require_at_least
 from harness.experiment.mesh import Mesh
-from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
+from harness.launchers import slurm_submit
 from harness.launchers.base import Collected, InFlight, Run, Sweep, arrivals
-from harness.launchers.lane_spec import STOP, LaneSpec
+from harness.launchers.lane_spec import PROGRAM, STOP, LaneSpec
 from harness.launchers.resource_shape import Resources, Shape, by_shape
 from harness.launchers.run_task import now, refuse_task
 from harness.launchers.slurm_ends import Look
@@ -264,6 +264,7 @@ class Slurm(OnSlurm):
         shape = tasks[0].shape
         folder = folder_of(sweep.store, submission.id).absolute()
         cores = self.cpus_per_rank * shape.ranks_per_node
+        calls = []
         for task in tasks:
             spec = LaneSpec(
                 name=task.trial_id,
@@ -275,10 +276,7 @@ class Slurm(OnSlurm):
                 resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
-            spec.write()
-        calls = [
-            slurm_submit.Call(function=lane.run_element, args=(str(folder), task.trial_id)) for task in tasks
-        ]
+            calls.append(slurm_submit.Call((*PROGRAM, str(spec.write()))))
         request = self.request(
             submission,
             nodes=shape.nodes,
