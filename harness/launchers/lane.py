@@ -33,10 +33,12 @@ from harness.ranks.nodes import Director, JobWords, follow, join
 from harness.ranks.start import RankJob
 from harness.records.claims import (
     Attempt,
+    Trouble,
     claimant,
     read_attempt,
     record_for,
     write_attempt,
+    write_trouble,
 )
 from harness.records.private_files import read_private
 from harness.records.record import Failure
@@ -220,9 +222,13 @@ class _Lane:
         for task in self.spec.tasks:
             if self.halts.halt() is not None or (self.spec.folder / STOP).exists() or self.direction.lost:
                 return
-            with store.locked(task.trial_id) as is_held:
-                if is_held:
-                    self._take(store, task)
+            try:
+                with store.locked(task.trial_id) as is_held:
+                    if is_held:
+                        self._take(store, task)
+            except OSError as error:  # one folder that cannot be used does not end the lane
+                trouble = Trouble(kind=type(error).__name__, message=str(error))
+                write_trouble(store, task.trial_id, self.spec.submission, trouble)
 
     def _take(self, store: Store, task: Task) -> None:
         """Run a trial whose lock is held, unless it is taken over, recorded, or was begun before."""
