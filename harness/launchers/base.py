@@ -11,10 +11,10 @@ from harness.experiment.mesh import Mesh
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.packing import Packer
 from harness.launchers.progress import SweepProgress
-from harness.launchers.run_task import lost_task
+from harness.launchers.run_task import lost_task, unusable_task
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
-from harness.records.claims import claimant, record_for, release
+from harness.records.claims import claim, claimant, read_trouble, record_for, release
 from harness.records.record import Failure, Record
 from harness.records.store import Store
 
@@ -62,7 +62,7 @@ class End:
     """How the job or lane of a trial ended, where the trial left no record.
 
     Fields:
-        status: `lost`, `timeout` or `oom`.
+        status: `lost`, `timeout` or `oom`; `failed` where its folder could not be used.
         kind: kind of the error.
         message: message of the error.
     """
@@ -177,18 +177,37 @@ def _close(sweep: Sweep, flight: InFlight, end: End | None) -> tuple[Record | No
 
     If another process runs the trial by now, its record is awaited.
     """
-    with sweep.store.locked(flight.task.trial_id) as is_free:
-        if not is_free:
-            return None, False
-        record = landed(sweep.store, flight)
-        is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
-        if record is None and end is not None and is_ours:
-            error = Failure(kind=end.kind, message=end.message)
-            job = {"submission": flight.submission, "id": flight.job}
-            record = lost_task(
-                flight.task, error, store=sweep.store, name=sweep.name, job=job, status=end.status
-            )
-        return record, True
+    trouble = read_trouble(sweep.store, flight.task.trial_id, flight.submission)
+    if trouble is not None and end is not None:
+        end = End(status="failed", kind=trouble.kind, message=trouble.message)
+    try:
+        with sweep.store.locked(flight.task.trial_id) as is_free:
+            return _closed(sweep, flight, end) if is_free else (None, False)
+    except OSError as error:
+        return unusable_task(flight.task, error, name=sweep.name), True
+
+
+def _closed(sweep: Sweep, flight: InFlight, end: End | None) -> tuple[Record | None, bool]:
+    record = landed(sweep.store, flight)
+    is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
+    if record is None and end is not None and is_ours:
+        error = Failure(kind=end.kind, message=end.message)
+        job = {"submission": flight.submission, "id": flight.job}
+        record = lost_task(flight.task, error, store=sweep.store, name=sweep.name, job=job, status=end.status)
+    return record, True
+
+
+def claimed(sweep: Sweep, submission: str, tasks: Sequence[Task]) -> tuple[list[Task], list[Record]]:
+    """Claim trials for a submission; return those, and records of those whose folders cannot be used."""
+    usable, records = [], []
+    for task in tasks:
+        try:
+            claim(sweep.store, [task.trial_id], submission)
+            usable.append(task)
+        except OSError as error:
+            records.append(unusable_task(task, error, name=sweep.name))
+            sweep.progress.point_finished(task.label, records[-1].status, records[-1].verdict)
+    return usable, records
 
 
 def landed(store: Store, flight: InFlight) -> Record | None:

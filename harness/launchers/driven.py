@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
-from harness.launchers.base import Collected, End, InFlight, Run, Sweep, arrivals, landed
+from harness.launchers.base import Collected, End, InFlight, Run, Sweep, arrivals, claimed, landed
 from harness.launchers.run_task import now
 from harness.launchers.task import Task
 from harness.records.claims import (
     DRIVEN,
     Submission,
-    claim,
     claimant,
     holding,
     is_held,
@@ -65,8 +65,8 @@ class Driven(ABC):
         write_submission(sweep.store, submission)
         held = ExitStack()
         held.enter_context(holding(sweep.store, submission.id))
-        claim(sweep.store, (task.trial_id for task in tasks), submission.id)
-        return self._run(sweep, submission, tasks, flights, held)
+        usable, records = claimed(sweep, submission.id, tasks)
+        return chain(records, self._run(sweep, submission, usable, flights, held))
 
     def _run(
         self,
@@ -100,9 +100,9 @@ class Driven(ABC):
                 flights = self.collect(sweep.store, sweep.name, waiting).flights
                 taken = {flight.task.trial_id for flight in flights}
                 records, abandoned = _split(sweep, [task for task in waiting if task.trial_id not in taken])
-                claim(sweep.store, (task.trial_id for task in abandoned), submission.id)
-            yield from records
-            yield from self.run_tasks(sweep, submission, abandoned)
+                usable, unusable = claimed(sweep, submission.id, abandoned)
+            yield from (*records, *unusable)
+            yield from self.run_tasks(sweep, submission, usable)
 
 
 def _split(sweep: Sweep, tasks: Sequence[Task]) -> tuple[list[Record], list[Task]]:

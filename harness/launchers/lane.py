@@ -1,8 +1,8 @@
 """A lane: a process on every node of a slice of resources, which runs trials of one shape, one at a time.
 
-`main` is what a step of a scheduler or a second process on this machine starts;
-`run_element` is one element of a job array. Node 0 takes a trial that is claimed for its submission, not held
-by another lane and not attempted before, runs it, and leaves its record.
+`main` is what a job or step of a scheduler or a second process on this machine starts. Node 0 takes a trial
+that is claimed for its submission, not held by another lane and not attempted before, runs it, and leaves its
+record.
 """
 
 from __future__ import annotations
@@ -11,34 +11,39 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
-
-from torch.distributed import DistError
+from typing import Any, Protocol, Self
 
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
-from harness.launchers.run_task import PRELOAD, lost_task, now, run_task
+from harness.launchers.run_task import PRELOAD, lost_task, now, rank_job, run_task
 from harness.launchers.slurm_client import hosts
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
 from harness.ranks.forkserver import die_with
+from harness.ranks.lane_board import BoardLostError, hosting
+from harness.ranks.network_interface import cluster_address
 from harness.ranks.node_report import Halt
-from harness.ranks.nodes import Director, follow, hosting, join
+from harness.ranks.nodes import Director, JobWords, follow, join
 from harness.ranks.start import RankJob
 from harness.records.claims import (
     Attempt,
+    Trouble,
     claimant,
     read_attempt,
     record_for,
     write_attempt,
+    write_trouble,
 )
+from harness.records.private_files import read_private
 from harness.records.record import Failure
 from harness.records.store import Store
+from harness.trial.trial_plan import BASELINES, TrialPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,25 +125,16 @@ class Halts:
 def run_lane(spec: LaneSpec, location: Location) -> int:
     """Run the trials of a lane on this node; return the exit status of its process.
 
-    0: no trial is left; `TIME_LIMIT_STATUS`: time is over; `TERMINATED_STATUS`: told to go; 1: no node 0.
+    0: no trial is left; `TIME_LIMIT_STATUS`: time is over; `TERMINATED_STATUS`: told to go; 1: another node
+    of the lane is lost.
     """
     address = spec.folder / f"lane-{spec.name}-{location.restarts}.address"
     with Halts() as halts, Agent(PRELOAD) as agent:
         if location.node_rank > 0:
-            return _follow(agent, location.node_rank, address, halts)
-        with _supervisor(agent, location, halts, address) as supervise:
-            _Lane(spec=spec, location=location, halts=halts, supervise=supervise).run()
-        return _status(halts)
-
-
-def run_element(folder: str, name: str) -> None:
-    """Run one element of a job array, and leave with its status.
-
-    Args:
-        folder: folder of the submission.
-        name: name of the lane whose spec is there.
-    """
-    sys.exit(run_lane(_read_spec(Path(folder) / f"lane-{name}.pickle"), Location.here()))
+            return _follow(agent, location.node_rank, spec, address, halts)
+        with _direction(agent, location, halts, address) as direction:
+            _Lane(spec=spec, location=location, halts=halts, direction=direction).run()
+        return _status(halts) or int(bool(direction.lost))
 
 
 def main() -> None:
@@ -150,6 +146,60 @@ def main() -> None:
     sys.exit(run_lane(spec, Location.alone() if is_local else Location.here()))
 
 
+class Direction(Protocol):
+    """What runs the ranks of a trial on the nodes of a lane."""
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Nodes that follow no longer; a lane without them ends, so that another may take its trials."""
+
+    def run(self, job: RankJob) -> Outcome:
+        """Run the ranks of `job` on all nodes to their end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OneNode:
+    """Runs ranks on this node alone."""
+
+    agent: Agent
+    halts: Halts
+    lost: tuple[int, ...] = ()
+
+    def run(self, job: RankJob) -> Outcome:
+        """Run the ranks of `job` to their end."""
+        return self.agent.run(job, halt=self.halts.halt)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AllNodes:
+    """Runs ranks on all nodes of a lane."""
+
+    director: Director
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Nodes that left no report."""
+        return self.director.lost
+
+    def run(self, job: RankJob) -> Outcome:
+        """Run the ranks of `job` to their end."""
+        return self.director.run(job, {"trial": job.trial_dir.name, "baseline": job.payload.baseline})
+
+
+def job_meant(spec: LaneSpec, words: JobWords) -> RankJob:
+    """Return the job that node 0 has announced; a node has it from its own copy of the spec.
+
+    Raises:
+        ValueError: the spec has no such trial.
+    """
+    tasks = {task.trial_id: task for task in spec.tasks}
+    trial, baseline = words.get("trial"), words.get("baseline")
+    if trial not in tasks or baseline not in BASELINES:
+        raise ValueError(f"lane {spec.name}: no trial {trial!r} with baseline {baseline!r}")
+    plan = TrialPlan(experiment=tasks[trial].experiment, baseline=baseline)
+    return rank_job(plan, Store(spec.root).trial_dir(trial), spec.resources)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lane:
     """Node 0's part of a lane.
@@ -158,23 +208,27 @@ class _Lane:
         spec: what the lane was told.
         location: where it runs.
         halts: signals of the scheduler.
-        supervise: runs the ranks of a trial to their end.
+        direction: runs the ranks of a trial to their end.
     """
 
     spec: LaneSpec
     location: Location
     halts: Halts
-    supervise: Callable[[RankJob], Outcome]
+    direction: Direction
 
     def run(self) -> None:
         """Run the lane's trials that nobody else holds, until none is left or the lane must stop."""
         store = Store(self.spec.root)
         for task in self.spec.tasks:
-            if self.halts.halt() is not None or (self.spec.folder / STOP).exists():
+            if self.halts.halt() is not None or (self.spec.folder / STOP).exists() or self.direction.lost:
                 return
-            with store.locked(task.trial_id) as is_held:
-                if is_held:
-                    self._take(store, task)
+            try:
+                with store.locked(task.trial_id) as is_held:
+                    if is_held:
+                        self._take(store, task)
+            except OSError as error:  # one folder that cannot be used does not end the lane
+                trouble = Trouble(kind=type(error).__name__, message=str(error))
+                write_trouble(store, task.trial_id, self.spec.submission, trouble)
 
     def _take(self, store: Store, task: Task) -> None:
         """Run a trial whose lock is held, unless it is taken over, recorded, or was begun before."""
@@ -207,7 +261,7 @@ class _Lane:
 
     def _supervise(self, job: RankJob) -> Outcome:
         """Run ranks to their end; a trial that was cut off because the lane must go leaves no record."""
-        outcome = self.supervise(job)
+        outcome = self.direction.run(job)
         if self.halts.is_terminated and outcome.status != "ok":
             raise _Yielded
         return outcome
@@ -233,26 +287,25 @@ def _died_before(attempt: Attempt, location: Location) -> Failure:
 
 
 @contextmanager
-def _supervisor(
-    agent: Agent, location: Location, halts: Halts, address: Path
-) -> Iterator[Callable[[RankJob], Outcome]]:
+def _direction(agent: Agent, location: Location, halts: Halts, address: Path) -> Iterator[Direction]:
     """Provide what runs ranks to their end, on one node or on all."""
     if len(location.hosts) == 1:
-        yield lambda job: agent.run(job, halt=halts.halt)
+        yield _OneNode(agent=agent, halts=halts)
         return
-    with hosting(location.hosts[0], address) as store:
-        director = Director(agent, location.hosts, halts.halt, store)
-        yield director.run
+    with hosting(cluster_address(location.hosts), address) as board:
+        director = Director(agent, location.hosts, halts.halt, board)
+        yield _AllNodes(director=director)
         director.close()
 
 
-def _follow(agent: Agent, node_rank: int, address: Path, halts: Halts) -> int:
+def _follow(agent: Agent, node_rank: int, spec: LaneSpec, address: Path, halts: Halts) -> int:
     """Run this node's share of the lane's trials; return the exit status of its process."""
     try:
-        store = join(address, halts.halt)
-        if store is not None:
-            follow(agent, node_rank, store, halts.halt)
-    except DistError as error:
+        board = join(address, halts.halt)
+        if board is not None:
+            with closing(board):
+                follow(agent, node_rank, board, halts.halt, partial(job_meant, spec))
+    except BoardLostError as error:
         sys.stderr.write(f"node 0 of the lane is gone: {error}\n")
         return 1
     return _status(halts)
@@ -267,7 +320,7 @@ def _status(halts: Halts) -> int:
 
 def _read_spec(path: Path) -> LaneSpec:
     """Return a lane's spec, and let this process find the user's modules."""
-    spec = pickle.loads(path.read_bytes())  # noqa: S301 (from our driver)
+    spec = pickle.loads(read_private(path))  # noqa: S301 (nobody else can have written it)
     assert isinstance(spec, LaneSpec)
     sys.path[:] = spec.sys_path
     return spec

@@ -11,9 +11,13 @@ from pathlib import Path
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.records.claims import folder_of
+from harness.records.private_files import write_private
 from harness.records.store import Store
 
-COMMAND = (sys.executable, "-c", "from harness.launchers.lane import main; main()")
+PROGRAM = ("-c", "from harness.launchers.lane import main; main()")
+"""Words that make Python a lane; the path of its spec follows."""
+
+COMMAND = (sys.executable, *PROGRAM)
 """Starts a lane; the path of its spec follows."""
 
 STOP = "stop"
@@ -55,7 +59,7 @@ class LaneSpec:
         return folder_of(Store(self.root), self.submission)
 
     def write(self) -> Path:
-        """Write the spec to the submission's folder and return its path."""
+        """Write the spec to the submission's folder, for its user alone, and return its path."""
         path = self.folder / f"lane-{self.name}.pickle"
-        path.write_bytes(pickle.dumps(self))
+        write_private(path, pickle.dumps(self))
         return path

@@ -17,7 +17,7 @@ from harness.launchers.driven import Driven
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, by_shape
-from harness.launchers.run_task import run_task
+from harness.launchers.run_task import run_task, unusable_task
 from harness.launchers.task import Task
 from harness.ranks.agent import Agent
 from harness.ranks.rank_report import RankReport
@@ -150,10 +150,15 @@ def _hold_and_run(
     """
     is_waiting = False
     while not sweep.interrupts.stop_requested:
-        with sweep.store.locked(task.trial_id) as is_free:
-            if is_free:
-                is_ours = claimant(sweep.store, task.trial_id) == job["submission"]
-                return _run(sweep, task, agent, resources, job) if is_ours else None
+        try:
+            with sweep.store.locked(task.trial_id) as is_free:
+                if is_free:
+                    is_ours = claimant(sweep.store, task.trial_id) == job["submission"]
+                    return _run(sweep, task, agent, resources, job) if is_ours else None
+        except OSError as error:
+            record = unusable_task(task, error, name=sweep.name)
+            sweep.progress.point_finished(task.label, record.status, record.verdict)
+            return record
         if not is_waiting:
             sweep.progress.point_waits(task.label)
             is_waiting = True

@@ -20,7 +20,15 @@ from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STAT
 from harness.launchers.resource_shape import Resources, Shape
 from harness.launchers.run_task import lost_task
 from harness.launchers.task import Task
-from harness.records.claims import claimant, folder_of, read_attempt, record_for
+from harness.records.claims import (
+    Trouble,
+    claimant,
+    folder_of,
+    read_attempt,
+    read_trouble,
+    record_for,
+    write_trouble,
+)
 from harness.records.record import Failure
 from harness.records.store import Store
 
@@ -236,7 +244,11 @@ class Packer:
         attempts = {task.trial_id: read_attempt(store, task.trial_id, submission) for task in left}
         self._taken |= {
             trial_id for trial_id, attempt in attempts.items() if attempt is not None and not attempt.yielded
-        } | {trial_id for trial_id in attempts if claimant(store, trial_id) != submission}
+        } | {
+            trial_id
+            for trial_id in attempts
+            if claimant(store, trial_id) != submission or read_trouble(store, trial_id, submission)
+        }
         return [task for task in left if task.trial_id not in self._taken]
 
     def _record_end(self, running: _Running) -> None:
@@ -293,10 +305,14 @@ class Packer:
         packing, store = self.packing, self.packing.store
         job = {"launcher": packing.launcher, "submission": packing.submission, "lane": lane}
         error = Failure(kind=kind, message=message)
-        with store.locked(task.trial_id) as is_free:
-            if is_free and claimant(store, task.trial_id) == packing.submission:
-                self._taken.add(task.trial_id)
-                lost_task(task, error, store=store, name=packing.sweep, job=job, status=status)
+        try:
+            with store.locked(task.trial_id) as is_free:
+                if is_free and claimant(store, task.trial_id) == packing.submission:
+                    self._taken.add(task.trial_id)
+                    lost_task(task, error, store=store, name=packing.sweep, job=job, status=status)
+        except OSError as problem:
+            trouble = Trouble(kind=type(problem).__name__, message=str(problem))
+            write_trouble(store, task.trial_id, packing.submission, trouble)
 
 
 def _kind(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +50,7 @@ def run_task(
     resources: Resources,
     job: Job,
 ) -> Record:
-    """Run a trial and return its record, which is on disk by then.
+    """Run a trial and return its record, which is on disk by then unless it says that this is not possible.
 
     Args:
         task: the trial.
@@ -59,6 +60,21 @@ def run_task(
         resources: what the trial may use of every node.
         job: value of `environment.job`.
     """
+    try:
+        return _run(task, supervise, store=store, name=name, resources=resources, job=job)
+    except (OSError, ValueError) as error:  # its folder cannot be used; a result in it is torn
+        return unusable_task(task, error, store=store, name=name, job=job)
+
+
+def _run(
+    task: Task,
+    supervise: Supervise,
+    *,
+    store: Store,
+    name: str,
+    resources: Resources,
+    job: Job,
+) -> Record:
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
     started_at = now()
@@ -79,6 +95,28 @@ def run_task(
     # a rank counts the cores of the machine
     record = replace(record, environment=record.environment | {"cpus": resources.core_count})
     store.write(record)
+    return record
+
+
+def unusable_task(
+    task: Task, error: Exception, *, name: str, store: Store | None = None, job: Job | None = None
+) -> Record:
+    """Return the record of a trial whose folder cannot be used: full, of another user, no folder.
+
+    Args:
+        task: the trial.
+        error: what the operating system said, or what is wrong with a file.
+        name: name of the sweep.
+        store: where to write the record if that is possible; `None`: the trial may be somebody else's.
+        job: value of `environment.job`.
+    """
+    at = now()
+    failure = Failure(kind=type(error).__name__, message=f"the folder of the trial cannot be used: {error}")
+    environment = _environment(task, job)
+    ending = Ending(status="failed", error=asdict(failure), started_at=at, finished_at=at)
+    record = build(_identity(task, name, environment), ending, environment=environment)
+    if store is not None:
+        _write(task, record, store)
     return record
 
 
@@ -112,7 +150,8 @@ def lost_task(
 
 def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
     """Write and return the record of a trial that the scheduler refuses."""
-    store.prepare(task.trial_id)
+    with suppress(OSError):
+        store.prepare(task.trial_id)
     environment = _environment(task, None)
     record = refused(_identity(task, name, environment), message, at=now(), environment=environment)
     _write(task, record, store)
@@ -120,11 +159,12 @@ def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
 
 
 def _write(task: Task, record: Record, store: Store) -> None:
-    """Write the record of a trial that no agent has written, with the experiment beside it."""
+    """Write a record that no agent has written, with the experiment beside it, where that is possible."""
     folder = store.trial_dir(task.trial_id)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "experiment.yaml", task.yaml)
-    store.write(record)
+    with suppress(OSError):  # who asked has the record; the same command runs the trial again
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "experiment.yaml", task.yaml)
+        store.write(record)
 
 
 def phase_reached(trial_dir: Path) -> str | None:

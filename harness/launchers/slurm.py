@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from harness.errors import ConfigError, optional_package, require_at_least
 from harness.experiment.mesh import Mesh
-from harness.launchers import lane, slurm_submit
 from harness.launchers import slurm_client as slurm
+from harness.launchers import slurm_submit
 from harness.launchers.base import Collected, InFlight, Run, Sweep, arrivals
-from harness.launchers.lane_spec import STOP, LaneSpec
+from harness.launchers.lane_spec import PROGRAM, STOP, LaneSpec
 from harness.launchers.resource_shape import Resources, Shape, by_shape
-from harness.launchers.run_task import now, refuse_task
+from harness.launchers.run_task import now, refuse_task, unusable_task
 from harness.launchers.slurm_ends import Look
 from harness.launchers.task import Task
 from harness.records.claims import (
@@ -146,15 +146,16 @@ class OnSlurm(slurm.JobOptions, ABC):
         """Submit `tasks` and return the run that follows them, and `flights`, to their records."""
         refusals: list[tuple[Task, ConfigError]] = []
         new: list[InFlight] = []
+        unusable: list[Record] = []
         if tasks and not sweep.interrupts.stop_requested:
             with _reachable():
                 submission = new_submission(self.launcher, now())
-                free, new = claim_free(sweep.store, submission, tasks)
+                free, new, unusable = claim_free(sweep, submission, tasks)
                 if free:
                     new += self._hand_over(sweep, submission, free, refusals)
             if refusals and not new and not flights:
                 raise refusals[0][1]
-        found = [
+        found = unusable + [
             refuse_task(task, str(error), store=sweep.store, name=sweep.name) for task, error in refusals
         ]
         return self._run(sweep, found, [*new, *flights], mine={flight.submission for flight in new})
@@ -264,6 +265,7 @@ class Slurm(OnSlurm):
         shape = tasks[0].shape
         folder = folder_of(sweep.store, submission.id).absolute()
         cores = self.cpus_per_rank * shape.ranks_per_node
+        calls = []
         for task in tasks:
             spec = LaneSpec(
                 name=task.trial_id,
@@ -275,10 +277,7 @@ class Slurm(OnSlurm):
                 resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
-            spec.write()
-        calls = [
-            slurm_submit.Call(function=lane.run_element, args=(str(folder), task.trial_id)) for task in tasks
-        ]
+            calls.append(slurm_submit.Call((*PROGRAM, str(spec.write()))))
         request = self.request(
             submission,
             nodes=shape.nodes,
@@ -320,18 +319,26 @@ def stop(store: Store, flights: Sequence[InFlight], mine: Collection[str]) -> No
 
 
 def claim_free(
-    store: Store, submission: Submission, tasks: Sequence[Task]
-) -> tuple[list[Task], list[InFlight]]:
-    """Write down a new submission and claim `tasks` for it; return those, and those that jobs have begun."""
-    write_submission(store, submission)
-    free, begun = [], []
+    sweep: Sweep, submission: Submission, tasks: Sequence[Task]
+) -> tuple[list[Task], list[InFlight], list[Record]]:
+    """Write down a new submission and claim `tasks` for it.
+
+    Returns:
+        Those trials, those that jobs have begun, and records of those whose folders cannot be used.
+    """
+    write_submission(sweep.store, submission)
+    free, begun, unusable = [], [], []
     for task in tasks:
-        attempt = claim_unless_begun(store, task.trial_id, submission)
+        try:
+            attempt = claim_unless_begun(sweep.store, task.trial_id, submission)
+        except OSError as error:
+            unusable.append(unusable_task(task, error, name=sweep.name))
+            continue
         if attempt is None:
             free.append(task)
         else:
             begun.append(InFlight(task=task, submission=attempt.submission, job=attempt.job))
-    return free, begun
+    return free, begun, unusable
 
 
 def absolute_sys_path() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from harness.launchers import slurm_client as slurm
@@ -100,7 +101,8 @@ class Look:
 
     def _is_settled(self, flight: InFlight) -> bool:
         """Whether the end was first seen long enough ago; listing the folder makes NFS look again."""
-        list(self.sweep.store.trial_dir(flight.task.trial_id).iterdir())
+        with suppress(OSError):
+            list(self.sweep.store.trial_dir(flight.task.trial_id).iterdir())
         first_s = self._over_since_s.setdefault(flight.task.trial_id, time.monotonic())
         return time.monotonic() - first_s >= _SETTLE_S
 

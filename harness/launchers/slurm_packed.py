@@ -21,16 +21,23 @@ from harness.launchers import slurm_client as slurm
 from harness.launchers import slurm_submit
 from harness.launchers.base import Collected, InFlight, Run, Sweep, follow_packer
 from harness.launchers.driven import Driven
-from harness.launchers.lane_spec import COMMAND, LaneSpec
+from harness.launchers.lane_spec import COMMAND, PROGRAM, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, Shape, by_shape, shape_of
 from harness.launchers.slurm import OnSlurm, absolute_sys_path
 from harness.launchers.task import Task
 from harness.records.claims import Submission, folder_of
+from harness.records.private_files import read_private, write_private
 from harness.records.record import Record
 from harness.records.store import Store
 
 _LOAD = "load.pickle"
+_PROGRAM = (
+    "-c",
+    "import sys; from harness.launchers.slurm_packed import run_packer; run_packer(sys.argv[1])",
+)
+"""Words that make Python the packer of a job; the folder of the submission follows."""
+
 _TICK_S = 0.1
 _OF_THE_BATCH_STEP = (
     "SLURM_CPU_BIND",
@@ -120,7 +127,7 @@ class SlurmPacked(OnSlurm):
         """Submit the job that packs all trials."""
         load = self.load(sweep, submission, self._allocation(tasks), tasks)
         folder = folder_of(sweep.store, submission.id).absolute()
-        (folder / _LOAD).write_bytes(pickle.dumps(load))
+        write_private(folder / _LOAD, pickle.dumps(load))
         request = self.request(
             submission,
             nodes=load.allocation.nodes,
@@ -128,8 +135,8 @@ class SlurmPacked(OnSlurm):
             gpus_per_node=load.allocation.gpus,
             use_srun=False,  # the packer runs on the first node, and starts the steps itself
         )
-        calls = [slurm_submit.Call(function=run_packer, args=(str(folder),))]
-        (job,) = slurm_submit.submit(calls, request, folder / "jobs")
+        words = (*_PROGRAM, str(folder))
+        (job,) = slurm_submit.submit([slurm_submit.Call(words)], request, folder / "jobs")
         return [job] * len(tasks)
 
     def load(
@@ -260,7 +267,7 @@ def run_packer(folder: str) -> None:
     Args:
         folder: folder of the submission.
     """
-    load = pickle.loads((Path(folder) / _LOAD).read_bytes())  # noqa: S301 (from our driver)
+    load = pickle.loads(read_private(Path(folder) / _LOAD))  # noqa: S301 (nobody else can have written it)
     assert isinstance(load, _Load)
     sys.path[:] = load.sys_path
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the lanes are told too, and end; then so does this
@@ -294,11 +301,11 @@ def _start(python: str | None, spec: LaneSpec, slice_: Slice) -> subprocess.Pope
         f"--cpus-per-task={len(slice_.cores[first])}",
         f"--gpus-per-node={gpus}" if gpus else "--gres=none",
         "--mem=0",  # of what the job has; a step that asked for memory would keep the others waiting
-        "--kill-on-bad-exit=0",
+        *slurm_submit.NODES_END_TOGETHER,
         "--unbuffered",
         f"--output={log}",
         *(COMMAND[:1] if python is None else shlex.split(python)),
-        *COMMAND[1:],
+        *PROGRAM,
         str(spec.write()),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_OF_THE_BATCH_STEP)}

@@ -1,4 +1,7 @@
-"""Submits calls of functions to Slurm, with submitit: one array for calls of one shape.
+"""Submits calls of Python to Slurm, with submitit: one array for calls of one shape.
+
+What a job calls stands in its batch script, which Slurm has from the moment of submission. submitit's own
+way, a pickled function in a file that the job loads, would run whatever stands there by then.
 
 ConfigError
 └── SubmissionError    sbatch did not take the jobs; none of them is in the queue
@@ -10,13 +13,14 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from submitit import SlurmExecutor
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.utils import FailedJobError, FailedSubmissionError, JobPaths
 
 from harness.errors import ConfigError
 from harness.launchers.slurm_client import JobOptions, cancel, max_array_size
@@ -44,17 +48,20 @@ class SubmissionError(ConfigError):
         return type(self), (self.answer,)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+NODES_END_TOGETHER = ("--kill-on-bad-exit=0", "--wait=60")
+"""Options of srun: node 0 shall say what became of another; when one has ended, the others have a minute to
+end by themselves. One that is frozen would keep the job until its time limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """What one job does on each of its nodes.
 
     Fields:
-        function: function of a module that the nodes can import.
-        args: anything that pickles.
+        words: what follows the interpreter on the command line; no secret, which every user can read there.
     """
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +91,7 @@ def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
     The jobs get the environment of this process without what Slurm itself has set in it.
 
     Args:
-        folder: on a file system that the nodes share; gets scripts, pickled calls and logs.
+        folder: on a file system that the nodes share; gets scripts and logs.
 
     Raises:
         ConfigError: the folder's name means something else to Slurm.
@@ -108,16 +115,19 @@ def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
 
 def _submit_array(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
     executor = SlurmExecutor(folder, python=request.python)
-    executor.update_parameters(**_parameters(request, len(calls)))
+    executor.update_parameters(**_parameters(request, calls))
+    JobPaths.get_first_id_independent_folder(folder).mkdir(parents=True, exist_ok=True)
+    is_array = len(calls) > 1
+    if is_array:
+        executor.parameters["map_count"] = len(calls)
     variables = _variables(os.environ, _options(request))
     # submitit prints what sbatch says before it raises it
     with _environment(variables), contextlib.redirect_stderr(io.StringIO()):
         try:
-            with executor.batch():
-                jobs = [executor.submit(call.function, *call.args) for call in calls]
+            job = executor._submit_command(f'{executor.python} -u "$@"').job_id  # noqa: SLF001 (see the top)
         except (FailedJobError, FailedSubmissionError) as error:
             raise SubmissionError(str(error).strip()) from error
-    return [job.job_id for job in jobs]
+    return [f"{job}_{index}" for index in range(len(calls))] if is_array else [job]
 
 
 @contextlib.contextmanager
@@ -134,20 +144,29 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _parameters(request: Request, count: int) -> dict[str, Any]:
+def _parameters(request: Request, calls: Sequence[Call]) -> dict[str, Any]:
     """Return the request in submitit's words."""
     options = _options(request)
     return {
         "additional_parameters": options,
-        "array_parallelism": request.array_parallelism or count,
+        "array_parallelism": request.array_parallelism or len(calls),
         # since Slurm 22.05 srun does not take the CPUs of a task from the job
-        "setup": [*request.setup, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"],
+        "setup": [*request.setup, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", *_choice(calls)],
         "signal_delay_s": request.signal_delay_s,
-        "srun_args": ["--kill-on-bad-exit=0"],  # node 0 shall say what became of another
+        "srun_args": list(NODES_END_TOGETHER),
         "time": request.time_min,
         "use_srun": request.use_srun,
         "wckey": None,  # submitit's own default is refused where these keys are tracked
     }
+
+
+def _choice(calls: Sequence[Call]) -> list[str]:
+    """Return shell lines that make the words of a job's own call its positional parameters."""
+    return [
+        "case ${SLURM_ARRAY_TASK_ID:-0} in",
+        *(f"{index}) set -- {shlex.join(call.words)} ;;" for index, call in enumerate(calls)),
+        "esac",
+    ]
 
 
 def _options(request: Request) -> dict[str, Any]:

@@ -222,6 +222,8 @@ def _is_part_of_halt(death: Death, node: NodeReport) -> bool:
 
 
 def _describe(death: Death) -> tuple[str, str]:
+    if death.kind is not None:  # it could not write its report
+        return death.kind, death.message or ""
     if death.code < 0:
         name = _signal_name(-death.code)
         hint = "; the kernel sends it when memory is exhausted" if name == "SIGKILL" else ""

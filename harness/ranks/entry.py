@@ -7,7 +7,6 @@ A rank writes its log and its report, nothing else; it neither draws nor uploads
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -15,7 +14,6 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -29,6 +27,8 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
     TCPStore,
 )
 
+from harness.ranks.forkserver import flush_streams
+from harness.ranks.last_words import last_words
 from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
 from harness.ranks.rank_report import PHASES, RankReport, log_path
 from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
@@ -36,7 +36,6 @@ from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
 _HEARTBEAT_S = 0.2
 _LEAVE_S = 5.0
 _MEET_POLL_S = 0.002
-_MESSAGE_CHARS = 4000
 _TRACEBACK_CHARS = 8000
 
 
@@ -60,6 +59,7 @@ class RankContext:
         self._phase = PHASES[0]
         self._written_s = 0.0
         self._is_ok = False
+        self._pid = os.getpid()
 
     @property
     def is_ok(self) -> bool:
@@ -96,24 +96,35 @@ class RankContext:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Turn whatever ended the entry into a report; this is the boundary of the trial."""
+        """Turn whatever ended the entry into a report; this is the boundary of the trial.
+
+        An error that cannot be written (no space, no descriptor, no folder) goes on to the fork server.
+        """
         if error is None:
             return False
-        text = "".join(traceback.format_exception(error))
-        sys.stderr.write(text)
-        self._write(
-            "error",
-            kind=type(error).__name__,
-            message=str(error)[:_MESSAGE_CHARS],
-            traceback=text[-_TRACEBACK_CHARS:],
-        )
+        self._require_own_process()
+        words = last_words(error)
+        try:
+            self._write(
+                "error", kind=words.kind, message=words.message, traceback=words.traceback[-_TRACEBACK_CHARS:]
+            )
+        except OSError:
+            return False
+        with contextlib.suppress(Exception):  # the user's code may have closed or replaced it
+            sys.stderr.write(words.traceback)
         return True
 
     def _write(self, state: str, **fields: Any) -> None:
+        self._require_own_process()
         self._written_s = time.monotonic()
         RankReport(rank=self.rank, state=state, phase=self._phase, time=time.time(), **fields).write(
             self.trial_dir
         )
+
+    def _require_own_process(self) -> None:
+        """Leave where the model has forked this process, which runs on as if it were the rank."""
+        if os.getpid() != self._pid:
+            os._exit(1)
 
 
 def main(start: RankStart) -> NoReturn:
@@ -130,17 +141,10 @@ def main(start: RankStart) -> NoReturn:
         module, _, function = job.entry.partition(":")
         entry = getattr(importlib.import_module(module), function)
         context.finish(entry(pickle.loads(job.payload), context))  # noqa: S301 (from our driver)
-    _flush()
+    flush_streams()
     if context.is_ok and store is not None:
         _await_results(store, context.world_size)
     os._exit(0 if context.is_ok else 1)
-
-
-def _flush() -> None:
-    """Write out what Python and C hold back of stdout and stderr."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)
 
 
 def _redirect(log: Path) -> None:
@@ -149,8 +153,10 @@ def _redirect(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 (lives as long as the process)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 (lives as long as the process)
+    sys.stdout, sys.stderr = (
+        open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 (a descriptor; lives as long as the process)
+        for number in (1, 2)
+    )
 
 
 def _set_up(start: RankStart) -> None:

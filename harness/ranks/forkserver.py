@@ -5,8 +5,11 @@ the driver's `__main__` (Hydra costs half a second). A death is reported with it
 several servers. When the driver ends, by whatever means, every child ends: the server sees the closed
 connection, and the kernel kills children whose server has died.
 
+What children start ends with the last of them, in whatever session it hides: the kernel hands orphans to the
+server. A child leaves by `os._exit` alone; no exception of its own leads it into the server's code.
+
 The server stays single-threaded and never touches CUDA, so that forking it is safe. Linux only
-(`pidfd_open`, `PR_SET_PDEATHSIG`).
+(`pidfd_open`, `PR_SET_PDEATHSIG`, `PR_SET_CHILD_SUBREAPER`).
 """
 
 from __future__ import annotations
@@ -15,21 +18,29 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import pickle
+import secrets
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
+from harness.ranks.last_words import last_words
+from harness.ranks.process_tree import MARK, children_of, end_marked
+
 _CLOSE_S = 10.0
+_ORPHANS_S = 5.0
+_POLL_S = 0.01
+_PIPE_BYTES = 64 * 1024  # what a pipe holds by default
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 _BRIEF_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long OpenMP's threads spin for work before they sleep, unless the user has decided.
@@ -52,11 +63,14 @@ class Died:
         pid: as `ForkServer.start` returned it.
         code: exit status; `-n` when signal n killed it.
         time: when it was noticed, in seconds of `time.time`.
+        kind, message: class and text of the exception that its target raised; `None` where it raised none.
     """
 
     pid: int
     code: int
     time: float
+    kind: str | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,19 @@ class _Signal:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A child that the server has not buried yet.
+
+    Fields:
+        pid: its process id.
+        words: descriptor from which its last words are read.
+    """
+
+    pid: int
+    words: int
+
+
 class ForkServer:
     """The driver's handle of one fork server, which imports while the driver does something else.
 
@@ -98,7 +125,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str]) -> None:
         self._is_ready = False
         self._deaths: deque[Died] = deque()
-        self._children: set[int] = set()
+        self._mark = secrets.token_hex(8)
         self._connection, theirs = Pipe()
         # Slurm announces a time limit to every process of a step, and one that cares not would die of it
         program = (
@@ -111,7 +138,7 @@ class ForkServer:
                 [sys.executable, "-c", program],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=server_environment(),
+                env=server_environment() | {MARK: self._mark},
                 start_new_session=True,  # Ctrl-C on the terminal reaches the driver only
             )
 
@@ -148,9 +175,7 @@ class ForkServer:
         self._send(_Start(target, pickle.dumps(argument)))
         while isinstance(answer := self._receive(), Died):
             self._deaths.append(answer)
-        pid = int(answer)
-        self._children.add(pid)
-        return pid
+        return int(answer)
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a child that `next_death` has not returned yet; nothing happens if it is dead."""
@@ -166,9 +191,7 @@ class ForkServer:
             if not self._connection.poll(max(timeout_s, 0)):
                 return None
             self._deaths.append(self._receive())
-        died = self._deaths.popleft()
-        self._children.discard(died.pid)
-        return died
+        return self._deaths.popleft()
 
     def close(self) -> None:
         """End the server and every child."""
@@ -180,9 +203,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
         if self._process.wait() != 0:  # killed: the kernel ends its children, but not what they started
-            for pid in self._children:
-                _kill_group(pid)
-        self._children.clear()
+            end_marked(self._mark)
 
     def _send(self, message: object) -> None:
         try:
@@ -206,45 +227,62 @@ def server_environment() -> dict[str, str]:
 def serve(fileno: int, preload: Sequence[str]) -> None:
     """Import `preload`, then fork and reap children until the driver closes its end of the connection."""
     driver = Connection(fileno)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.disable()  # what is imported stays
     for name in preload:
         importlib.import_module(name)
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child shall not copy the pages of what the server imported
-    children: dict[int, int] = {}  # descriptor -> process id
+    children: dict[int, _Child] = {}  # by descriptor
     with contextlib.suppress(EOFError, ConnectionError):  # the driver has closed its end, or died
         driver.send(None)  # it may start children now
         while True:
             _attend(driver, children)
-    for pid in children.values():
-        _kill_group(pid)
-    for pid in children.values():
-        os.waitpid(pid, 0)
+    for child in children.values():
+        _kill_group(child.pid)
+    for child in children.values():
+        os.waitpid(child.pid, 0)
+    _end_orphans()
     os._exit(0)
 
 
-def _attend(driver: Connection, children: dict[int, int]) -> None:
+def _attend(driver: Connection, children: dict[int, _Child]) -> None:
     ready = wait([driver, *children])
     for descriptor in ready:
         if isinstance(descriptor, int):
-            driver.send(_reap(descriptor, children.pop(descriptor)))
+            died = _reap(descriptor, children.pop(descriptor))
+            if not children:
+                _end_orphans()
+            driver.send(died)
     if driver not in ready:
         return
     match driver.recv():
         case _Start() as start:
             driver.send(_fork(start, driver, children))
         case _Signal(pid, number):
-            if pid in children.values():
+            if any(child.pid == pid for child in children.values()):
                 os.kill(pid, number)
 
 
-def _reap(descriptor: int, pid: int) -> Died:
+def _reap(descriptor: int, child: _Child) -> Died:
     died_s = time.time()
-    _kill_group(pid)  # what the child started and left behind; its own status is already fixed
-    _, status = os.waitpid(pid, 0)
+    _kill_group(child.pid)  # what the child started and left behind; its own status is already fixed
+    _, status = os.waitpid(child.pid, 0)
     os.close(descriptor)
-    return Died(pid, os.waitstatus_to_exitcode(status), died_s)
+    kind, message = _heard(child.words)
+    return Died(child.pid, os.waitstatus_to_exitcode(status), died_s, kind, message)
+
+
+def _heard(words: int) -> tuple[str, str] | tuple[None, None]:
+    """Return kind and message of the exception that a child has told before its end."""
+    with open(words, "rb", buffering=0) as pipe:
+        told = pipe.read(_PIPE_BYTES)  # `None` where a process that the child has left holds the other end
+    try:
+        kind, message = json.loads(told or b"")
+    except ValueError:
+        return None, None
+    return str(kind), str(message)
 
 
 def _kill_group(pid: int) -> None:
@@ -253,23 +291,76 @@ def _kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
-def _fork(start: _Start, driver: Connection, children: dict[int, int]) -> int:
+def _end_orphans() -> None:
+    """End what the children have left in sessions of its own; this process is the parent of it all now."""
+    end_s = time.monotonic() + _ORPHANS_S
+    while (orphans := children_of(os.getpid())) and time.monotonic() < end_s:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while any(_is_unburied(pid) for pid in orphans) and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+
+
+def _is_unburied(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _fork(start: _Start, driver: Connection, children: dict[int, _Child]) -> int:
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    words, theirs = os.pipe()
     pid = os.fork()
-    if pid:
-        children[os.pidfd_open(pid)] = pid
-        return pid
+    if pid == 0:
+        inherited = (words, *children, *(child.words for child in children.values()))
+        _live(start, server, driver, inherited, theirs)
+    os.close(theirs)
+    os.set_blocking(words, False)
+    children[os.pidfd_open(pid)] = _Child(pid, words)
+    return pid
+
+
+def _live(start: _Start, server: int, driver: Connection, inherited: Sequence[int], words: int) -> NoReturn:
+    """Be the child: call the target and leave, whatever it raises and whoever it has forked.
+
+    It leaves without the interpreter's teardown, which belongs to the server; torch's can abort.
+    """
+    code, pid = 1, os.getpid()
     try:
         die_with(server, signal.SIGKILL)
         os.setsid()
         driver.close()
-        for descriptor in children:
+        for descriptor in inherited:
             os.close(descriptor)
         _call(start)
+        code = 0
+        flush_streams()
+    except BaseException as error:  # noqa: BLE001 (the end of a process)
+        if os.getpid() == pid:
+            _tell(error, words)
     finally:
-        _end_child()
+        os._exit(code)
+
+
+def _tell(error: BaseException, words: int) -> None:
+    """Tell the server what ended this child; print it where that is possible."""
+    said = last_words(error)
+    os.write(words, json.dumps([said.kind, said.message]).encode())
+    with contextlib.suppress(Exception):  # a log that is closed or full
+        sys.stderr.write(said.traceback)
+    flush_streams()
+
+
+def flush_streams() -> None:
+    """Write out what Python and C hold back of stdout and stderr, as far as they take it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the user's code may have put anything there
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def die_with(parent: int, number: int) -> None:
@@ -283,13 +374,3 @@ def _call(start: _Start) -> None:
     module, _, name = start.target.partition(":")
     function = getattr(importlib.import_module(module), name)
     function(pickle.loads(start.argument))  # noqa: S301 (from our driver)
-
-
-def _end_child() -> NoReturn:
-    """Leave without the interpreter's teardown: it belongs to the server, and torch's can abort."""
-    error = sys.exc_info()[1]
-    if error is not None:
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if error is None else 1)

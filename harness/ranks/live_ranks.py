@@ -138,7 +138,14 @@ class LiveRanks:
         died = self._server.next_death(max(timeout_s, 0))
         if died is None:
             return None
-        death = Death(rank=self._live.pop(died.pid), code=died.code, time=died.time, ended=ended)
+        death = Death(
+            rank=self._live.pop(died.pid),
+            code=died.code,
+            time=died.time,
+            ended=ended,
+            kind=died.kind,
+            message=died.message,
+        )
         self.deaths.append(death)
         return death
 

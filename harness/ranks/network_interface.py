@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -40,6 +40,33 @@ def interface_to(host: str) -> str | None:
     if source.is_loopback:  # 127.0.0.2 is on it as well, though it has another address
         return LOOPBACK
     return next((name for name, address in _interfaces() if address == source), None)
+
+
+def cluster_address(hosts: Sequence[str]) -> str:
+    """Return the numeric address of this machine on the network that leads to the other hosts.
+
+    Args:
+        hosts: names of all nodes, this one first; where the others' names lead nowhere, its own decides.
+
+    Raises:
+        OSError: none of the names has an address that can be reached.
+    """
+    problem = OSError("there is no other host")
+    for host in (*hosts[1:], hosts[0]):
+        try:
+            return _source_towards(host)
+        except OSError as error:
+            problem = error
+    raise OSError(f"no network leads to any of {', '.join(hosts)}: {problem}") from problem
+
+
+def _source_towards(host: str) -> str:
+    """Return the address that packets to `host` would carry, by IPv4 where that is possible."""
+    found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+    family, *_, target = min(found, key=lambda each: each[0] != socket.AF_INET)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
 
 
 def _source_address(host: str) -> IPv4Address | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from harness.records.fields import decode
 from harness.records.store import write_atomically
 
 HALTS = ("deadline", "time_limit", "peer", "terminated")
@@ -21,12 +22,15 @@ class Death:
         code: exit status; `-n` when signal n killed it.
         time: seconds of `time.time` on its node.
         ended: whether the agent ended it, because the trial was over already.
+        kind, message: class and text of the exception that ended it, where it told the fork server of one.
     """
 
     rank: int
     code: int
     time: float
     ended: bool = False
+    kind: str | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,17 +83,13 @@ class NodeReport:
     waiting: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, text: str | bytes) -> Self:
-        """Return the report whose `dataclasses.asdict` was written as JSON."""
-        fields = json.loads(text)
-        return cls(
-            **fields
-            | {
-                "deaths": tuple(Death(**death) for death in fields["deaths"]),
-                "halt": None if fields["halt"] is None else Halt(**fields["halt"]),
-                "waiting": tuple(fields["waiting"]),
-            }
-        )
+    def of(cls, value: object) -> Self:
+        """Return the report whose `dataclasses.asdict` is this JSON value.
+
+        Raises:
+            ValueError: it is none; the message names the path.
+        """
+        return decode(cls, value, "node report")
 
     def write(self, folder: Path) -> None:
         """Replace the node's file in `folder` at once."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.records.fields import decode
 
 PHASES = ("build", "instrument", "parity", "timing")
 
@@ -71,19 +72,22 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def read_reports(folder: Path) -> dict[int, RankReport]:
-    """Return the reports in `folder` by rank; a rank that never reported is missing."""
-    texts = (text for text in map(_read_if_there, folder.glob("rank*.json")) if text is not None)
-    reports = [RankReport(**json.loads(text)) for text in texts]
+    """Return the reports in `folder` by rank; a rank that never reported is missing.
+
+    What stands there under such a name and is no report, left by somebody else or torn, is none.
+    """
+    found = map(_read, folder.glob("rank*.json"))
+    reports = [report for report in found if report is not None]
     return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}
 
 
-def _read_if_there(path: Path) -> str | None:
-    """Return the text of a file that another node may replace or remove, `None` when it is gone."""
+def _read(path: Path) -> RankReport | None:
+    """Return the report in a file, which another node may replace or remove meanwhile."""
     try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.ESTALE:  # NFS: it was replaced between opening and reading
+        if not path.is_file():  # to open a pipe would wait for whoever writes to it
             return None
-        raise
+        report = decode(RankReport, json.loads(path.read_text("utf-8")), path.name)
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_right = path.name == f"rank{report.rank}.json" and report.phase in PHASES
+    return report if is_right else None

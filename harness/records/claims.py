@@ -13,14 +13,22 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from harness.records.fields import decode, encode
 from harness.records.record import Record
-from harness.records.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store, write_atomically
+from harness.records.store import (
+    ATTEMPT,
+    CLAIM,
+    LOCK,
+    SUBMISSIONS,
+    Store,
+    opened_lock,
+    write_atomically,
+)
 
 T = TypeVar("T")
 
@@ -53,6 +61,26 @@ class Attempt:
     hosts: tuple[str, ...]
     started_at: str
     yielded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Claim:
+    """For which submission a trial is to run."""
+
+    submission: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """Why a lane could not use the folder of a trial, where it therefore left no word.
+
+    Fields:
+        kind: class of the error.
+        message: its text.
+    """
+
+    kind: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,23 +125,23 @@ def write_submission(store: Store, submission: Submission) -> None:
 
 
 def read_submission(store: Store, submission: str) -> Submission | None:
-    """Return what is known of a submission; `None` where its file is gone."""
+    """Return what is known of a submission; `None` where its file is gone or torn."""
     return _read(Submission, folder_of(store, submission) / "submission.json")
 
 
 @contextmanager
 def holding(store: Store, submission: str) -> Iterator[None]:
     """Hold the lock of a submission while its driver lives; the kernel releases it when the driver dies."""
-    with (folder_of(store, submission) / LOCK).open("w") as file:
+    with opened_lock(folder_of(store, submission) / LOCK) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def is_held(store: Store, submission: str) -> bool:
-    """Return whether the driver of a submission lives."""
+    """Return whether the driver of a submission lives, as far as this user may know."""
     try:
-        file = (folder_of(store, submission) / LOCK).open("w")
-    except FileNotFoundError:
+        file = opened_lock(folder_of(store, submission) / LOCK)
+    except OSError:
         return False
     with file:
         try:
@@ -139,7 +167,11 @@ def is_abandoned(store: Store, trial_ids: Iterable[str]) -> bool:
 
 
 def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:
-    """Claim trials for a submission; an earlier claim ends."""
+    """Claim trials for a submission; an earlier claim ends.
+
+    Raises:
+        OSError: the folder of a trial cannot be used.
+    """
     for trial_id in trial_ids:
         folder = store.trial_dir(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,18 +199,16 @@ def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> A
 
 
 def claimant(store: Store, trial_id: str) -> str | None:
-    """Return the submission that a trial is claimed for."""
-    path = store.trial_dir(trial_id) / CLAIM
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["submission"])
-    except FileNotFoundError:
-        return None
+    """Return the submission that a trial is claimed for; `None` where nobody has, or the file is torn."""
+    claimed = _read(_Claim, store.trial_dir(trial_id) / CLAIM)
+    return None if claimed is None else claimed.submission
 
 
 def release(store: Store, trial_id: str, submission: str) -> None:
     """End the claim of a submission on a trial; that of another one stands."""
     if claimant(store, trial_id) == submission:
-        (store.trial_dir(trial_id) / CLAIM).unlink(missing_ok=True)
+        with suppress(OSError):  # the claim of a submission that is over means nothing
+            (store.trial_dir(trial_id) / CLAIM).unlink()
 
 
 def write_attempt(store: Store, trial_id: str, attempt: Attempt) -> None:
@@ -187,16 +217,26 @@ def write_attempt(store: Store, trial_id: str, attempt: Attempt) -> None:
 
 
 def read_attempt(store: Store, trial_id: str, submission: str) -> Attempt | None:
-    """Return the attempt at a trial for `submission`."""
+    """Return the attempt at a trial for `submission`; `None` where there was none, or the file is torn."""
     attempt = _read(Attempt, store.trial_dir(trial_id) / ATTEMPT)
     return attempt if attempt is not None and attempt.submission == submission else None
+
+
+def write_trouble(store: Store, trial_id: str, submission: str, trouble: Trouble) -> None:
+    """Write into the submission's folder that a trial's own cannot be used."""
+    write_atomically(_trouble_path(store, trial_id, submission), json.dumps(encode(trouble)))
+
+
+def read_trouble(store: Store, trial_id: str, submission: str) -> Trouble | None:
+    """Return why the folder of a trial could not be used; `None` where nobody has said so."""
+    return _read(Trouble, _trouble_path(store, trial_id, submission))
 
 
 def record_for(store: Store, trial_id: str, submission: str) -> Record | None:
     """Return the record of a trial if it ran for `submission`."""
     try:
         record = store.read(trial_id)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
     job = record.environment.get("job")
     return record if isinstance(job, Mapping) and job.get("submission") == submission else None
@@ -212,8 +252,14 @@ def _begun(store: Store, trial_id: str, launcher: str) -> Attempt | None:
     return attempt if attempt is not None and attempt.job is not None else None
 
 
+def _trouble_path(store: Store, trial_id: str, submission: str) -> Path:
+    return folder_of(store, submission) / f"trouble-{trial_id}.json"
+
+
 def _read(cls: type[T], path: Path) -> T | None:
     try:
+        if not path.is_file():  # to open a pipe would wait for whoever writes to it
+            return None
         return decode(cls, json.loads(path.read_text(encoding="utf-8")), path.name)
-    except FileNotFoundError:
+    except (OSError, ValueError, RecursionError):
         return None

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness.errors import ConfigError
 from harness.records.record import Record, validate
@@ -44,6 +45,9 @@ _ESCAPED_HALF = re.compile(r"\\u[dD]")
 _HALF = re.compile("[\ud800-\udfff]")
 _NOT_THE_TRIAL = ("name", "tracker", "launcher")
 _LOCK_POLL_S = 0.1
+_LONG_NUMBER = re.compile(r"\d{19}")
+_MOST_BITS = 63
+_MAX_DIGITS = 20
 _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
 
 
@@ -112,10 +116,13 @@ class Store:
 
         Args:
             trial_id: `None` is the sweep, held while a command plans and hands trials over.
+
+        Raises:
+            OSError: there can be no such lock, or this user may not open it.
         """
         folder = self.root if trial_id is None else self.trial_dir(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as file:
+        with opened_lock(folder / LOCK) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -137,6 +144,9 @@ class Store:
         """Return the folder of a trial that is about to run, cleared of what an earlier attempt left.
 
         An earlier record stays until the new one replaces it.
+
+        Raises:
+            OSError: something in the folder cannot be removed, or there can be no folder.
         """
         folder = self.trial_dir(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,11 +161,16 @@ class Store:
         r"""Write `record`, replacing an earlier one of the same trial, and return its path.
 
         Half characters, which Python makes of bytes that are no UTF-8 in file names and messages, become
-        words like `\udc80`: nothing that reads a record could write them again.
+        words like `\udc80`: nothing that reads a record could write them again. A folder in its place goes.
+
+        Raises:
+            OSError: it cannot be written; an earlier record stands.
         """
         folder = self.trial_dir(record.trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        if (folder / RECORD).is_dir():
+            shutil.rmtree(folder / RECORD)
         write_atomically(folder / RECORD, _HALF.sub(lambda half: rf"\\u{ord(half[0]):04x}", text) + "\n")
         return folder / RECORD
 
@@ -164,9 +179,10 @@ class Store:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: the file is torn or foreign; the message says how.
+            OSError: this user may not read it.
+            ValueError: the file is torn or foreign, or no file; the message says how.
         """
-        record = validate(parsed(self.record_path(trial_id).read_text(encoding="utf-8")))
+        record = validate(parsed(_text_of(self.record_path(trial_id))))
         if record.trial_id != trial_id:
             raise ValueError(f"record.trial_id: must be {trial_id!r} as its folder, got {record.trial_id!r}")
         return record
@@ -183,7 +199,7 @@ class Store:
         """Return the record that makes running this trial in this environment unnecessary, or `None`."""
         try:
             record = self.read(trial_id)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (OSError, ValueError):
             return None
         is_same = record.environment_id == environment_id
         return record if is_same and record.status in FINISHED else None
@@ -219,12 +235,29 @@ def parsed(text: str) -> Any:
     """Return the JSON value that `text` describes.
 
     Raises:
-        ValueError: it is no JSON, or holds half a character.
+        ValueError: it is no JSON, holds half a character or an integer of more than 64 bits, or is nested
+            too deep.
     """
-    value = json.loads(text)
+    try:
+        value = json.loads(text, parse_int=_integer if _LONG_NUMBER.search(text) else None)
+    except RecursionError as error:
+        raise ValueError("is nested too deep") from error
     if _ESCAPED_HALF.search(text):  # two of them may be a whole one
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) <= _MAX_DIGITS and (number := int(digits)).bit_length() <= _MOST_BITS:
+        return number
+    raise ValueError(f"an integer must have at most 64 bits, got {digits[:_MAX_DIGITS]}...")
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a plain file; to open a pipe would wait for whoever writes to it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is no file")
+    return path.read_text(encoding="utf-8")
 
 
 def check_name(name: str) -> None:
@@ -241,14 +274,35 @@ def check_name(name: str) -> None:
         raise ConfigError("name", f"must be at most {_MAX_NAME_BYTES} bytes, got {len(name.encode())}")
 
 
+def opened_lock(path: Path) -> IO[bytes]:
+    """Return the file of a lock, made where it is missing; that of another user is locked for reading it.
+
+    Raises:
+        OSError: this user may not open it, or it is no file.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+    except PermissionError:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds, at any moment and after a crash, the old content or the new one."""
+    """Write `text` so that `path` holds, at any moment and after a crash, the old content or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old content stands, and nothing is left beside it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -8,8 +8,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harness.errors import ConfigError
@@ -20,10 +20,12 @@ from harness.report.content.changes import changes
 from harness.report.content.contents import document
 from harness.report.content.terminal_table import print_table
 from harness.report.facts.document import Document, Figure, plain
+from harness.report.facts.number_words import printable
 from harness.report.facts.sweep_records import SweepRecords, UnreadableError, load
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown, to_svg
+from harness.report.odd_records import odd_records
 from harness.report.wandb.publisher import Tracker, publish
 
 FORMATS = ("html", "markdown", "csv", "wandb")
@@ -55,7 +57,7 @@ def _made_or_refused(options: argparse.Namespace) -> int:
         if options.watch:
             return _watch(options)
         with _no_collector():
-            return _report(options, [load(root, number=number) for number, root in enumerate(options.sweeps)])
+            return _report_what_can_be_shown(options)
     except FileNotFoundError as error:
         where = error.filename or error.args[0]
         return _refuse(f"{where}: no such folder or file; give the folder of a sweep, outputs/<name>")
@@ -123,6 +125,23 @@ def _formats(text: str) -> tuple[str, ...]:
     return names
 
 
+def _report_what_can_be_shown(options: argparse.Namespace, refresh_s: int | None = None) -> int:
+    """Write the report; records that no report can show are listed and left out."""
+    try:
+        return _report(options, _loaded(options.sweeps), refresh_s)
+    except (OSError, UnreadableError, ConfigError):
+        raise
+    except Exception:
+        odd = [odd_records(root) for root in options.sweeps]
+        if not any(odd):
+            raise  # it is no record's fault
+    return _report(options, _loaded(options.sweeps, odd), refresh_s)
+
+
+def _loaded(roots: Sequence[Path], odd: Sequence[Mapping[str, str]] = ({}, {})) -> list[SweepRecords]:
+    return [load(root, number=number, odd=odd[number]) for number, root in enumerate(roots)]
+
+
 def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh_s: int | None = None) -> int:
     for sweep, root in zip(sweeps, options.sweeps, strict=True):
         _require_records(sweep, root)
@@ -156,7 +175,7 @@ def _print(content: Document, records: Sequence[Record]) -> None:
 def _require_records(sweep: SweepRecords, root: Path) -> None:
     """Refuse a folder without records; name the files that should be records and are none."""
     for each in sweep.unreadable:
-        sys.stderr.write(f"acbench-report: {each.path}: {each.reason}; left out\n")
+        sys.stderr.write(f"acbench-report: {each.path}: {printable(each.reason)}; left out\n")
     if not sweep.entries:
         waiting = f", {len(sweep.waiting)} trials without one yet" if sweep.waiting else ""
         raise UnreadableError(f"{root}: no {RECORD} below it{waiting}; is it the folder of a sweep?")
@@ -198,10 +217,8 @@ def _watch(options: argparse.Namespace) -> int:
         state = _state(root)
         if state != seen:
             seen = state
-            with _no_collector():
-                sweep = load(root)
-                if sweep.entries:
-                    _report(options, [sweep], refresh_s=int(_WATCH_S))
+            with _no_collector(), suppress(UnreadableError):  # nothing to show yet
+                _report_what_can_be_shown(options, refresh_s=int(_WATCH_S))
         time.sleep(_WATCH_S)
 
 
@@ -217,7 +234,7 @@ def _state(root: Path) -> tuple[list[tuple[str, int]], bool]:
 def _changed_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.errors import ConfigError
 from harness.launchers.base import Launcher, Sweep
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.local import Local
@@ -74,7 +76,8 @@ def run_sweep(
         agent: agent for trials of this process, closed after them; `None`: a new one.
 
     Raises:
-        ConfigError: the sweep's folder cannot be written, or the launcher cannot work; nothing has run.
+        ConfigError: the sweep's folder cannot be written or locked, or the launcher cannot work; nothing has
+            run.
     """
     store = Store(Path(run.outputs_dir) / run.name)
     store.require_writable()
@@ -88,7 +91,7 @@ def run_sweep(
             interrupts=interrupts,
             agent=agent or Agent(PRELOAD),
         )
-        with store.planning():
+        with _usable(store), store.planning():
             plan = plan_sweep(points, launcher, store, name=run.name, rerun=run.rerun)
             sys.stderr.write(f"{plan}\n")
             progress.start(len(plan.refused) + len(plan.to_run) + len(plan.in_flight))
@@ -122,8 +125,18 @@ def exit_code(result: Result, *, strict: bool) -> int:
     return int(is_bad or result.is_stopped)
 
 
+@contextmanager
+def _usable(store: Store) -> Iterator[None]:
+    """Refuse a sweep whose own folder cannot be used: it is full, or its lock is another user's alone."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot use {str(store.root)!r}: {error}"
+        raise ConfigError("outputs_dir", problem) from error
+
+
 def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
-    """Write and return the record of a refused point."""
+    """Return the record of a refused point, which is on disk where that is possible."""
     environment = describe("cpu")
     address = environment_id(environment)
     found = None if sweep.rerun else sweep.store.finished(point.trial_id, address)
@@ -133,9 +146,10 @@ def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
     identity = Identity(
         trial_id=point.trial_id, environment_id=address, name=sweep.name, experiment=point.resolved
     )
-    trial_dir = sweep.store.prepare(point.trial_id)
-    write_atomically(trial_dir / "experiment.yaml", point.yaml)
     record = refused(identity, str(point.refusal), at=now(), environment=environment)
-    sweep.store.write(record)
+    with suppress(OSError):  # its folder cannot be used; it would not have been for anything else
+        trial_dir = sweep.store.prepare(point.trial_id)
+        write_atomically(trial_dir / "experiment.yaml", point.yaml)
+        sweep.store.write(record)
     sweep.progress.point_finished(label, record.status, record.verdict)
     return record

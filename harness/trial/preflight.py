@@ -17,6 +17,7 @@ from harness.experiment.protocol import Protocol
 from harness.models.base import LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
 from harness.trial import without_memory
+from harness.trial.models_error import raised_by_model
 from strategies import StrategyError, shard_variants
 
 
@@ -46,7 +47,7 @@ class Preflight:
 
         Raises:
             ConfigError: the mesh does not fit the model or the data; an option has no effect; the user's
-                factory fails or does not return.
+                factory fails or does not return; the model raises when it is called without memory.
             StrategyError: the variant does not fit the model.
         """
         _check_call_site(experiment)
@@ -86,6 +87,11 @@ def _refusal(
             check(model, *others)
     except (ConfigError, StrategyError) as error:
         return error
+    except Exception as error:
+        raised = raised_by_model(error)
+        if raised is None:
+            raise  # a defect of ours
+        return ConfigError("model", f"raises when it is called on the meta device, to plan it: {raised}")
     return None
 
 

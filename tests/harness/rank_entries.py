@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -125,6 +128,91 @@ def linger(folder: str, context: RankContext) -> dict[str, Any]:
     Path(folder, f"pids{context.rank}").write_text(f"{os.getpid()} {child} {os.getppid()}", "utf-8")
     time.sleep(FOREVER_S)
     return {}
+
+
+def mute(kind: str, context: RankContext) -> dict[str, Any]:
+    """Raise on the last rank when it cannot report as usual; the others wait for it in a collective."""
+    context.phase("parity")
+    if context.rank == context.world_size - 1:
+        _MUTES[kind](context)
+        raise _MuteError if kind == "a mute error" else OSError("\udcff.bin is odd")
+    dist.all_reduce(torch.zeros(1))
+    return {}
+
+
+def forked(_payload: Any, context: RankContext) -> dict[str, Any]:
+    """Fork, and let the child go on as if it were the rank, or raise where it is the first one."""
+    if os.fork() == 0 and context.rank == 0:
+        raise ValueError("in a child of the rank")
+    context.phase("parity")
+    time.sleep(0.2)
+    return {"rank": context.rank}
+
+
+def hidden(folder: str, context: RankContext) -> dict[str, Any]:
+    """Leave processes in sessions of their own, of which one has forgotten its environment."""
+    for index, environment in enumerate((dict(os.environ), {})):
+        child = subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True)
+        Path(folder, f"hidden{context.rank}.{index}").write_text(str(child.pid), "utf-8")
+    return {}
+
+
+def kill_server(folder: str, context: RankContext) -> dict[str, Any]:
+    """Leave a process in a session of its own, and kill the fork server."""
+    child = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    Path(folder, f"hidden{context.rank}.0").write_text(str(child.pid), "utf-8")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(FOREVER_S)
+    return {}
+
+
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _break_stderr(_context: RankContext) -> None:
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(reader)
+    os.close(writer)
+
+
+def _close_streams(_context: RankContext) -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+def _close_descriptors(_context: RankContext) -> None:
+    os.close(1)
+    os.close(2)
+
+
+def _lose_stderr(_context: RankContext) -> None:
+    sys.stderr = None
+
+
+def _exhaust_descriptors(_context: RankContext) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+
+def _remove_folder(context: RankContext) -> None:
+    shutil.rmtree(context.trial_dir)
+
+
+def _do_nothing(_context: RankContext) -> None:
+    """Let the error be the trouble."""
+
+
+_MUTES = {
+    "a broken pipe": _break_stderr,
+    "closed streams": _close_streams,
+    "closed descriptors": _close_descriptors,
+    "no stderr": _lose_stderr,
+    "no descriptors": _exhaust_descriptors,
+    "no folder": _remove_folder,
+    "a mute error": _do_nothing,
+}
 
 
 def _note_process(context: RankContext) -> None:

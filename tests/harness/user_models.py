@@ -104,6 +104,14 @@ def raises() -> nn.Module:
     return Stack(_on_last_rank(_raise))
 
 
+def raises_when_called() -> nn.Module:
+    return Stack(lambda _block: _raise())
+
+
+def mismatches_when_called() -> nn.Module:
+    return Stack(lambda _block: _mismatch())
+
+
 def runs_out_of_memory() -> nn.Module:
     return Stack(_on_last_rank(_out_of_memory))
 
@@ -155,6 +163,10 @@ def _on_last_rank(fault: Callable[[], None]) -> Callable[[nn.Module], None]:
 
 def _raise() -> None:
     raise ValueError("the width is odd")
+
+
+def _mismatch() -> None:
+    torch.zeros(2, 3, device="meta") @ torch.zeros(2, 3, device="meta")
 
 
 def _out_of_memory() -> None:

@@ -25,6 +25,7 @@ from harness.launchers.slurm_client import (
 )
 from harness.launchers.slurm_submit import Call, Request, SubmissionError, submit
 from tests.slurm import calls
+from tests.slurm.calls import call_of
 from tests.slurm.private_slurm import Cluster, private_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def _request(**fields: Any) -> Request:
 
 
 def _submit_stay(folder: Path, **fields: Any) -> str:
-    [job] = submit([Call(function=calls.stay, args=(folder,))], _request(**fields), folder / "jobs")
+    [job] = submit([call_of(calls.stay, folder)], _request(**fields), folder / "jobs")
     return job
 
 
@@ -67,7 +68,7 @@ def _seen(folder: Path) -> dict[str, dict[str, str]]:
 
 def test_calls_of_one_submission_are_elements_of_one_array(cluster: Cluster, tmp_path: Path) -> None:
     codes = (0, 3, 0, 0, 7)
-    todo = [Call(function=calls.leave, args=(tmp_path, code)) for code in codes]
+    todo = [call_of(calls.leave, tmp_path, code) for code in codes]
     jobs = submit(todo, _request(), tmp_path / "jobs")
     array = jobs[0].partition("_")[0]
     assert jobs == [f"{array}_{index}" for index in range(5)]
@@ -81,7 +82,7 @@ def test_calls_of_one_submission_are_elements_of_one_array(cluster: Cluster, tmp
 
 
 def test_one_process_starts_on_each_node_with_its_devices(cluster: Cluster, tmp_path: Path) -> None:
-    call = Call(function=calls.leave, args=(tmp_path,))
+    call = call_of(calls.leave, tmp_path)
     [job] = submit([call], _request(nodes=2, gpus_per_node=3, cpus_per_task=5), tmp_path / "jobs")
     assert _end(job) == JobState(job=job, state="COMPLETED", hosts=cluster.hosts)
     seen = _seen(tmp_path)
@@ -115,7 +116,7 @@ def test_a_cancelled_job_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_pending_jobs_alone_can_be_cancelled(tmp_path: Path) -> None:
-    todo = [Call(function=calls.stay, args=(tmp_path,))] * 4
+    todo = [call_of(calls.stay, tmp_path)] * 4
     jobs = submit(todo, _request(array_parallelism=1), tmp_path / "jobs")
     _until((tmp_path / "started.0.0").exists)
     cancel(jobs, pending_only=True)
@@ -124,7 +125,7 @@ def test_pending_jobs_alone_can_be_cancelled(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_elements_are_cancelled_without_their_array(tmp_path: Path) -> None:
-    todo = [Call(function=calls.stay, args=(tmp_path,))] * 300
+    todo = [call_of(calls.stay, tmp_path)] * 300
     jobs = submit(todo, _request(additional_parameters={"hold": True}), tmp_path / "jobs")
     cancel(jobs[1::2])
     assert list(states(jobs)) == jobs[::2]
@@ -174,7 +175,7 @@ def test_large_submissions_are_split_and_forgotten_jobs_are_asked_of_accounting(
     with private_cluster(nodes=1, settings="MaxArraySize=3 MinJobAge=2") as small:
         monkeypatch.setenv("SLURM_CONF", str(small.conf))
         assert max_array_size() == 3
-        todo = [Call(function=calls.leave, args=(tmp_path,))] * 7
+        todo = [call_of(calls.leave, tmp_path)] * 7
         jobs = submit(todo, _request(), tmp_path / "jobs")
         first, second, third = (jobs[index].partition("_")[0] for index in (0, 3, 6))
         assert jobs == [*(f"{array}_{index}" for array in (first, second) for index in range(3)), third]
@@ -193,7 +194,7 @@ def _write_sacct(folder: Path, answer: str) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_jobs_are_found_by_name(tmp_path: Path) -> None:
     held = {"hold": True}
-    todo = [Call(function=calls.stay, args=(tmp_path,))] * 11
+    todo = [call_of(calls.stay, tmp_path)] * 11
     array = submit(todo, _request(name="sweep-1", additional_parameters=held), tmp_path / "jobs")
     single = _submit_stay(tmp_path, name="sweep-1", additional_parameters=held)
     _submit_stay(tmp_path, name="sweep-10", additional_parameters=held)
@@ -248,7 +249,7 @@ def test_the_shell_decides_who_pays_and_where_and_nothing_else(
     }
     for name, value in inherited.items():
         monkeypatch.setenv(name, value)
-    [job] = submit([Call(function=calls.leave, args=(tmp_path,))], _request(), tmp_path / "jobs")
+    [job] = submit([call_of(calls.leave, tmp_path)], _request(), tmp_path / "jobs")
     assert _end(job).state == "COMPLETED"
     variables = _seen(tmp_path)[f"{job}.node0.json"]
     assert variables["SLURM_JOB_PARTITION"] == "low"
@@ -261,7 +262,7 @@ def test_the_shell_decides_who_pays_and_where_and_nothing_else(
 def test_folders_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "#1 it's $HOME «"
     folder.mkdir()
-    [job] = submit([Call(function=calls.leave, args=(folder,))], _request(), folder / "jobs")
+    [job] = submit([call_of(calls.leave, folder)], _request(), folder / "jobs")
     assert _end(job).state == "COMPLETED"
     assert list(_seen(folder)) == [f"{job}.node0.json"]
     assert {path.name for path in (folder / "jobs").iterdir()} > {f"{job}_0_log.err", f"{job}_0_log.out"}
@@ -290,7 +291,7 @@ def test_lists_of_hosts_mean_what_slurm_means(cluster: Cluster, nodelist: str) -
         pytest.param(lambda: cancel(["1_0", "1_1"]), id="cancel"),
         pytest.param(max_array_size, id="max_array_size"),
         pytest.param(lambda: cluster_gpus(None), id="cluster_gpus"),
-        pytest.param(lambda: submit([Call(function=print)], _request(), Path("/nowhere")), id="submit"),
+        pytest.param(lambda: submit([Call(("-c", "pass"))], _request(), Path("/nowhere")), id="submit"),
     ],
 )
 def test_a_controller_that_does_not_answer_says_nothing_about_jobs(

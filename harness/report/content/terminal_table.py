@@ -17,7 +17,7 @@ from harness.records.record import Record
 from harness.records.store import RECORD
 from harness.report.content.columns import NOTHING, notes, result_cells
 from harness.report.facts.document import plain
-from harness.report.facts.number_words import and_more
+from harness.report.facts.number_words import and_more, printable
 from harness.report.facts.sweep_records import Entry, grouped, named
 
 _GAP = 3  # characters between two columns
@@ -83,10 +83,15 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
     for heading, width in zip(content.columns, widths, strict=True):
         table.add_column(heading, width=width)
     for row in content.rows:
-        table.add_row(*(Text(cell) for cell in row))  # plain text: rich reads brackets in strings as markup
+        table.add_row(*(Text(_visible(cell)) for cell in row))  # rich reads brackets in strings as markup
     console.print(table)
     for line in (LEGEND, *content.notes):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(_visible(line), markup=False, soft_wrap=True)
+
+
+def _visible(text: str) -> str:
+    """Return what somebody has named or said without what steers a terminal."""
+    return printable(text).replace("\r", " ")
 
 
 def _widths(content: Sheet, console: Console) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from harness.records.claims import is_abandoned
@@ -21,6 +22,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
+_NONE: Mapping[str, str] = MappingProxyType({})
 _NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
 
 
@@ -130,19 +132,26 @@ def sentence(*parts: LinePart, of: Iterable[Entry] = ()) -> Statement:
     return Statement(line=parts, trial_ids=tuple(entry.trial_id for entry in of))
 
 
-def load(root: Path, *, number: int = 0) -> SweepRecords:
+def load(root: Path, *, number: int = 0, odd: Mapping[str, str] = _NONE) -> SweepRecords:
     """Return the sweep in a folder, finished or not, or in a file that `docs.tools.records` has made of one.
 
     Args:
         root: the folder or file.
         number: number of this sweep among compared ones.
+        odd: why a record cannot be shown, by trial_id; it is left out and listed.
 
     Raises:
         FileNotFoundError: there is neither.
         UnreadableError: the file is no list of records; the message says why.
     """
     if root.is_file():
-        return sweep_of(_kept(root), name=root.stem, number=number)
+        kept = _kept(root)
+        return sweep_of(
+            [record for record in kept if record.trial_id not in odd],
+            name=root.stem,
+            unreadable=[Unreadable(path=root / name, reason=reason) for name, reason in odd.items()],
+            number=number,
+        )
     if not root.is_dir():
         raise FileNotFoundError(root)
     # folders first: a trial that ends meanwhile is among the records or among the waiting, never in neither
@@ -152,14 +161,24 @@ def load(root: Path, *, number: int = 0) -> SweepRecords:
         each.path.parent.name for each in scan.unreadable
     }
     waiting = [name for name in folders if name not in present and (root / name).is_dir()]
+    left_out = [Unreadable(path=Store(root).record_path(name), reason=reason) for name, reason in odd.items()]
     return sweep_of(
-        scan.records,
+        [record for record in scan.records if record.trial_id not in odd],
         name=root.resolve().name,
         waiting=waiting,
         is_abandoned=is_abandoned(Store(root), waiting),
-        unreadable=scan.unreadable,
+        unreadable=[*scan.unreadable, *left_out],
         number=number,
     )
+
+
+def records_below(root: Path) -> Sequence[Record]:
+    """Return the records in a folder or file, whatever may be odd about them.
+
+    Raises:
+        UnreadableError: the file is no list of records.
+    """
+    return _kept(root) if root.is_file() else Store(root).scan().records
 
 
 def sweep_of(

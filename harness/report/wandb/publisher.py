@@ -186,7 +186,7 @@ def report_marker(store: Store) -> ReportMarker | None:
 
 def records_digest(store: Store) -> str:
     """Return 12 hexadecimal digits that change whenever a record comes, goes or changes."""
-    names = sorted(path.parent.name for path in store.root.glob(f"*/{RECORD}"))
+    names = sorted(path.parent.name for path in store.root.glob(f"*/{RECORD}") if path.is_file())
     text = " ".join(f"{name}:{store.digest(name)}" for name in names)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

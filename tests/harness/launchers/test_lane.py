@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
-from harness.launchers.lane import Halts, Location, _Lane, _status
+from harness.launchers.lane import Halts, Location, _Lane, _read_spec, _status, job_meant
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.resource_shape import Resources
-from harness.launchers.run_task import lost_task
+from harness.launchers.run_task import lost_task, rank_job
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
 from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import RankReport
 from harness.ranks.start import RankJob
 from harness.records.claims import claim, new_submission, read_attempt, write_attempt, write_submission
+from harness.records.private_files import ForeignFileError
 from harness.records.record import Failure
 from harness.records.store import Store
+from harness.trial.trial_plan import TrialPlan
 from tests.harness.records_fixture import rank_result
 from tests.harness.sweeping import AT, FAILED, attempt, error_of, task, tasks, write_record
 
@@ -53,6 +55,7 @@ class _Bench:
         claim(self.store, (each.trial_id for each in work), self.submission)
         self.halts = Halts()
         self.ran: list[str] = []
+        self.lost: list[int] = []
         self.meanwhile: Callable[[], object] = lambda: None
         self.outcome = BROKEN
         self.spec = LaneSpec(
@@ -68,12 +71,23 @@ class _Bench:
 
     def run(self, *, restarts: int = 0) -> None:
         location = Location(node_rank=0, hosts=("alpha",), job="7", restarts=restarts)
-        _Lane(spec=self.spec, location=location, halts=self.halts, supervise=self._supervise).run()
+        _Lane(spec=self.spec, location=location, halts=self.halts, direction=_Played(self)).run()
 
-    def _supervise(self, job: RankJob) -> Outcome:
-        self.ran.append(job.trial_dir.name)
-        self.meanwhile()
-        return self.outcome
+
+class _Played:
+    """Plays the ranks of a trial, as its bench says."""
+
+    def __init__(self, bench: _Bench) -> None:
+        self._bench = bench
+
+    @property
+    def lost(self) -> list[int]:
+        return self._bench.lost
+
+    def run(self, job: RankJob) -> Outcome:
+        self._bench.ran.append(job.trial_dir.name)
+        self._bench.meanwhile()
+        return self._bench.outcome
 
 
 @pytest.fixture
@@ -327,4 +341,36 @@ def test_the_location_of_a_process(
 def test_a_spec_is_read_as_it_was_written(bench: _Bench) -> None:
     spec = replace(bench.spec, name="a", driver_pid=1)
     assert spec.write() == bench.spec.folder / "lane-a.pickle"
-    assert pickle.loads((bench.spec.folder / "lane-a.pickle").read_bytes()) == spec
+    path = bench.spec.folder / "lane-a.pickle"
+    assert pickle.loads(path.read_bytes()) == spec
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_spec_that_others_could_have_written_is_not_read(bench: _Bench) -> None:
+    path = bench.spec.write()
+    path.chmod(0o660)
+    with pytest.raises(ForeignFileError, match="must have mode 0600, got 0660"):
+        _read_spec(path)
+
+
+def test_a_lane_that_has_lost_a_node_takes_no_other_trial(bench: _Bench) -> None:
+    bench.meanwhile = lambda: bench.lost.append(1)
+    bench.run()
+    assert bench.ran == _ids(0)
+
+
+def test_a_follower_has_the_job_of_node_0_from_its_own_spec(bench: _Bench) -> None:
+    trial = _ids(1)[0]
+    job = job_meant(bench.spec, {"trial": trial, "baseline": "sequential"})
+    plan = TrialPlan(experiment=bench.spec.tasks[1].experiment, baseline="sequential")
+    assert job == rank_job(plan, bench.store.trial_dir(trial), bench.spec.resources)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"trial": "0" * 12}, {"trial": "0" * 12, "baseline": "x"}, {"trial": "../..", "baseline": "none"}],
+    ids=["nothing", "no baseline", "an unknown baseline", "no trial of its own"],
+)
+def test_words_that_mean_no_job_are_refused(bench: _Bench, words: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="lane 0: no trial"):
+        job_meant(bench.spec, words)

@@ -110,7 +110,7 @@ class _Cluster:
     def submit(self, calls: Sequence[Any], _request: object, _folder: Path) -> list[str]:
         if self.refusal is not None:
             raise SubmissionError(self.refusal)
-        self.submitted.append([call.args[1] for call in calls])
+        self.submitted.append([Path(call.words[-1]).stem.removeprefix("lane-") for call in calls])
         return [f"{len(self.submitted)}_{index}" for index in range(len(calls))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_a_submission_is_taken_whole_or_not_at_all(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     with pytest.raises(SubmissionError) as refused:
-        submit([Call(function=print)] * 5, Request(name="x", time_min=1), tmp_path / "jobs")
+        submit([Call(("-c", "pass"))] * 5, Request(name="x", time_min=1), tmp_path / "jobs")
     assert str(refused.value) == (
         "hydra.launcher: sbatch did not take the jobs: sbatch: error: QOSMaxSubmitJob"
     )
@@ -49,11 +50,38 @@ def test_a_submission_is_taken_whole_or_not_at_all(
     assert cancelled == ["7_0", "7_1"]
 
 
+def test_what_a_job_calls_stands_in_its_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch hands out its script; each element runs the words of its own call, and reads no pickle."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "srun").write_text("#!/bin/sh\n")
+    (bin_ / "sbatch").write_text(f"#!/bin/sh\ncp $1 {tmp_path}/script\necho Submitted batch job 7\n")
+    for program in bin_.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+    monkeypatch.setattr(submission, "max_array_size", lambda: 9)
+    todo = [Call(("it's", word)) for word in ("a b", "$HOME")]
+    request = Request(name="x", time_min=1, use_srun=False, python="printf '%s|'")
+    assert submit(todo, request, tmp_path / "jobs") == ["7_0", "7_1"]
+    said = [
+        subprocess.run(
+            ["bash", tmp_path / "script"],
+            env={"SLURM_ARRAY_TASK_ID": str(index)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for index in range(2)
+    ]
+    assert said == ["-u|it's|a b|", "-u|it's|$HOME|"]
+    assert list(tmp_path.rglob("*.pkl")) == []
+
+
 @pytest.mark.parametrize("name", ["50%", r"back\slash"])
 @pytest.mark.usefixtures("cancelled")
 def test_a_folder_that_means_something_else_to_slurm_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        submit([Call(function=print)], Request(name="x", time_min=1), tmp_path / name)
+        submit([Call(("-c", "pass"))], Request(name="x", time_min=1), tmp_path / name)
     assert str(refused.value) == (
         "outputs_dir: must hold no % and no \\, which Slurm replaces in names of logs, "
         f"got '{tmp_path / name}'"

@@ -93,6 +93,58 @@ def test_a_fault_names_its_rank_and_not_the_peer_that_lost_it(
     }
 
 
+@pytest.mark.parametrize(
+    ("trouble", "kind", "message"),
+    [
+        ("a broken pipe", "OSError", r"\udcff.bin is odd"),
+        ("closed streams", "OSError", r"\udcff.bin is odd"),
+        ("closed descriptors", "OSError", r"\udcff.bin is odd"),
+        ("no stderr", "OSError", r"\udcff.bin is odd"),
+        ("no descriptors", "OSError", r"\udcff.bin is odd"),
+        ("no folder", "OSError", r"\udcff.bin is odd"),
+        ("a mute error", "_MuteError", "(its text cannot be had: RuntimeError)"),
+    ],
+)
+def test_a_rank_that_cannot_report_is_the_culprit_with_its_cause(
+    agent: Agent, tmp_path: Path, trouble: str, kind: str, message: str
+) -> None:
+    outcome = agent.run(_job(tmp_path / "trial", "mute", trouble, ranks=2))
+    assert outcome.error is not None
+    found = (outcome.status, outcome.error.rank, outcome.error.kind, outcome.error.message)
+    assert found == ("failed", 1, kind, message)
+
+
+def test_a_process_that_a_rank_forks_never_speaks_for_it(agent: Agent, tmp_path: Path) -> None:
+    outcome = agent.run(_job(tmp_path, "forked", ranks=2))
+    assert outcome == Outcome(status="ok", results=({"rank": 0}, {"rank": 1}))
+
+
+@pytest.mark.parametrize(
+    ("entry", "status"),
+    [
+        pytest.param("hidden", "ok", id="of ranks that end"),
+        pytest.param("kill_server", "lost", id="of a rank that kills the fork server"),
+    ],
+)
+def test_processes_in_sessions_of_their_own_end_with_the_trial(
+    agent: Agent, tmp_path: Path, entry: str, status: str
+) -> None:
+    assert agent.run(_job(tmp_path, entry, str(tmp_path))).status == status
+    left = [int(path.read_text("utf-8")) for path in tmp_path.glob("hidden*")]
+    assert [is_alive(pid) for pid in left] == [False] * len(left)
+    assert left
+
+
+@pytest.mark.parametrize("name", ["rank7.json", "rank0.json", "rankx.json"])
+@pytest.mark.parametrize("content", ["{not json", "[]", '{"rank": 9}', "[" * 100_000])
+def test_a_file_that_is_no_report_is_none(tmp_path: Path, name: str, content: str) -> None:
+    RankReport(rank=3, state="running", phase="build", time=0.0).write(tmp_path)
+    (tmp_path / name).write_text(content, "utf-8")
+    (tmp_path / "rank8.json").mkdir()
+    os.mkfifo(tmp_path / "rank9.json")
+    assert list(read_reports(tmp_path)) == [3]
+
+
 @pytest.mark.parametrize("fault", ["hang", "deaf"], ids=["that is told to end", "deaf to SIGTERM"])
 def test_a_hang_ends_at_the_deadline(agent: Agent, tmp_path: Path, fault: str) -> None:
     outcome = agent.run(_job(tmp_path, "fault", fault, deadline_s=1.5))

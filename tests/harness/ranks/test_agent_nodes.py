@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def test_the_end_of_an_agent_is_no_communication_error(
         own = agents[1 - victim].supervise(job, halt=end)
         node.wait()
     texts = [path.read_text("utf-8") for path in tmp_path.glob("node*.json")]
-    left = {report.node_rank: report for report in map(NodeReport.parse, texts)}
+    left = {report.node_rank: report for report in map(NodeReport.of, map(json.loads, texts))}
     outcome = _decide(tmp_path, 2, {own.node_rank: own, **left})
     assert outcome.error is not None
     assert (outcome.status, outcome.error.kind, outcome.error.rank) == ("lost", kind, None)

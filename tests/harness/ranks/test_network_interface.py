@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from harness.ranks.network_interface import VARIABLE, interface_to, use_interface_to
+from harness.ranks.network_interface import VARIABLE, cluster_address, interface_to, use_interface_to
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,20 @@ def test_where_no_interface_is_found_the_choice_stays_with_gloo(monkeypatch: pyt
     monkeypatch.setattr(os, "environ", {})
     use_interface_to("::1")
     assert os.environ == {}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"),
+    [
+        pytest.param(("127.0.0.2", "127.0.0.3"), "127.0.0.1", id="that leads to the other host"),
+        pytest.param(("localhost", "nobody.invalid"), "127.0.0.1", id="of its own name"),
+        pytest.param(("nobody.invalid", "::1"), "::1", id="without IPv4"),
+    ],
+)
+def test_the_address_on_the_network_of_the_cluster(hosts: tuple[str, ...], address: str) -> None:
+    assert cluster_address(hosts) == address
+
+
+def test_hosts_that_nobody_knows_are_named() -> None:
+    with pytest.raises(OSError, match=r"no network leads to any of a\.invalid, b\.invalid"):
+        cluster_address(("a.invalid", "b.invalid"))

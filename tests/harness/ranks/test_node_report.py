@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,14 @@ def _report(node_rank: int, halt: Halt | None = None) -> NodeReport:
 def test_a_report_is_read_as_it_was_written(tmp_path: Path, halt: Halt | None) -> None:
     report = _report(1, halt=halt)
     report.write(tmp_path)
-    assert NodeReport.parse((tmp_path / "node1.json").read_bytes()) == report
+    assert NodeReport.of(json.loads((tmp_path / "node1.json").read_bytes())) == report
     assert [path.name for path in tmp_path.iterdir()] == ["node1.json"]
 
 
 def test_a_later_report_replaces_the_earlier(tmp_path: Path) -> None:
     _report(0).write(tmp_path)
     _report(0, halt=_LATE).write(tmp_path)
-    assert NodeReport.parse((tmp_path / "node0.json").read_bytes()) == _report(0, halt=_LATE)
+    assert NodeReport.of(json.loads((tmp_path / "node0.json").read_bytes())) == _report(0, halt=_LATE)
 
 
 def test_an_unknown_halt_is_refused() -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it to type checkers
-from torch.distributed import DistError
 
 from harness.ranks import nodes
 from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
+from harness.ranks.lane_board import Board, BoardLostError, HostedBoard, hosting
 from harness.ranks.live_ranks import HaltCheck
 from harness.ranks.node_report import Halt, NodeReport
-from harness.ranks.nodes import Director, follow, hosted, hosting, join
+from harness.ranks.nodes import Director, JobWords, follow, hosted, join
 from harness.ranks.rank_report import RankReport, report_path
 from harness.ranks.start import RankJob
 
@@ -72,8 +73,8 @@ def _never() -> Halt | None:
 
 @pytest.fixture
 def lane(tmp_path: Path) -> Iterator[_Pair]:
-    with hosting("localhost", tmp_path / "address") as store, ThreadPoolExecutor(1) as pool:
-        pair = _Pair(tmp_path, store, pool)
+    with hosting("127.0.0.1", tmp_path / "address") as board, ThreadPoolExecutor(1) as pool:
+        pair = _Pair(tmp_path, board, pool)
         yield pair
         pair.is_over = True  # a follower would wait for ever where a test has failed
 
@@ -81,13 +82,13 @@ def lane(tmp_path: Path) -> Iterator[_Pair]:
 class _Pair:
     """Two nodes, of which the second is a thread."""
 
-    def __init__(self, folder: Path, store: TCPStore, pool: ThreadPoolExecutor) -> None:
-        self._folder, self.store, self._pool = folder, store, pool
+    def __init__(self, folder: Path, board: HostedBoard, pool: ThreadPoolExecutor) -> None:
+        self._folder, self.board, self._pool = folder, board, pool
         self.is_over = False
 
     def start(self, *kinds: str | None, halts: tuple[HaltCheck, HaltCheck] = (_never, _never)) -> _Running:
         first, second = (_Agent(node, kind) for node, kind in enumerate(kinds))
-        director = Director(cast("Agent", first), HOSTS, halts[0], self.store)
+        director = Director(cast("Agent", first), HOSTS, halts[0], self.board)
 
         def halt() -> Halt | None:
             return OVER if self.is_over else halts[1]()
@@ -95,7 +96,8 @@ class _Pair:
         def serve() -> None:
             theirs = join(self._folder / "address", halt)
             assert theirs is not None
-            follow(cast("Agent", second), 1, theirs, halt)
+            with closing(theirs):
+                _follow(second, theirs, halt, self._folder)
 
         return _Running(director, self._pool.submit(serve), (first, second), self._folder)
 
@@ -109,17 +111,28 @@ class _Running:
     def run(self, trial: str = "trial") -> Outcome:
         folder = self._folder / trial
         folder.mkdir(exist_ok=True)
-        return self.director.run(
-            RankJob(
-                trial_dir=folder, entry="nobody:runs", payload=None, ranks=1, world_size=2, deadline_s=60.0
-            )
-        )
+        return self.director.run(_job(folder), {"trial": trial})
+
+
+def _job(folder: Path) -> RankJob:
+    return RankJob(
+        trial_dir=folder, entry="nobody:runs", payload=None, ranks=1, world_size=2, deadline_s=60.0
+    )
+
+
+def _follow(agent: _Agent, board: Board, halt: HaltCheck, folder: Path) -> None:
+    def job_of(words: JobWords) -> RankJob:
+        return _job(folder / words["trial"])
+
+    follow(cast("Agent", agent), 1, board, halt, job_of)
 
 
 def test_a_store_is_hosted_on_a_free_port() -> None:
     with hosted("127.0.0.2") as (host, port), hosted("localhost") as (_, other):
         assert (host, port != other) == ("127.0.0.2", True)
         TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "value")
+        with pytest.raises(ConnectionRefusedError):  # it listens there alone
+            socket.create_connection(("127.0.0.3", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, port)).close()
 
@@ -189,10 +202,12 @@ def test_a_node_that_vanishes_is_named_as_soon_as_it_is_silent(
 ) -> None:
     monkeypatch.setattr(nodes, "_SILENT_S", 0.5)
     monkeypatch.setattr(nodes, "_LATE_S", FOR_EVER_S)
-    outcome = lane.start(kind, "gone").run()
+    running = lane.start(kind, "gone")
+    outcome = running.run()
     assert outcome.status == "lost"
     assert outcome.error is not None
     assert "beta" in outcome.error.message
+    assert running.director.lost == {1}
     assert not report_path(tmp_path / "trial", 1).exists()
 
 
@@ -205,11 +220,11 @@ def test_node_0_that_must_go_does_not_wait_for_reports(lane: _Pair, monkeypatch:
 def test_a_node_beats_whatever_its_agent_is_busy_with(lane: _Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_BEAT_S", 0.01)
     running = lane.start(None, None)
-    beats: set[bytes] = set()
+    beats: set[int] = set()
 
     def supervise(job: RankJob, watch: Any = None, halt: HaltCheck | None = None) -> NodeReport:
         while len(beats) < 3:
-            beats.add(lane.store.get("beat/1"))
+            beats.add(lane.board.get("beat/1"))
         return _Agent.supervise(running.agents[1], job, watch, halt)
 
     monkeypatch.setattr(running.agents[1], "supervise", supervise)
@@ -219,11 +234,11 @@ def test_a_node_beats_whatever_its_agent_is_busy_with(lane: _Pair, monkeypatch: 
 
 
 def test_a_follower_without_node_0_ends(tmp_path: Path) -> None:
-    with hosting("localhost", tmp_path / "address"):
+    with hosting("127.0.0.1", tmp_path / "address"):
         theirs = join(tmp_path / "address", _never)
     assert theirs is not None
-    with pytest.raises(DistError):
-        follow(cast("Agent", _Agent(1)), 1, theirs, _never)
+    with closing(theirs), pytest.raises(BoardLostError):
+        _follow(_Agent(1), theirs, _never, tmp_path)
 
 
 def test_a_follower_that_is_halted_before_node_0_is_there_leaves(tmp_path: Path) -> None:

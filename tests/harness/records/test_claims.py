@@ -11,6 +11,7 @@ import pytest
 from harness.records import claims
 from harness.records.claims import (
     Submission,
+    Trouble,
     claim,
     claim_unless_begun,
     claimant,
@@ -19,10 +20,12 @@ from harness.records.claims import (
     new_submission,
     read_attempt,
     read_submission,
+    read_trouble,
     record_for,
     release,
     write_attempt,
     write_submission,
+    write_trouble,
 )
 from harness.records.store import ATTEMPT, CLAIM, Store
 from tests.harness.sweeping import AT, attempt, write_record
@@ -167,3 +170,22 @@ def test_a_lane_that_leaves_the_trial_is_waited_for(store: Store, monkeypatch: p
             found = pool.submit(claim_unless_begun, store, TRIAL, submission)
         assert found.result() is None
     assert claimant(store, TRIAL) == submission.id
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"submission": 3}', "[" * 100_000, "\x00"])
+def test_a_torn_file_says_nothing_about_who_runs_a_trial(store: Store, content: str) -> None:
+    folder = store.trial_dir(TRIAL)
+    folder.mkdir()
+    for name in (CLAIM, ATTEMPT):
+        (folder / name).write_text(content)
+    assert claimant(store, TRIAL) is None
+    assert read_attempt(store, TRIAL, "ours") is None
+    claim(store, [TRIAL], "ours")
+    assert claimant(store, TRIAL) == "ours"
+
+
+def test_a_lane_leaves_word_of_a_folder_that_it_cannot_use(store: Store) -> None:
+    submission = _submitted(store).id
+    assert read_trouble(store, TRIAL, submission) is None
+    write_trouble(store, TRIAL, submission, Trouble(kind="OSError", message="full"))
+    assert read_trouble(store, TRIAL, submission) == Trouble(kind="OSError", message="full")

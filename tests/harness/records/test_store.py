@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.errors import ConfigError
 from harness.records.record import refused
-from harness.records.store import LOCK, MARKER, Store, check_name, trial_id, write_atomically
+from harness.records.store import LOCK, MARKER, Store, check_name, parsed, trial_id, write_atomically
 from tests.harness.composing import ROOT
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, record
 
+TRIAL = "0" * 12
 HOSTILE = [
     pytest.param("two words", id="space"),
     pytest.param("größe ✓ 模型", id="unicode"),
@@ -244,3 +247,64 @@ def test_names_that_are_no_folder_are_refused(name: str, message: str) -> None:
 def test_another_trial_has_another_folder(store: Store) -> None:
     ids = {trial_id(experiment(ac)) for ac in ("none", "full", "offload")}
     assert len({store.trial_dir(each) for each in ids}) == 3
+
+
+def test_a_folder_in_the_place_of_a_record_gives_way(store: Store) -> None:
+    store.record_path(TRIAL).mkdir(parents=True)
+    (store.record_path(TRIAL) / "x").touch()
+    assert store.finished(TRIAL, "0123456789ab") is None
+    written = replace(record(), trial_id=TRIAL)
+    store.write(written)
+    assert store.read(TRIAL) == written
+
+
+@pytest.mark.parametrize(("place", "full"), [(os, "fsync"), (Path, "replace")], ids=["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, place: object, full: str
+) -> None:
+    old = replace(record(), trial_id=TRIAL)
+    store.write(old)
+
+    def no_space(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place, full, no_space)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(replace(old, name="new"))
+    assert store.read(TRIAL) == old
+    assert [path.name for path in store.trial_dir(TRIAL).iterdir()] == ["record.json"]
+
+
+def test_the_lock_of_another_user_is_held_by_reading_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write any file, and so may these tests: the system's refusal is played."""
+    with store.locked(TRIAL):
+        pass
+    opened = os.open
+
+    def refuse_to_write(path: str, flags: int, *mode: int) -> int:
+        if str(path).endswith(".lock") and flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse_to_write)
+    with store.locked(TRIAL) as first, store.locked(TRIAL) as second:
+        assert (first, second) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("9223372036854775808", "an integer must have at most 64 bits", id="65 bits"),
+        pytest.param("1" * 5000, "an integer must have at most 64 bits", id="beyond what Python reads"),
+        pytest.param("[" * 100_000, "is nested too deep", id="nested"),
+    ],
+)
+def test_values_that_no_program_of_ours_has_written_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parsed(text)
+    assert parsed('{"a": 9223372036854775807, "b": "12345678901234567890"}') == {
+        "a": 2**63 - 1,
+        "b": "12345678901234567890",
+    }

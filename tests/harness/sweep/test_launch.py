@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,12 @@ import pytest
 from harness.errors import ConfigError
 from harness.launchers.run_task import note_of
 from harness.launchers.task import Point
-from harness.records.record import Record, validate
+from harness.ranks.agent import Agent
+from harness.ranks.culprit import Outcome
+from harness.ranks.live_ranks import HaltCheck, Watch
+from harness.ranks.start import RankJob
+from harness.records import store
+from harness.records.record import Failure, Record, validate
 from harness.records.store import Store
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
@@ -22,6 +29,7 @@ from tests.harness import records_fixture
 from tests.harness.composing import experiment_of, point_of
 
 Trial = Callable[[str], Record]
+Damage = Callable[[pytest.MonkeyPatch, Path], None]
 
 SMALL = (
     "data=synthetic batch_size=2 sequence_length=8 protocol=smoke protocol.timed_pairs=0 "
@@ -258,4 +266,105 @@ def test_the_note_says_what_the_twin_was_compared_with() -> None:
     assert note == (
         "ac=none chunk=none shard=megatron against ac=none chunk=none shard=none in fp32 within 0.0001 "
         "(tensors below 0.1 % of the largest: of that)"
+    )
+
+
+class _Played(Agent):
+    """Runs no rank: every trial fails in the same way."""
+
+    def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
+        del watch, halt
+        (job.trial_dir / "rank7.json").write_text("{not json")
+        return Outcome(status="failed", error=Failure(kind="played", message="no", rank=0, phase="build"))
+
+
+def _no_space(path: Path, _text: str) -> None:
+    raise OSError(28, "No space left on device", str(path))
+
+
+def _of_another_user(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Play the system's refusal: these tests may be root's, whom it refuses nothing."""
+    opened = os.open
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if str(path) == str(folder / ".lock"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def _on_a_full_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    written = store.write_atomically
+    monkeypatch.setattr(
+        store,
+        "write_atomically",
+        lambda path, text: (_no_space if path == folder / "record.json" else written)(path, text),
+    )
+
+
+def _folder(name: str) -> Damage:
+    return lambda _patch, folder: (folder / name).mkdir(parents=True)
+
+
+def _file(name: str, text: str) -> Damage:
+    def damage(_patch: pytest.MonkeyPatch, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+
+    return damage
+
+
+def _no_folder(_patch: pytest.MonkeyPatch, folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        pytest.param(_folder("record.json"), "played", id="a folder in the place of the record"),
+        pytest.param(_file("record.json", "{"), "played", id="a torn record"),
+        pytest.param(_file("claim.json", "[]"), "played", id="a torn claim"),
+        pytest.param(_file("rank0.json", "{"), "played", id="a torn report"),
+        pytest.param(_folder("rank0.json"), "played", id="a folder in the place of a report"),
+        pytest.param(_folder("claim.json"), "IsADirectoryError", id="a folder in the place of the claim"),
+        pytest.param(_folder(".lock"), "IsADirectoryError", id="a folder in the place of the lock"),
+        pytest.param(_no_folder, "FileExistsError", id="a file in the place of the folder"),
+        pytest.param(_of_another_user, "PermissionError", id="a lock of another user"),
+        pytest.param(_on_a_full_disk, "OSError", id="a full disk"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_that_points_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, kind: str
+) -> None:
+    points = [point_of(f"{MLP} seed={seed}") for seed in range(3)]
+    run = Run(outputs_dir=str(tmp_path), name="demo")
+    with monkeypatch.context() as patch:
+        damage(patch, tmp_path / "demo" / points[1].trial_id)
+        records = run_sweep(points, run, OFF, agent=_Played()).records
+    found = [record.error.kind for record in records if record.error is not None]
+    assert found == ["played", kind, "played"]
+    if kind != "played":
+        assert records[1].error is not None
+        assert records[1].status == "failed"
+        assert records[1].error.message.startswith("the folder of the trial cannot be used: [Errno ")
+        _repair(tmp_path / "demo" / points[1].trial_id)
+        again = run_sweep(points, run, OFF, agent=_Played()).records[1]
+        assert again.error is not None
+        assert again.error.kind == "played"
+
+
+def _repair(folder: Path) -> None:
+    if folder.is_file():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_sweep_that_cannot_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _of_another_user(monkeypatch, tmp_path / "demo")
+    with pytest.raises(ConfigError) as refusal:
+        run_sweep([point_of(MLP)], Run(outputs_dir=str(tmp_path), name="demo"), OFF, agent=_Played())
+    assert str(refusal.value) == (
+        f"outputs_dir: cannot use '{tmp_path}/demo': [Errno 13] Permission denied: '{tmp_path}/demo/.lock'"
     )

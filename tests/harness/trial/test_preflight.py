@@ -225,6 +225,20 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
     assert refusal_of(f"model=python {line}") == message
 
 
+@pytest.mark.parametrize(
+    ("factory", "planned", "said"),
+    [
+        ("raises_when_called", "ac=nested", "ValueError: the width is odd"),
+        ("raises_when_called", "chunk=minimum", "ValueError: the width is odd"),
+        ("mismatches_when_called", "chunk=minimum", "RuntimeError: "),
+    ],
+)
+def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planned: str, said: str) -> None:
+    message = refusal_of(f"model=python model.factory={USER}:{factory} data=synthetic {planned}")
+    assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
+    assert "(user_models.py, line " in message
+
+
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
 @pytest.mark.parametrize("model", ["vit_nano", "evoformer", "unet"])
 def test_models_that_draw_their_samples_are_traced_for_regions(model: str, data: str) -> None:

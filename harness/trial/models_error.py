@@ -1,0 +1,57 @@
+"""Whose code raised an exception: that of a model, or ours."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from harness.ranks.last_words import last_words
+
+_HARNESS = Path(__file__).parents[1]
+_OURS = (_HARNESS, _HARNESS.parent / "strategies")
+_MODELS = _HARNESS / "models"
+_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def raised_by_model(error: Exception) -> str | None:
+    """Return what the code of a model raised, with the place; `None` where the error is not its own.
+
+    It is the model's where a module called what raised, torch for example, and nothing of ours raised it:
+    what we do around a model can raise, too.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames or _is_ours(Path(frames[-1][0].f_code.co_filename)):
+        return None
+    found = [(frame, line) for frame, line in frames if _is_of_model(frame)]
+    if not any(_is_module(frame.f_locals.get("self")) for frame, _ in found):
+        return None
+    frame, line = found[-1]
+    code, words = frame.f_code, last_words(error)
+    return f"{words.kind}: {words.message} ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
+
+
+def _is_of_model(frame: FrameType) -> bool:
+    """Whether this is a method of a module that is neither torch's nor ours, or a function of the user's."""
+    path = Path(frame.f_code.co_filename)
+    if _is_ours(path) or not path.is_absolute():  # else code that was made of a text
+        return False
+    if _is_installed(path):
+        return _is_module(frame.f_locals.get("self"))
+    return not path.is_relative_to(_LIBRARY)
+
+
+def _is_module(value: object) -> bool:
+    kind = type(value)
+    names = {base.__module__ for base in kind.__mro__}
+    return kind.__module__.partition(".")[0] != "torch" and "torch.nn.modules.module" in names
+
+
+def _is_installed(path: Path) -> bool:
+    return any(name in path.parts for name in _PACKAGES)
+
+
+def _is_ours(path: Path) -> bool:
+    return any(path.is_relative_to(each) for each in _OURS) and not path.is_relative_to(_MODELS)

@@ -1,0 +1,55 @@
+"""Whose code raised: the model's where it called what raised, ours where we did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from harness.records.store import parsed
+from harness.trial.models_error import raised_by_model
+
+
+class _Raising(nn.Module):
+    def forward(self, act: Callable[[], object]) -> None:
+        act()
+
+
+def _mismatch() -> None:
+    torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+def _raise() -> None:
+    raise ValueError("the width is odd")
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        pytest.param(_raise, "ValueError: the width is odd", id="its own"),
+        pytest.param(_mismatch, "RuntimeError: mat1 and mat2 shapes", id="an operator that it calls"),
+    ],
+)
+def test_what_the_model_raises_is_said_with_its_place(act: Callable[[], object], words: str) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        _Raising()(act)
+    said = raised_by_model(raised.value)
+    assert said is not None
+    assert said.startswith(words)
+    assert "(test_models_error.py, line " in said
+    assert said.endswith(f"in {act.__name__})")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda: _Raising()(lambda: parsed("1" * 30)), id="below the model"),
+        pytest.param(_raise, id="beside it"),
+    ],
+)
+def test_what_others_raise_is_not_the_models(act: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"64 bits|odd") as raised:
+        act()
+    assert raised_by_model(raised.value) is None
