@@ -117,13 +117,13 @@ def main() -> int:
             found[each] = list(_architectures(arguments.matching))
         else:
             chosen = [case for case in cases(each) if arguments.matching in case.factory]
-            found[each] = list(_answers(_rewound(chosen) if arguments.rewind else chosen))
-    counts = [_count(name, answers) for name, answers in found.items()]
+            found[each] = list(answers(_rewound(chosen) if arguments.rewind else chosen))
+    counts = [_count(name, said) for name, said in found.items()]
     publish(
         Group(_table(found), table_of(counts, {each: each for each in Count.__slots__})),
         arguments.out,
         protocol={"sets": arguments.sets, "overrides": _PROTOCOL, "variants": _VARIANTS, "meshes": _MESHES},
-        results={name: [asdict(answer) for answer in answers] for name, answers in found.items()},
+        results={name: [asdict(answer) for answer in said] for name, said in found.items()},
     )
     return int(any(count.right < count.cases for count in counts))
 
@@ -155,7 +155,7 @@ def _rewound(chosen: Sequence[Case]) -> list[Case]:
     ]
 
 
-def _answers(chosen: Sequence[Case]) -> Iterator[Answer]:
+def answers(chosen: Sequence[Case]) -> Iterator[Answer]:
     """Yield the answer to each case; those of the same options are one sweep."""
     sweeps: dict[tuple[str, tuple[str, ...]], list[Case]] = defaultdict(list)
     for case in chosen:
@@ -193,8 +193,8 @@ def _said(record: Mapping[str, Any] | None) -> tuple[str, str]:
     if record["status"] != "ok":
         is_refused = record["status"] in {"refused", "failed"}
         return "refused" if is_refused else record["status"], record["error"]["message"]
-    parity = validate(record).parity
-    return record["verdict"], "" if parity is None else next(parity.differences(), "")
+    found = validate(record)
+    return found.verdict, found.reason or ""
 
 
 def _architectures(matching: str) -> Iterator[Answer]:
@@ -229,18 +229,18 @@ def _records(*overrides: str) -> list[dict[str, Any]]:
         return records
 
 
-def _count(name: str, answers: Sequence[Answer]) -> Count:
+def _count(name: str, said: Sequence[Answer]) -> Count:
     return Count(
         modules=name,
-        cases=len(answers),
-        right=sum(answer.is_right for answer in answers),
-        false_alarms=sum(a.verdict == "differs" and a.expected.startswith("neutral") for a in answers),
+        cases=len(said),
+        right=sum(answer.is_right for answer in said),
+        false_alarms=sum(a.verdict == "differs" and a.expected.startswith("neutral") for a in said),
     )
 
 
 def _table(found: Mapping[str, Sequence[Answer]]) -> Table:
     return table_of(
-        [answer for answers in found.values() for answer in answers if not answer.is_right],
+        [answer for said in found.values() for answer in said if not answer.is_right],
         {
             "factory": "factory",
             "variant": "variant",

@@ -124,8 +124,17 @@ class Nested(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Module()
-        self.body.stages = nn.ModuleList([nn.ModuleDict({"main": nn.ModuleList(
-            Pair(Mlp(), nn.Sequential(nn.Linear(D, D), nn.Tanh())) for _ in range(3))})])
+        self.body.stages = nn.ModuleList(
+            [
+                nn.ModuleDict(
+                    {
+                        "main": nn.ModuleList(
+                            Pair(Mlp(), nn.Sequential(nn.Linear(D, D), nn.Tanh())) for _ in range(3)
+                        )
+                    }
+                )
+            ]
+        )
 
     def forward(self, x):
         for i, block in enumerate(self.body.stages[0]["main"]):

@@ -55,7 +55,9 @@ def gradient_clipping_hooks():
 def module_backward_hooks():
     model = Stack(nn.Sequential(nn.Linear(D, D), nn.Sigmoid()) for _ in range(3))
     for block in model.blocks:
-        block[0].register_full_backward_hook(lambda m, gi, go: tuple(None if g is None else 2 * g for g in gi))
+        block[0].register_full_backward_hook(
+            lambda m, gi, go: tuple(None if g is None else 2 * g for g in gi)
+        )
         block.register_forward_hook(lambda m, args, out: out * 1.5)
     return model, (torch.randn(4, D),), mean_square
 

@@ -17,9 +17,19 @@ def gpt2_with_default_cache(attention="sdpa"):
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=3, n_head=2, n_embd=16, vocab_size=31, n_positions=16, bos_token_id=0, eos_token_id=0,
-                        attn_implementation=attention,
-                        resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
+    config = GPT2Config(
+        n_layer=3,
+        n_head=2,
+        n_embd=16,
+        vocab_size=31,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_implementation=attention,
+        resid_pdrop=0.0,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+    )
     tokens = _tokens()
 
     def loss(out):
@@ -46,9 +56,22 @@ def t5_with_labels():
     """Right: an encoder with decoder, dropout, a position bias that the first block hands on, the model's own loss."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=3, num_heads=2, vocab_size=31, use_cache=False,
-                      decoder_start_token_id=0, dropout_rate=0.1)
-    batch = {"input_ids": _tokens(), "attention_mask": torch.ones(2, 7, dtype=torch.long), "labels": _tokens()}
+    config = T5Config(
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=3,
+        num_heads=2,
+        vocab_size=31,
+        use_cache=False,
+        decoder_start_token_id=0,
+        dropout_rate=0.1,
+    )
+    batch = {
+        "input_ids": _tokens(),
+        "attention_mask": torch.ones(2, 7, dtype=torch.long),
+        "labels": _tokens(),
+    }
     batch["attention_mask"][1, 4:] = 0
     return Labelled(T5ForConditionalGeneration(config)), (batch,), lambda out: out.loss
 
@@ -57,7 +80,14 @@ def bert_classifier():
     """Right: dict inputs, tied embeddings, dropout, outputs with hidden states."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-                        vocab_size=31, max_position_embeddings=16, output_hidden_states=True)
+    config = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=31,
+        max_position_embeddings=16,
+        output_hidden_states=True,
+    )
     batch = {"input_ids": _tokens(), "labels": torch.tensor([0, 1])}
     return Labelled(BertForSequenceClassification(config)), (batch,), lambda out: out["loss"]

@@ -132,8 +132,12 @@ class InplaceBlock(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True),
-            nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4))
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+        )
 
     def forward(self, x):
         y = self.body(x)
@@ -211,8 +215,11 @@ def numpy_in_forward():
 
 def weight_norm_and_orthogonal():
     def block():
-        return nn.Sequential(parametrizations.weight_norm(nn.Linear(D, D)), nn.Tanh(),
-                             parametrizations.orthogonal(nn.Linear(D, D)))
+        return nn.Sequential(
+            parametrizations.weight_norm(nn.Linear(D, D)),
+            nn.Tanh(),
+            parametrizations.orthogonal(nn.Linear(D, D)),
+        )
 
     return Stack(block() for _ in range(3)), (torch.randn(3, D),), mean_square
 
@@ -468,5 +475,8 @@ def gradient_penalty():
 
 def loss_with_one_element():
     """A loss of shape (1,): backward() takes it as it takes a scalar."""
-    return Stack(nn.Sequential(nn.Linear(D, D), nn.Mish()) for _ in range(3)), (torch.randn(3, D),), \
-        lambda y: y.square().mean().reshape(1)
+    return (
+        Stack(nn.Sequential(nn.Linear(D, D), nn.Mish()) for _ in range(3)),
+        (torch.randn(3, D),),
+        lambda y: y.square().mean().reshape(1),
+    )

@@ -124,7 +124,9 @@ class Frozen(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D))
-        blocks = [nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU(), nn.Dropout(0.5)) for _ in range(2)]
+        blocks = [
+            nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU(), nn.Dropout(0.5)) for _ in range(2)
+        ]
         self.blocks = nn.ModuleList([*blocks, Plain(), Plain()])
         self.train()
 
@@ -189,7 +191,11 @@ class OwnDropout(nn.Module):
 
 
 def explicit_generator():
-    return Stack([Plain(), nn.Sequential(Plain(), OwnDropout(), Plain()), Plain()]), (torch.randn(4, D),), mean_square
+    return (
+        Stack([Plain(), nn.Sequential(Plain(), OwnDropout(), Plain()), Plain()]),
+        (torch.randn(4, D),),
+        mean_square,
+    )
 
 
 class TokenShift(nn.Module):
