@@ -389,8 +389,11 @@ def test_the_plain_trial_is_its_own_baseline() -> None:
     assert plain.memory is not None
     assert plain.memory.baseline is not None
     assert plain.memory.baseline.saved_bytes == plain.memory.saved_bytes
+    assert plain.work is not None
+    assert plain.work.recomputed_flops == 0
     assert plain.time is not None
-    assert plain.time.mfu == plain.time.hfu
+    assert plain.time.mfu == 3e9 / 0.5 / 1e11
+    assert plain.time.hfu == 4e9 / 0.5 / 1e11
 
 
 @pytest.mark.parametrize("status", ["oom", "failed", "timeout", "lost"])
