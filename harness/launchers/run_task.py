@@ -16,7 +16,8 @@ from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
 from harness.ranks.culprit import Outcome
-from harness.ranks.rank_report import PHASES, read_reports
+from harness.ranks.node_report import NO_RESULT
+from harness.ranks.rank_report import PHASES, read_kept, read_reports
 from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
 from harness.records.record import Ending, Failure, Identity, Record, build, refused
@@ -80,6 +81,8 @@ def _run(
     started_at = now()
     environment = _environment(task, job)
     outcome, mode = _attempts(task, supervise, trial_dir, resources)
+    if outcome.status == "timeout":
+        outcome = _with_what_was_measured(outcome, task, trial_dir)
     record = build(
         _identity(task, name, environment),
         Ending(
@@ -143,7 +146,10 @@ def lost_task(
         finished_at=at,
     )
     environment = _environment(task, job)
-    record = build(_identity(task, name, environment), ending, environment=environment)
+    is_begun_and_late = status == "timeout" and attempt is not None
+    world_size = task.experiment.mesh.world_size
+    kept = read_kept(store.trial_dir(task.trial_id), world_size) if is_begun_and_late else ()
+    record = build(_identity(task, name, environment), ending, kept, environment=environment)
     _write(task, record, store)
     return record
 
@@ -230,6 +236,19 @@ def _attempts(task: Task, supervise: Supervise, trial_dir: Path, resources: Reso
         if not _twin_did_not_fit(outcome):
             break
     return outcome, mode
+
+
+def _with_what_was_measured(outcome: Outcome, task: Task, trial_dir: Path) -> Outcome:
+    """Return the outcome of a trial whose time was over, with what its ranks had measured until then."""
+    assert outcome.error is not None
+    message = outcome.error.message
+    if message.startswith(NO_RESULT):  # not at the end of the scheduler's job
+        message += "; a larger protocol.deadline_s gives it more time"
+    return replace(
+        outcome,
+        error=replace(outcome.error, message=message),
+        results=read_kept(trial_dir, task.experiment.mesh.world_size),
+    )
 
 
 def _twin_did_not_fit(outcome: Outcome) -> bool:

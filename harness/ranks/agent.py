@@ -23,7 +23,7 @@ from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
-from harness.ranks.rank_report import read_reports, report_path
+from harness.ranks.rank_report import kept_path, read_reports, report_path
 from harness.ranks.start import RankJob, RankStart, Rendezvous
 
 PRELOAD = ("harness.ranks.entry",)
@@ -155,6 +155,7 @@ def _clear(job: RankJob) -> None:
     job.trial_dir.mkdir(parents=True, exist_ok=True)
     for rank in job.local:
         report_path(job.trial_dir, rank).unlink(missing_ok=True)
+        kept_path(job.trial_dir, rank).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
 from harness.ranks.forkserver import flush_streams
 from harness.ranks.last_words import last_words
 from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
-from harness.ranks.rank_report import PHASES, RankReport, log_path
+from harness.ranks.rank_report import PHASES, RankReport, keep, kept_path, log_path
 from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
 
 _HEARTBEAT_S = 0.2
@@ -82,6 +82,14 @@ class RankContext:
         if done == total or time.monotonic() - self._written_s >= _HEARTBEAT_S:
             self._write("running", done=done, total=total)
 
+    def keep(self, measured: dict[str, Any]) -> None:
+        """Write what has been measured so far: it stays if the trial's time is over before its end.
+
+        Raises:
+            TypeError: `measured` is not made of JSON values.
+        """
+        keep(self.trial_dir, self.rank, measured)
+
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result.
 
@@ -89,6 +97,7 @@ class RankContext:
             TypeError: `result` is not made of JSON values.
         """
         self._write("ok", result=result)
+        kept_path(self.trial_dir, self.rank).unlink(missing_ok=True)
         self._is_ok = True
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.ranks.culprit import is_waiting
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from harness.ranks.node_report import Death, Halt
+from harness.ranks.node_report import NO_RESULT, Death, Halt
 from harness.ranks.rank_report import RankReport, log_path, read_reports
 from harness.ranks.start import STACK_SIGNAL, RankStart
 
@@ -74,7 +74,7 @@ class LiveRanks:
                 watch(self._reports())
             found = halt() if self._live else self._late(halt)
             if found is None and self._live and time.monotonic() >= end_s:
-                found = Halt(kind="deadline", message=f"no result within {deadline_s:g} s")
+                found = Halt(kind="deadline", message=f"{NO_RESULT} {deadline_s:g} s")
             if found is not None:
                 self._stop(found)
                 return found

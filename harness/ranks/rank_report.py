@@ -52,18 +52,43 @@ class RankReport:
             TypeError: `result` is not made of JSON values.
         """
         text = json.dumps(asdict(self))
-        temporary = folder / f".rank{self.rank}.json"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            if self.is_final:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(report_path(folder, self.rank))
+        _replace(report_path(folder, self.rank), text, is_final=self.is_final)
 
 
 def report_path(folder: Path, rank: int) -> Path:
     """Return where `rank` reports."""
     return folder / f"rank{rank}.json"
+
+
+def kept_path(folder: Path, rank: int) -> Path:
+    """Return where `rank` keeps what it has measured until it has its result."""
+    return folder / f"measured{rank}.json"
+
+
+def keep(folder: Path, rank: int, measured: dict[str, Any]) -> None:
+    """Write what `rank` has measured so far, for a trial whose time is over before its end.
+
+    Raises:
+        TypeError: `measured` is not made of JSON values.
+    """
+    _replace(kept_path(folder, rank), json.dumps(measured), is_final=False)
+
+
+def read_kept(folder: Path, world_size: int) -> list[dict[str, Any]]:
+    """Return what the ranks of a trial have measured, in order of rank; nothing unless each has something."""
+    texts = [_read_if_there(kept_path(folder, rank)) for rank in range(world_size)]
+    return [json.loads(text) for text in texts if text is not None] if None not in texts else []
+
+
+def _replace(path: Path, text: str, *, is_final: bool) -> None:
+    """Replace a file at once; a final one also survives the machine."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if is_final:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def log_path(folder: Path, rank: int) -> Path:

@@ -10,6 +10,16 @@ from typing import Any
 
 from harness.records.parity_result import Parity
 
+PEAK_PARTS = (
+    "parameters", "unsharded_parameters", "gradients", "optimizer", "buffers", "inputs", "saved", "outputs",
+    "communication", "temporary",
+)  # fmt: skip
+"""What lives at the peak.
+
+`saved` is what forward has left for backward by then; `communication` are storages that stood before the step
+and are reachable from nowhere, such as DDP's buckets; `temporary` is all else that the step has made.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocator:
@@ -22,7 +32,8 @@ class Allocator:
         peak_allocated_bytes: highest total of the process after rounding to blocks; `None` on CPU, whose
             allocator has no blocks.
         peak_reserved_bytes: highest total taken from the device; `None` on CPU.
-        workspace_bytes: `peak_requested_bytes` above the peak of live storages: private memory of kernels.
+        workspace_bytes: `peak_requested_bytes` above the peak of live storages: private memory of kernels. 0
+            where that peak is the higher one: storages may come from elsewhere, such as NumPy's arrays.
         backend_bytes: highest total of what process groups allocated on CPU: temporaries of gloo.
     """
 
@@ -98,12 +109,15 @@ class MeasuredMemory(MemoryNumbers):
     Fields:
         largest_saved: the largest of the saved storages, largest first, at most 20.
         saved_by_module: saved bytes by the FQN of the module that made them.
+        peak_parts: bytes on the device at the moment of `peak_bytes`, by `PEAK_PARTS`; they sum to it. A part
+            without bytes is missing.
         timeline: highest total on the device in each stay in a module, in order of time; of a long step, the
             highest of neighbouring stays, at most 200 in all.
     """
 
     largest_saved: tuple[SavedTensor, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
+    peak_parts: dict[str, int] = field(default_factory=dict)
     timeline: tuple[Moment, ...] = ()
 
 
@@ -116,6 +130,10 @@ class MeasuredWork:
         backward_flops: FLOPs of the backward pass, recomputation included.
         recomputed_flops: FLOPs of forward operators that ran during the backward pass.
         recomputed_ops: number of those operators by name.
+        kernel_recomputed_flops: FLOPs of attention scores that backward kernels compute once more, part of
+            `backward_flops`.
+        causal_attention_flops: FLOPs of attention with a causal mask, counted as whole squares, forward and
+            backward; a kernel may leave half of them out.
         calls: forward calls by block FQN, recomputation included.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
@@ -125,6 +143,8 @@ class MeasuredWork:
     backward_flops: int
     recomputed_flops: int
     recomputed_ops: dict[str, int]
+    kernel_recomputed_flops: int = 0
+    causal_attention_flops: int = 0
     calls: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)

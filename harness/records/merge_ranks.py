@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
 from harness.records.measured import (
@@ -27,7 +27,14 @@ from harness.records.parity_result import (
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
 
 _Counts = Mapping[str, int]
-_WORK_TOTALS = ("forward_flops", "backward_flops", "recomputed_flops")
+_WORK_TOTALS = (
+    "forward_flops",
+    "backward_flops",
+    "recomputed_flops",
+    "kernel_recomputed_flops",
+    "causal_attention_flops",
+)
+_TWIN_TOTALS = _WORK_TOTALS[:4]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +56,8 @@ class BaselineMemory:
 class Memory(MeasuredMemory):
     """The bytes of a trial, maximum over ranks.
 
-    `peak_phase`, `peak_module` and `timeline` are those of the rank with the highest peak; `largest_saved`
-    and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
+    `peak_phase`, `peak_module`, `peak_parts` and `timeline` are those of the rank with the highest peak;
+    `largest_saved` and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
     """
 
     by_rank: tuple[RankMemory, ...]
@@ -60,10 +67,22 @@ class Memory(MeasuredMemory):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineWork:
-    """The twin's FLOPs, maximum over ranks."""
+    """The twin's FLOPs, maximum over ranks.
+
+    Fields:
+        recomputed_flops: what the plain model recomputes by itself, with checkpoints of its own.
+        kernel_recomputed_flops: attention scores that backward kernels compute once more.
+    """
 
     forward_flops: int
     backward_flops: int
+    recomputed_flops: int = 0
+    kernel_recomputed_flops: int = 0
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of the model's mathematics, without what is computed a second time."""
+        return self.forward_flops + self.backward_flops - self.recomputed_flops - self.kernel_recomputed_flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +90,7 @@ class Work(MeasuredWork):
     """The work of a trial, maximum over ranks.
 
     Fields:
+        recomputed_flops, recomputed_ops: what is recomputed beyond what the twin recomputes by itself.
         named, never_fired: operators that the save list names; never fired means on no rank.
     """
 
@@ -97,8 +117,9 @@ class Time:
         step_time_s: step time of the variant.
         ratio_to_baseline: variant / twin; `None` without a twin.
         tokens_per_s: a device, at the median step time.
-        mfu: FLOPs of the plain model over the device's peak rate, at the median step time.
-        hfu: the same with recomputation.
+        mfu: FLOPs of the plain model, each computed once, over the device's peak rate, at the median step
+            time. Attention counts the whole square, causal or not.
+        hfu: the same with everything that is computed a second time.
         energy_j: joules a step, all devices.
     """
 
@@ -130,6 +151,7 @@ def merge_memory(
         **_maxima(memories, _byte_fields(MemoryNumbers)),
         peak_phase=highest.peak_phase,
         peak_module=highest.peak_module,
+        peak_parts=highest.peak_parts,
         allocator=_merge_allocators([memory.allocator for memory in memories]),
         timeline=highest.timeline,
         largest_saved=fullest.largest_saved,
@@ -142,7 +164,11 @@ def merge_memory(
 
 def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
-    works, seen = [rank.work for rank in ranks], [rank.observation for rank in ranks]
+    twins = _baselines(ranks, is_plain=is_plain)
+    works = [rank.work for rank in ranks]
+    if twins:
+        works = [_beyond(work, twin.work) for work, twin in zip(works, twins, strict=True)]
+    seen = [rank.observation for rank in ranks]
     silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
     return Work(
         **_maxima(works, _WORK_TOTALS),
@@ -153,7 +179,19 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         named=seen[0].named,
         never_fired=tuple(name for name in seen[0].never_fired if name in silent),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
-        baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
+        baseline=_baseline_work(twins),
+    )
+
+
+def _beyond(work: MeasuredWork, twin: MeasuredWork) -> MeasuredWork:
+    """Return `work` with what it recomputes beyond what the plain model recomputes by itself."""
+    operators = {
+        name: count - twin.recomputed_ops.get(name, 0) for name, count in work.recomputed_ops.items()
+    }
+    return replace(
+        work,
+        recomputed_flops=max(0, work.recomputed_flops - twin.recomputed_flops),
+        recomputed_ops={name: count for name, count in operators.items() if count > 0},
     )
 
 
@@ -199,12 +237,13 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
     )
     step_time_s = quantiles(samples.variant)
     tokens, rate = times[0].tokens_per_step, _lowest_rate(times)
+    plain = work.baseline
     return Time(
         step_time_s=step_time_s,
         ratio_to_baseline=ratio_to_baseline(samples.variant, samples.twin) if samples.twin else None,
         tokens_per_s=None if tokens is None else tokens / len(ranks) / step_time_s.median,
-        mfu=_utilisation(work.baseline, step_time_s.median, rate),
-        hfu=_utilisation(work, step_time_s.median, rate),
+        mfu=_utilisation(None if plain is None else plain.model_flops, step_time_s.median, rate),
+        hfu=_utilisation(work.forward_flops + work.backward_flops, step_time_s.median, rate),
         peak_flops_per_s_source=times[0].peak_flops_per_s_source,
         peak_flops_per_s=rate,
         energy_j=_total([time.energy_j for time in times]),
@@ -254,7 +293,7 @@ def _baseline_memory(twins: Sequence[MeasuredBaseline]) -> BaselineMemory | None
 
 def _baseline_work(twins: Sequence[MeasuredBaseline]) -> BaselineWork | None:
     works = [twin.work for twin in twins]
-    return BaselineWork(**_maxima(works, ("forward_flops", "backward_flops"))) if twins else None
+    return BaselineWork(**_maxima(works, _TWIN_TOTALS)) if twins else None
 
 
 def _highest(counts: Iterable[_Counts]) -> dict[str, int]:
@@ -279,10 +318,8 @@ def _lowest_rate(times: Sequence[MeasuredTime]) -> float | None:
     return min(rates) if len(rates) == len(times) else None
 
 
-def _utilisation(work: Work | BaselineWork | None, step_time_s: float, rate: float | None) -> float | None:
-    if work is None or rate is None:
-        return None
-    return (work.forward_flops + work.backward_flops) / step_time_s / rate
+def _utilisation(flops: int | None, step_time_s: float, rate: float | None) -> float | None:
+    return None if flops is None or rate is None else flops / step_time_s / rate
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -117,12 +117,14 @@ def build(
 ) -> Record:
     """Return the record of a trial that was started.
 
-    Measurements of a trial that did not end well are left out: they may lack some of its ranks.
+    A trial whose time was over keeps what all of its ranks had measured. Measurements of one that ended badly
+    otherwise are left out: they may lack some of its ranks.
 
     Args:
         identity: identity of the trial.
         ending: end of the trial, as the agent tells it.
-        rank_results: what the ranks wrote, in any order; all of them when the status is `ok`.
+        rank_results: what the ranks wrote, in any order; all of them when the status is `ok`,
+            and of a `timeout` what they had measured by then.
         environment: as the driver sees it; rank 0's own description wins where there is one.
         predicted_peak_bytes: what was predicted before the trial ran.
         note: remark for readers.
@@ -131,7 +133,7 @@ def build(
         ValueError: a rank result has not the agreed form; the message names rank and path.
     """
     decoded = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
-    if ending.status != "ok" or not decoded:
+    if ending.status not in ("ok", "timeout") or not decoded:
         return _record(identity, ending, environment=dict(environment or {}), note=note)
     ranks = sorted(decoded, key=lambda rank: rank.rank)
     first, is_plain = ranks[0], is_baseline(identity.experiment)

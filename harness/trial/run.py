@@ -96,18 +96,24 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
         )
         variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
         context.phase("parity")
-        baseline = None if plan.baseline == "none" else _measure(bench, plan.experiment.twin())
-        proven = None if plan.baseline == "none" else _prove(bench)
-        context.phase("timing")
-        return {
+        measured: dict[str, Any] = {
             "rank": context.rank,
             "local_rank": context.local_rank,
             **variant,
-            "baseline": baseline and {key: baseline[key] for key in ("memory", "work")},
-            "parity": proven and proven.as_json(),
-            "time": _time(bench),
+            "baseline": None,
+            "parity": None,
+            "time": None,
             "environment": describe(context.device, plan.experiment.files),
         }
+        context.keep(measured)
+        if plan.baseline != "none":
+            twin = _measure(bench, plan.experiment.twin())
+            measured["baseline"] = {key: twin[key] for key in ("memory", "work")}
+            context.keep(measured)
+            measured["parity"] = _prove(bench).as_json()
+            context.keep(measured)
+        context.phase("timing")
+        return measured | {"time": _time(bench)}
 
 
 def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Batch]:

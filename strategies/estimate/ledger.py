@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import accumulate
 
 
 class Kind(Enum):
@@ -107,6 +108,17 @@ class Ledger:
             if running > peak.nbytes:
                 peak = Peak(nbytes=running, phase=change.phase, module=change.module)
         return peak
+
+    def at_peak(self, selected: Callable[[Life], bool]) -> dict[int, int]:
+        """Return the bytes of each selected storage at the moment of their highest total, by number."""
+        chosen = [selected(life) for life in self.lives]
+        deltas = (change.delta if chosen[change.life] else 0 for change in self._changes)
+        totals = list(accumulate(deltas, initial=0))
+        until = totals.index(max(totals))
+        sizes = [life.nbytes for life in self.lives]
+        for change in self._changes[until:]:
+            sizes[change.life] -= change.delta
+        return {number: size for number, size in enumerate(sizes) if chosen[number] and size}
 
     def timeline(self, selected: Callable[[Life], bool]) -> list[Peak]:
         """Return the highest total of the selected storages in each stay in a module, in order of time."""

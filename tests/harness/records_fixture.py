@@ -30,6 +30,13 @@ _MEMORY = {
         "workspace_bytes": 4096,
         "backend_bytes": 0,
     },
+    "peak_parts": {
+        "parameters": 2_097_152,
+        "gradients": 1_048_576,
+        "optimizer": 4_194_320,
+        "saved": 2_097_152,
+        "temporary": 1_048_560,
+    },
     "largest_saved": [
         {
             "bytes": 1_048_576,

@@ -164,6 +164,6 @@ def _report(
         peak_requested_bytes=requested_bytes,
         peak_allocated_bytes=allocated_bytes,
         peak_reserved_bytes=reserved_bytes,
-        workspace_bytes=requested_bytes - live.peak_bytes,
+        workspace_bytes=max(0, requested_bytes - live.peak_bytes),
         backend_bytes=backend_bytes,
     )

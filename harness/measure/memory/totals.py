@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.measure.memory.allocator import LiveTotals
 from harness.measure.trainee import Trainee
-from harness.records.measured import MeasuredMemory, Moment, SavedTensor
+from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
 from strategies.estimate.ledger import (
     Kind,
     Ledger,
+    Life,
     is_activation,
     is_on_device,
     is_on_host,
@@ -51,26 +51,28 @@ class StepTotals:
         self._stale_bytes = 0
         self._gradient_bytes = 0
         self._saved: list[SavedTensor] = []
+        self._numbers: dict[str, set[int]] = {}
 
     def start(self, batch: Any) -> None:
         """Enter what stands before the step."""
         model = self._trainee.model
         self._parameter_bytes = _storage_bytes(parameters_of(model))
         self._stale_bytes = _storage_bytes(gradients_of(model))
-        self._live.add_standing(
-            chain(
-                parameters_of(model),
-                plain_tensors(model.buffers()),
-                gradients_of(model),
-                optimizer_state_of(self._trainee.optimizer),
-                plain_tensors(tensors_in(batch)),
-            )
-        )
+        standing = {
+            "parameters": parameters_of(model),
+            "buffers": plain_tensors(model.buffers()),
+            "gradients": gradients_of(model),
+            "optimizer": optimizer_state_of(self._trainee.optimizer),
+            "inputs": plain_tensors(tensors_in(batch)),
+        }
+        self._numbers = {part: self._live.add_standing(tensors) for part, tensors in standing.items()}
 
     def on_forward(self, returned: tuple[Any, Tensor]) -> None:
         """Take what forward has left; call it when forward has returned."""
         mark_forward(self._live, self._trainee.model, returned)
         self._saved = _saved_tensors(self._live.ledger)
+        lives = enumerate(self._live.ledger.lives)
+        self._numbers["saved"] = {number for number, life in lives if is_saved(life)}
 
     def on_backward(self) -> None:
         """Take the gradients; call it when backward has returned."""
@@ -90,6 +92,7 @@ class StepTotals:
             activation_peak_bytes=ledger.peak(is_activation).nbytes,
             peak_phase=peak.phase,
             peak_module=peak.module,
+            peak_parts=self._parts_at_peak(),
             parameter_bytes=self._parameter_bytes,
             gradient_bytes=self._gradient_bytes,
             optimizer_bytes=_storage_bytes(optimizer_state_of(self._trainee.optimizer)),
@@ -98,6 +101,15 @@ class StepTotals:
             saved_by_module=dict(by_module),
             timeline=_timeline(ledger),
         )
+
+    def _parts_at_peak(self) -> dict[str, int]:
+        """Return what lies on the device at the moment of the peak; the parts sum to it."""
+        ledger = self._live.ledger
+        owners = {number: part for part, numbers in self._numbers.items() for number in numbers}
+        parts: Counter[str] = Counter()
+        for number, nbytes in ledger.at_peak(is_on_device).items():
+            parts[owners.get(number) or _part_of(ledger.lives[number])] += nbytes
+        return {part: parts[part] for part in PEAK_PARTS if parts[part]}
 
     def live_totals(self, device: str) -> LiveTotals:
         """Return what the allocator of `device` should have seen."""
@@ -109,6 +121,19 @@ class StepTotals:
             stale_bytes=self._stale_bytes,
             peak_bytes=ledger.peak(seen).nbytes,
         )
+
+
+def _part_of(life: Life) -> str:
+    """Return the part of a storage that neither stood as something known nor was saved."""
+    if life.kind is Kind.GRADIENT:
+        return "gradients"
+    if life.kind is Kind.OUTPUT:
+        return "outputs"
+    if life.kind is Kind.CREATED:
+        return "temporary"
+    # FSDP fills storages that stood empty and without a tensor
+    is_unsharded = life.kind is Kind.PARAMETER or not life.dtype
+    return "unsharded_parameters" if is_unsharded else "communication"
 
 
 def mark_forward(live: LiveStorages, model: nn.Module, outputs: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import flops_of
+from harness.measure.work.flops import flops_of, is_causal, repeated_scores
 from harness.records.measured import MeasuredWork
 from strategies.estimate.operator_mode import OperatorMode
 
@@ -26,6 +26,8 @@ class WorkCounter(OperatorMode):
         self._locator = locator
         self._flops: Counter[str] = Counter()
         self._recomputed_flops = 0
+        self._repeated_in_kernels = 0
+        self._causal_flops = 0
         self._recomputed_ops: Counter[str] = Counter()
         self._collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -33,7 +35,11 @@ class WorkCounter(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and count it."""
         result = func(*args, **kwargs)
-        self._count(func, flops_of(func, args, kwargs, result))
+        flops = flops_of(func, args, kwargs, result)
+        self._count(func, flops)
+        if flops:
+            self._repeated_in_kernels += repeated_scores(func, args, flops)
+            self._causal_flops += flops if is_causal(func, args, kwargs) else 0
         self._count_collective(func, args, result)
         return result
 
@@ -43,6 +49,8 @@ class WorkCounter(OperatorMode):
             forward_flops=self._flops["forward"],
             backward_flops=self._flops["backward"],
             recomputed_flops=self._recomputed_flops,
+            kernel_recomputed_flops=self._repeated_in_kernels,
+            causal_attention_flops=self._causal_flops,
             recomputed_ops=dict(sorted(self._recomputed_ops.items())),
             calls=dict(self._locator.calls),
             collectives={phase: dict(self._collectives[phase]) for phase in PHASES},

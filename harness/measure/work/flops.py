@@ -22,6 +22,25 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
+def repeated_scores(func: Any, args: tuple[Any, ...], flops: int) -> int:
+    """Return those of a call's `flops` that compute attention scores once more, inside a backward kernel.
+
+    Of its five products three have the depth of queries (scores, dQ, dK) and two that of values (dP, dV).
+    """
+    if getattr(func, "_overloadpacket", func) not in _ATTENTION_BACKWARD:
+        return 0
+    _, query, _, value = args[:4]
+    depth, depth_of_values = query.shape[-1], value.shape[-1]
+    return int(flops * depth // (3 * depth + 2 * depth_of_values))
+
+
+def is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is of attention with a causal mask of its own, which leaves half of the square out."""
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 (torch has no public schema)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return given.get("is_causal") is True
+
+
 def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     """Q·Kᵀ and P·V. Shapes: query (B, H, S, D), key (B, Hkv, T, D), value (B, Hkv, T, Dv)."""
     return _scores(query, key) + _scores(query, key) // query.shape[-1] * value.shape[-1]
@@ -42,5 +61,16 @@ _CPU_ATTENTION: Mapping[Any, Callable[..., int]] = MappingProxyType(
     {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,  # noqa: SLF001 (its only name)
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001 (its only name)
+    }
+)
+
+_ATTENTION_BACKWARD = frozenset(
+    {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001 (its only name)
+        torch.ops.aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001 (its only name)
+        torch.ops.aten._scaled_dot_product_efficient_attention_backward,  # noqa: SLF001 (its only name)
+        torch.ops.aten._scaled_dot_product_cudnn_attention_backward,  # noqa: SLF001 (its only name)
+        torch.ops.aten._flash_attention_backward,  # noqa: SLF001 (its only name)
+        torch.ops.aten._efficient_attention_backward,  # noqa: SLF001 (its only name)
     }
 )

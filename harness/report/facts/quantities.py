@@ -74,9 +74,6 @@ def _quotient(over: Quantity, under: Quantity, unit: Unit) -> Quantity:
 SAVED = _memory(lambda memory: memory.saved_bytes)
 PEAK = _memory(lambda memory: memory.peak_bytes)
 ACTIVATION_PEAK = _memory(lambda memory: memory.activation_peak_bytes)
-PARAMETERS = _memory(lambda memory: memory.parameter_bytes)
-GRADIENTS = _memory(lambda memory: memory.gradient_bytes)
-OPTIMIZER = _memory(lambda memory: memory.optimizer_bytes)
 HOST_PEAK = _memory(lambda memory: memory.host_peak_bytes)
 PREDICTED_PEAK = _memory(lambda memory: some(memory.predicted_peak_bytes))
 BASELINE_PEAK = _memory(lambda memory: some(memory.baseline).peak_bytes)
@@ -116,6 +113,11 @@ ERROR_RANK = Quantity(unit=Unit.COUNT, read=lambda record: some(some(record.erro
 def loss(step: int) -> Quantity:
     """Return the loss of a parity step."""
     return Quantity(unit=Unit.VALUE, read=lambda record: some(record.parity).losses[step])
+
+
+def peak_part(part: str) -> Quantity:
+    """Return the bytes of a part at the moment of the peak."""
+    return _memory(lambda memory: memory.peak_parts[part])
 
 
 def rank_peak(rank: int) -> Quantity:

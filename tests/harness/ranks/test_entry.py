@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.ranks.entry import RankContext
-from harness.ranks.rank_report import RankReport, read_reports
+from harness.ranks.rank_report import RankReport, read_kept, read_reports
 from harness.ranks.start import RankJob, RankStart
 
 
@@ -42,6 +42,18 @@ def test_a_rank_reports_from_start_to_result(tmp_path: Path) -> None:
         context.finish({"saved_bytes": 4})
     assert context.is_ok
     assert _summary(tmp_path) == _expected("ok", phase="timing", result={"saved_bytes": 4})
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
+
+
+def test_what_is_measured_is_kept_until_there_is_a_result(tmp_path: Path) -> None:
+    with _context(tmp_path) as context:
+        context.keep({"rank": 0, "memory": 1})
+        assert read_kept(tmp_path, 1) == [{"rank": 0, "memory": 1}]
+        assert read_kept(tmp_path, 2) == []
+        context.keep({"rank": 0, "memory": 1, "parity": 2})
+        assert read_kept(tmp_path, 1) == [{"rank": 0, "memory": 1, "parity": 2}]
+        context.finish({"rank": 0})
+    assert read_kept(tmp_path, 1) == []
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
 
 

@@ -389,11 +389,33 @@ def test_the_plain_trial_is_its_own_baseline() -> None:
     assert plain.memory is not None
     assert plain.memory.baseline is not None
     assert plain.memory.baseline.saved_bytes == plain.memory.saved_bytes
+    assert plain.work is not None
+    assert plain.work.recomputed_flops == 0
     assert plain.time is not None
-    assert plain.time.mfu == plain.time.hfu
+    assert plain.time.mfu == 3e9 / 0.5 / 1e11
+    assert plain.time.hfu == 4e9 / 0.5 / 1e11
 
 
-@pytest.mark.parametrize("status", ["oom", "failed", "timeout", "lost"])
+@pytest.mark.parametrize(
+    ("missing", "verdict"),
+    [
+        pytest.param({"time": None}, "neutral", id="in timing"),
+        pytest.param({"time": None, "parity": None}, "unverified", id="in parity"),
+        pytest.param({"time": None, "parity": None, "baseline": None}, "unverified", id="before the twin"),
+    ],
+)
+def test_a_trial_whose_time_was_over_keeps_what_was_measured(missing: dict[str, Any], verdict: str) -> None:
+    error = {"kind": "timeout", "message": "no result within 30 s", "phase": "timing"}
+    ending = Ending(status="timeout", error=error, started_at=STARTED, finished_at=FINISHED)
+    late = build(identity(), ending, [rank_result() | missing])
+    assert late.memory is not None
+    assert late.work is not None
+    assert (late.status, late.verdict, late.time) == ("timeout", verdict, None)
+    assert (late.parity is None) == ("parity" in missing)
+    assert validate(late.to_dict()) == late
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "lost"])
 def test_a_trial_that_did_not_end_well_has_no_measurements(status: str) -> None:
     ending = Ending(
         status=status, error={"kind": "SIGKILL", "message": ""}, started_at=STARTED, finished_at=FINISHED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.estimate.ledger import Kind, Ledger, Life, Peak
+from strategies.estimate.ledger import Kind, Ledger, Life, Peak, is_storage
 
 
 def life(
@@ -92,3 +92,18 @@ def test_the_largest_birth_of_each_operator_largest_first() -> None:
         number = ledger.add(life(nbytes, op=op, kind=Kind.WORKSPACE))
         ledger.resize(number, 0, phase="forward", module="m")
     assert list(ledger.largest(lambda one: one.kind is Kind.WORKSPACE).items()) == [("conv", 9), ("mm", 7)]
+
+
+def test_what_lives_at_the_peak_sums_to_it() -> None:
+    ledger = Ledger()
+    standing = ledger.add_standing(life(100, kind=Kind.STANDING))
+    first, hidden = ledger.add(life(10)), ledger.add(life(1000, kind=Kind.WORKSPACE))
+    ledger.resize(hidden, 0, phase="forward", module="m")
+    second = ledger.add(life(20))
+    ledger.resize(standing, 40, phase="backward", module="m")
+    ledger.resize(first, 0, phase="backward", module="m")
+    last = ledger.add(life(70))
+    assert ledger.at_peak(is_storage) == {standing: 100, first: 10, second: 20}
+    assert sum(ledger.at_peak(is_storage).values()) == ledger.peak(is_storage).nbytes
+    ledger.resize(last, 90, phase="backward", module="m")
+    assert ledger.at_peak(is_storage) == {standing: 40, second: 20, last: 90}

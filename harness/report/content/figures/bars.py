@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.records.measured import PEAK_PARTS
 from harness.report.content.figures.encodings import (
     BAR_HEIGHT,
     MIB,
@@ -18,28 +19,20 @@ from harness.report.facts import quantities
 from harness.report.facts.document import Figure
 from harness.report.facts.sweep_records import Entry
 
-_KINDS = {
-    "parameters": quantities.PARAMETERS,
-    "gradients": quantities.GRADIENTS,
-    "optimizer": quantities.OPTIMIZER,
-    "saved": quantities.SAVED,
-}
-
 
 def memory_figure(entries: Sequence[Entry]) -> Figure | None:
-    """Return stacked memory by kind, a bar a trial, with the peak as a tick."""
-    columns = _KINDS | {"activations": quantities.ACTIVATION_PEAK, "peak": quantities.PEAK}
+    """Return what lives at the peak of each trial, stacked by kind: a bar is as long as the peak."""
+    columns = {part: quantities.peak_part(part) for part in PEAK_PARTS} | {"peak": quantities.PEAK}
     rows = [
         row_of(entry, columns) | {"owner": f"{memory.peak_phase}, {memory.peak_module}"}
         for entry in entries
-        if (memory := entry.record.memory) is not None
+        if (memory := entry.record.memory) is not None and memory.peak_parts
     ]
     if not rows:
         return None
-    kinds = [*_KINDS, "temporary"]
+    kinds = [part for part in PEAK_PARTS if any(row.get(part) for row in rows)]
     bars = {
         "transform": [
-            {"calculate": "max(0, datum.activations - datum.saved)", "as": "temporary"},
             {"fold": kinds, "as": ["kind", "bytes"]},
             {"calculate": f"datum.bytes / {MIB}", "as": "mib"},
             {"calculate": f"indexof({kinds!r}, datum.kind)", "as": "order"},
@@ -64,9 +57,9 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
         key="memory",
         title="Memory by kind",
         about=(
-            "Bytes on the device, maximum over ranks. Temporary is what forward and backward hold at their "
-            "peak beyond what forward saved. The tick is the peak of the step: not all kinds live at the "
-            "same time, so it may lie inside the bar."
+            "Bytes on the device at the moment of the highest total of the step, on the rank where it is "
+            "highest. Saved is what forward has left for backward by then, temporary all else that the step "
+            "has made."
         ),
         spec={"height": bars_height(rows), "layer": [bars, peaks]},
         rows=tuple(rows),

@@ -42,6 +42,15 @@ def counted() -> Iterator[CountingAllocator]:
 
 
 @needs_compiler
+def test_storages_from_elsewhere_make_no_negative_workspace(counted: CountingAllocator) -> None:
+    assert counted.is_installed
+    live = LiveTotals(standing_bytes=0, stale_bytes=0, peak_bytes=1 << 40)
+    truth = allocator.measure(lambda: None, device="cpu", live=live)
+    assert truth is not None
+    assert truth.workspace_bytes == 0
+
+
+@needs_compiler
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["flash attention", "math attention with dropout"])
 @pytest.mark.parametrize("region", REGIONS)
 def test_live_storages_are_what_the_allocator_hands_out(
@@ -266,6 +275,8 @@ def test_parameters_that_are_sharded_are_counted_to_the_byte(region: str, counte
         dist.destroy_process_group()
     assert truth is not None
     assert (truth.workspace_bytes, truth.peak_requested_bytes) == (0, report.memory.peak_bytes)
+    assert sum(report.memory.peak_parts.values()) == report.memory.peak_bytes
+    assert report.memory.peak_parts["unsharded_parameters"] > 0
 
 
 def _on_gloo(_: int) -> Allocator | None:

@@ -137,6 +137,20 @@ def test_saved_storages_are_named_largest_first() -> None:
     ]
 
 
+@pytest.mark.parametrize("region", REGIONS)
+def test_what_lives_at_the_peak_sums_to_it(region: str) -> None:
+    memory = instrument(transformer(region), tokens()).memory
+    assert sum(memory.peak_parts.values()) == memory.peak_bytes
+    standing = ("parameters", "optimizer", "inputs")
+    assert [memory.peak_parts[part] for part in standing] == [
+        memory.parameter_bytes,
+        memory.optimizer_bytes,
+        2 * 16 * 8 * 2,
+    ]
+    assert memory.peak_parts["gradients"] < memory.gradient_bytes  # not all are there yet
+    assert memory.peak_parts["saved"] <= memory.saved_bytes
+
+
 @pytest.mark.parametrize(
     ("region", "phase", "module"),
     [
@@ -248,6 +262,7 @@ def test_a_resized_storage_counts_with_its_size() -> None:
     before = plain.memory.parameter_bytes + 128  # and the batch
     assert resized.memory.peak_bytes == before + 4096 + 128
     assert resized.memory.saved_bytes == plain.memory.saved_bytes
+    assert resized.memory.peak_parts["unsharded_parameters"] == 4096
 
 
 def test_the_meters_leave_nothing_behind() -> None:

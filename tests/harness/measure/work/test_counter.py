@@ -53,6 +53,25 @@ def test_flops_and_calls(region: str, recomputed: int, calls: int) -> None:
         recomputed,
     )
     assert work.calls == {"layers.0": calls, "layers.1": calls}
+    assert work.backward_flops - work.recomputed_flops - work.kernel_recomputed_flops == 2 * FORWARD
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_with_a_causal_mask_is_told_apart(is_causal: bool) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    batch = Batch(inputs=(torch.randn(2, 1, 4, 8),), targets=None)
+    work = instrument(warmed(Metered(Attention()), batch), batch).work
+    square = 4 * 2 * 4 * 4 * 8
+    assert work.causal_attention_flops == (square + 5 * square // 2 if is_causal else 0)
+    assert work.kernel_recomputed_flops == square // 2
 
 
 def test_recomputed_operators_are_those_of_forward() -> None:

@@ -1,0 +1,60 @@
+"""From the outcome of a trial to its record, with ranks that only write files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.launchers.resource_shape import Resources
+from harness.launchers.run_task import run_task
+from harness.ranks.culprit import Outcome
+from harness.ranks.rank_report import keep
+from harness.ranks.start import RankJob
+from harness.records.record import Failure
+from harness.records.store import Store
+from tests.harness.records_fixture import rank_result
+from tests.harness.sweeping import task
+
+
+@pytest.mark.parametrize(
+    ("measured_ranks", "message", "verdict", "said"),
+    [
+        pytest.param(
+            2,
+            "no result within 30 s; rank 1 is in timing",
+            "neutral",
+            "no result within 30 s; rank 1 is in timing; a larger protocol.deadline_s gives it more time",
+            id="all ranks were being timed",
+        ),
+        pytest.param(
+            1,
+            "no result within 30 s; rank 1 is in build",
+            "unverified",
+            "no result within 30 s; rank 1 is in build; a larger protocol.deadline_s gives it more time",
+            id="one rank had nothing",
+        ),
+        pytest.param(
+            2,
+            "the job's time is over",
+            "neutral",
+            "the job's time is over",
+            id="the scheduler's time was over",
+        ),
+    ],
+)
+def test_what_was_measured_before_the_deadline_stays(
+    tmp_path: Path, measured_ranks: int, message: str, verdict: str, said: str
+) -> None:
+    def late(job: RankJob) -> Outcome:
+        for rank in range(measured_ranks):
+            keep(job.trial_dir, rank, rank_result(rank) | {"time": None})
+        return Outcome(status="timeout", error=Failure(kind="timeout", message=message, phase="timing"))
+
+    trial, store = task(mesh="mesh=shard2 ac=full"), Store(tmp_path)
+    record = run_task(trial, late, store=store, name="late", resources=Resources(core_count=1), job={})
+    assert record.error is not None
+    assert (record.status, record.error.phase, record.error.message) == ("timeout", "timing", said)
+    assert (record.verdict, record.time) == (verdict, None)
+    assert (record.memory is None) == (verdict == "unverified")
+    assert store.read(trial.trial_id) == record
