@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.records.fields import decode
 
+_MODE = 0o644  # whatever umask the user's code has set: the agent reads it
 PHASES = ("build", "instrument", "parity", "timing")
 
 
@@ -54,6 +55,7 @@ class RankReport:
         text = json.dumps(asdict(self))
         temporary = folder / f".rank{self.rank}.json"
         with temporary.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), _MODE)
             file.write(text)
             if self.is_final:
                 file.flush()
