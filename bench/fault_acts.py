@@ -120,11 +120,11 @@ def _node_down(trials: Sequence[Underway]) -> Iterator[None]:
         run("slurmd", "-N", node)  # with ReturnToService=2 it is up again as soon as it registers
 
 
-def _kill_agent(node: int) -> Act:
+def _signal_agent(node: int, number: int) -> Act:
     @contextmanager
     def act(trials: Sequence[Underway]) -> Iterator[None]:
         for each in trials:
-            os.kill(_agent_of(each, node), signal.SIGKILL)
+            os.kill(_agent_of(each, node), number)
         yield
 
     return act
@@ -149,19 +149,26 @@ ACTS: Mapping[str, Act] = {
     "time limit": _end_after(45),
     "killed at limit": _end_after(1),
     "node down": _node_down,
-    "agent 0 killed": _kill_agent(0),
-    "agent 1 killed": _kill_agent(1),
+    "agent 0 killed": _signal_agent(0, signal.SIGKILL),
+    "agent 1 killed": _signal_agent(1, signal.SIGKILL),
+    "agent 1 frozen": _signal_agent(1, signal.SIGSTOP),
     "preempted": _preempt,
 }
 
 
-def await_idle(patience_s: float) -> None:
-    """Wait until Slurm has no job left, so that whatever a job might still do to a record is done."""
+def await_idle(patience_s: float) -> bool:
+    """Wait until Slurm has no job left, so that whatever a job might still do to a record is done.
+
+    Returns:
+        Whether all jobs have ended by themselves.
+    """
     end_s = time.monotonic() + patience_s
     while run("squeue", "--noheader").strip() and time.monotonic() < end_s:
         time.sleep(_POLL_S)
-    if run("squeue", "--noheader").strip():
-        run("scancel", f"--user={os.getuid()}")
+    if not run("squeue", "--noheader").strip():
+        return True
+    run("scancel", f"--user={os.getuid()}")
+    return False
 
 
 def _jobs(trials: Sequence[Underway]) -> list[str]:

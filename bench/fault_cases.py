@@ -93,6 +93,7 @@ class Group:
 
 GROUPS: Mapping[str, Group] = {
     "by itself": Group(),
+    "while planned": Group(options=("chunk=minimum",)),
     "hang": Group(deadline_s=20.0),
     "scancel": Group(),
     # Slurm looks at time limits every 30 s, and sends signals up to 60 s early
@@ -101,6 +102,7 @@ GROUPS: Mapping[str, Group] = {
     "node down": Group(),
     "agent 0 killed": Group(),
     "agent 1 killed": Group(),
+    "agent 1 frozen": Group(),
     "preempted": Group(options=("hydra.launcher.partition=low",)),
 }
 
@@ -108,6 +110,19 @@ GROUPS: Mapping[str, Group] = {
 def _own(name: str, factory: str, kind: str, *, status: str = "failed", phase: str = "instrument") -> Case:
     expected = Expected(status=status, kind=kind, is_named=True, phase=phase)
     return Case(name=name, factory=factory, group="by itself", expected=expected)
+
+
+def _well(name: str, factory: str) -> Case:
+    return Case(name=name, factory=factory, group="by itself", expected=_OK)
+
+
+def _hanging(name: str, factory: str) -> Case:
+    expected = Expected(status="timeout", kind="timeout", is_named=True, phase="instrument")
+    return Case(name=name, factory=factory, group="hang", expected=expected)
+
+
+def _refused(name: str, factory: str, group: str = "by itself") -> Case:
+    return Case(name=name, factory=factory, group=group, expected=_REFUSED)
 
 
 def _outside(name: str, status: str, kind: str, *, is_named: bool = False) -> Case:
@@ -124,6 +139,7 @@ def _outside(name: str, status: str, kind: str, *, is_named: bool = False) -> Ca
 
 _OK = Expected(status="ok")
 _AGENT_KILLED = Expected(status="lost", kind="SIGKILL", phase="instrument")
+_REFUSED = Expected(status="refused", kind="ConfigError")
 _AGENT_GONE = Expected(status="lost", kind="lost", phase="instrument")
 CASES = (
     Case(name="ok", factory="ok", group="by itself", expected=_OK),
@@ -135,12 +151,48 @@ CASES = (
     _own("SIGKILL", "sigkill", "SIGKILL"),
     _own("SIGSEGV", "sigsegv", "SIGSEGV"),
     _own("_exit", "hard_exit", "exit 3"),
+    _own("exit 0", "exit_0", "exit 0"),
+    _own("SIGABRT", "sigabrt", "SIGABRT"),
+    _own("SystemExit", "system_exit", "SystemExit"),
+    _own("KeyboardInterrupt", "keyboard_interrupt", "KeyboardInterrupt"),
+    _own("own BaseException", "own_base_exception", "_OwnError"),
+    _own("error in backward", "backward_error", "RuntimeError"),
+    _own("endless recursion", "recursion", "RecursionError"),
+    _own("Python's memory", "memory_error", "MemoryError", status="oom"),
+    _own("half characters", "half_characters", "FileNotFoundError"),
+    _own("message of 20 MB", "long_message", "RuntimeError"),
+    _own("hostile message", "hostile_message", "RuntimeError"),
+    _own("__str__ raises", "mute_error", "_MuteError"),
+    _own("error without pickle", "heavy_error", "_HeavyError"),
+    _own("stderr broken", "broken_stderr", "RuntimeError"),
+    _own("streams closed", "closed_streams", "RuntimeError"),
+    _own("log closed", "closed_descriptors", "RuntimeError"),
+    _own("stderr is None", "no_stderr", "RuntimeError"),
+    _own("no descriptors", "no_descriptors", "RuntimeError"),
+    _own("folder removed", "no_folder", "RuntimeError", phase="build"),  # its reports went with it
+    _own("junk reports", "junk_reports", "RuntimeError"),
+    _own("group killed", "group_killed", "SIGKILL"),
+    _own("daemon left, exit", "daemon_and_exit", "exit 4"),
     Case(
-        name="hang",
-        factory="hang",
-        group="hang",
-        expected=Expected(status="timeout", kind="timeout", is_named=True, phase="instrument"),
+        name="fork server killed",
+        factory="server_killed",
+        group="by itself",
+        expected=Expected(status="lost", kind="lost"),
     ),
+    _well("folder as record", "folder_as_record"),
+    _well("forked twin", "forked_twin"),
+    _well("hidden children", "hidden_children"),
+    _well("environment overwritten", "overwritten_environment"),
+    _well("umask 777", "closed_mask"),
+    _well("abort at exit", "abort_at_exit"),
+    _well("thread left", "thread_left"),
+    _refused("factory raises in driver", "driver_error"),
+    _refused("factory exits driver", "driver_exit"),
+    _refused("error while planned", "planning_error", "while planned"),
+    _hanging("hang", "hang"),
+    _hanging("frozen rank", "stopped"),
+    _hanging("deaf hang", "deaf"),
+    _hanging("interpreter held", "lock_held"),
     _outside("scancel", "lost", "CANCELLED"),
     _outside("time limit", "timeout", "timeout", is_named=True),
     _outside("killed at limit", "timeout", "TIMEOUT"),
@@ -158,6 +210,15 @@ CASES = (
         name="agent 1 killed",
         factory="hang",
         group="agent 1 killed",
+        expected=_AGENT_GONE,
+        launchers=ON_SLURM,
+        shapes=("2x2",),
+        absence="there is one node",
+    ),
+    Case(
+        name="agent 1 frozen",
+        factory="hang",
+        group="agent 1 frozen",
         expected=_AGENT_GONE,
         launchers=ON_SLURM,
         shapes=("2x2",),

@@ -7,10 +7,16 @@ fault is under way, and when.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
+import resource
+import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +31,9 @@ BEGUN = "begun"
 """A file in the trial's folder: when a rank that will hang began to build its model."""
 
 _SLOW_S = 3.0
+_SETTLED_S = 0.2
+_FOR_EVER_S = 600
+_LONG_CHARS = 20_000_000
 _VOCABULARY = 256  # as conf/model/python.yaml has it
 _WIDTH = 8
 
@@ -32,24 +41,31 @@ _WIDTH = 8
 class Faulty(nn.Module):
     """Tokens (B, S) to logits (B, S, V), unless `fault` does something else in `phase`."""
 
-    def __init__(self, fault: Callable[[], None], phase: str) -> None:
+    def __init__(self, fault: Callable[[], object], phase: str, *, in_backward: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(_VOCABULARY, _WIDTH)
         self.layers = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH) for _ in range(2)])
         self.head = nn.Linear(_WIDTH, _VOCABULARY)
         self._fault = fault
         self._phase = phase
+        self._in_backward = in_backward
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, S, V)."""
-        if tokens.device.type != "meta" and _is_last_rank() and _phase() == self._phase:
-            _mark()
-            self._fault()
+        is_due = tokens.device.type != "meta" and _is_last_rank() and _phase() == self._phase
+        if is_due and not self._in_backward:
+            self._strike()
         x = self.embedding(tokens)
+        if is_due and self._in_backward and x.requires_grad:
+            x.register_hook(lambda _gradient: self._strike())
         for layer in self.layers:
             x = layer(x)
         logits: Tensor = self.head(x)
         return logits
+
+    def _strike(self) -> None:
+        _mark()
+        self._fault()
 
 
 def ok() -> nn.Module:
@@ -104,14 +120,237 @@ def hard_exit() -> nn.Module:
 
 def hang() -> nn.Module:
     """Return a model that never returns."""
-    if _is_last_rank() and not _log().with_name(BEGUN).exists():
-        _log().with_name(BEGUN).touch()
-    return Faulty(_hang, "instrument")
+    return _hanging(_hang)
 
 
 def hang_once() -> nn.Module:
     """Return a model that never returns, and works when the scheduler has started its job again."""
     return hang() if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else ok()
+
+
+class _OwnError(BaseException):
+    """What no `except Exception` takes."""
+
+
+class _MuteError(Exception):
+    """What cannot say what is wrong."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class _HeavyError(Exception):
+    """What no pickle takes."""
+
+    def __init__(self) -> None:
+        super().__init__("this model fails on purpose")
+        self.lock = threading.Lock()
+
+
+def backward_error() -> nn.Module:
+    """Return a model that raises in its backward."""
+    return Faulty(_raise, "instrument", in_backward=True)
+
+
+def exit_0() -> nn.Module:
+    """Return a model that leaves without a word, as if all were well."""
+    return Faulty(lambda: os._exit(0), "instrument")
+
+
+def sigabrt() -> nn.Module:
+    """Return a model that aborts."""
+    return Faulty(os.abort, "instrument")
+
+
+def system_exit() -> nn.Module:
+    """Return a model that exits as a program does."""
+    return Faulty(lambda: sys.exit(0), "instrument")
+
+
+def keyboard_interrupt() -> nn.Module:
+    """Return a model that raises what Ctrl-C raises."""
+    return Faulty(_raising(KeyboardInterrupt()), "instrument")
+
+
+def own_base_exception() -> nn.Module:
+    """Return a model that raises what no `except Exception` takes."""
+    return Faulty(_raising(_OwnError()), "instrument")
+
+
+def half_characters() -> nn.Module:
+    """Return a model whose error names a file that is no UTF-8."""
+    return Faulty(_raising(FileNotFoundError("\udcff.bin")), "instrument")
+
+
+def long_message() -> nn.Module:
+    """Return a model whose error is as long as a book."""
+    return Faulty(_raising(RuntimeError("x" * _LONG_CHARS)), "instrument")
+
+
+def hostile_message() -> nn.Module:
+    """Return a model whose error is written for a page and a terminal."""
+    return Faulty(_raising(RuntimeError("</script><script>x</script>\x1b[31m\0| `a` =cmd()")), "instrument")
+
+
+def mute_error() -> nn.Module:
+    """Return a model whose error cannot be printed."""
+    return Faulty(_raising(_MuteError()), "instrument")
+
+
+def heavy_error() -> nn.Module:
+    """Return a model whose error cannot be pickled."""
+    return Faulty(_raising(_HeavyError()), "instrument")
+
+
+def recursion() -> nn.Module:
+    """Return a model that calls itself."""
+    return Faulty(_recurse, "instrument")
+
+
+def memory_error() -> nn.Module:
+    """Return a model that asks Python for more memory than there is."""
+    return Faulty(lambda: bytearray(1 << 60), "instrument")
+
+
+def broken_stderr() -> nn.Module:
+    """Return a model that fails when who reads its messages is gone."""
+    return Faulty(_each(_break_stderr, _raise), "instrument")
+
+
+def closed_streams() -> nn.Module:
+    """Return a model that fails when Python's streams are closed."""
+    return Faulty(_each(sys.stdout.close, sys.stderr.close, _raise), "instrument")
+
+
+def closed_descriptors() -> nn.Module:
+    """Return a model that fails when its log is closed."""
+    return Faulty(_each(lambda: os.close(1), lambda: os.close(2), _raise), "instrument")
+
+
+def no_stderr() -> nn.Module:
+    """Return a model that fails without a stream for errors."""
+    return Faulty(_each(lambda: setattr(sys, "stderr", None), _raise), "instrument")
+
+
+def no_descriptors() -> nn.Module:
+    """Return a model that fails when no file can be opened."""
+    return Faulty(_each(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)), _raise), "instrument")
+
+
+def no_folder() -> nn.Module:
+    """Return a model that removes the folder of its trial, and fails."""
+    return Faulty(_each(lambda: shutil.rmtree(_log().parent), _raise), "instrument")
+
+
+def junk_reports() -> nn.Module:
+    """Return a model that leaves files which look like reports, and fails."""
+    return Faulty(_each(_litter, _raise), "instrument")
+
+
+def folder_as_record() -> nn.Module:
+    """Return a model that leaves a folder where its record shall be, and works."""
+    return Faulty(lambda: _log().with_name("record.json").mkdir(exist_ok=True), "instrument")
+
+
+def forked_twin() -> nn.Module:
+    """Return a model that forks a process which runs on as if it were the rank, and works."""
+    return Faulty(os.fork, "instrument")
+
+
+def hidden_children() -> nn.Module:
+    """Return a model that starts processes in sessions of their own, and works."""
+    return Faulty(_hide_children, "instrument")
+
+
+def daemon_and_exit() -> nn.Module:
+    """Return a model that leaves while a process of another session holds its log."""
+    return Faulty(_each(_hide_children, lambda: os._exit(4)), "instrument")
+
+
+def server_killed() -> nn.Module:
+    """Return a model that kills the process that has forked it."""
+    return Faulty(
+        _each(lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: time.sleep(_FOR_EVER_S)), "instrument"
+    )
+
+
+def group_killed() -> nn.Module:
+    """Return a model that kills its process group."""
+    return Faulty(lambda: os.killpg(0, signal.SIGKILL), "instrument")
+
+
+def overwritten_environment() -> nn.Module:
+    """Return a model that overwrites the variables of its rank, and works."""
+    return Faulty(lambda: os.environ.update(MASTER_ADDR="nowhere.invalid", RANK="7"), "instrument")
+
+
+def closed_mask() -> nn.Module:
+    """Return a model whose files nobody may read, and that works."""
+    return Faulty(lambda: os.umask(0o777), "instrument")
+
+
+def abort_at_exit() -> nn.Module:
+    """Return a model that works, and would abort an orderly exit."""
+    return Faulty(lambda: atexit.register(os.abort), "instrument")
+
+
+def thread_left() -> nn.Module:
+    """Return a model that works, and leaves a thread that never ends."""
+    return Faulty(lambda: threading.Thread(target=time.sleep, args=(_FOR_EVER_S,)).start(), "instrument")
+
+
+def stopped() -> nn.Module:
+    """Return a model whose rank is frozen."""
+    return _hanging(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def deaf() -> nn.Module:
+    """Return a model that never returns and hears no signal."""
+    return _hanging(_sleep_deaf)
+
+
+def lock_held() -> nn.Module:
+    """Return a model that never gives the interpreter back."""
+    return _hanging(lambda: ctypes.PyDLL(None).sleep(_FOR_EVER_S))
+
+
+def planning_error() -> nn.Module:
+    """Return a model that raises when it is planned, without memory."""
+    return _Planned()
+
+
+def driver_error() -> nn.Module:
+    """Raise in the driver alone."""
+    if "RANK" not in os.environ:
+        _raise()
+    return ok()
+
+
+def driver_exit() -> nn.Module:
+    """Exit the driver alone."""
+    if "RANK" not in os.environ:
+        sys.exit(3)
+    return ok()
+
+
+class _Planned(Faulty):
+    """Raises on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing, "instrument")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (B, S, V), of real tokens."""
+        if tokens.device.type == "meta":
+            _raise()
+        return super().forward(tokens)
+
+
+def _hanging(fault: Callable[[], object]) -> nn.Module:
+    """Return a model that never returns, and note when it was begun."""
+    if _is_last_rank() and not _log().with_name(BEGUN).exists():
+        _log().with_name(BEGUN).touch()
+    return Faulty(fault, "instrument")
 
 
 def _is_last_rank() -> bool:
@@ -144,6 +383,52 @@ def _ignore(_value: bytes) -> None:
 
 def _raise() -> None:
     raise RuntimeError("this model fails on purpose")
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def _each(*acts: Callable[[], object]) -> Callable[[], None]:
+    """Return what does one after the other."""
+
+    def act() -> None:
+        for each in acts:
+            each()
+
+    return act
+
+
+def _recurse() -> None:
+    _recurse()
+
+
+def _break_stderr() -> None:
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(reader)
+    os.close(writer)
+
+
+def _litter() -> None:
+    for name, text in (("rank7.json", "{not json"), ("rank9.json", '{"rank": 9}'), ("rankx.json", "[]")):
+        _log().with_name(name).write_text(text, "utf-8")
+
+
+def _hide_children() -> None:
+    for _ in range(2):
+        subprocess.Popen(["/bin/sleep", str(_FOR_EVER_S)], start_new_session=True)
+    time.sleep(_SETTLED_S)
+
+
+def _sleep_deaf() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(_FOR_EVER_S)
 
 
 def _exhaust() -> None:

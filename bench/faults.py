@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
@@ -40,6 +40,7 @@ PATIENCE_S = 5.0
 """How late a record may be after its fault or deadline."""
 
 _HANGING_S = 600.0
+_FREED_S = 180.0
 _HUNG_S = 60.0  # a driver ends in two seconds after its last record, on a busy machine in twenty
 _POLL_S = 0.05
 _OVERRIDES = (
@@ -59,6 +60,7 @@ class Cell:
         message: of the error.
         late_s: from the fault to the record; `None` where nothing failed.
         driver_s: from the last record of its sweep to the end of the driver.
+        is_freed: whether the scheduler's jobs of the sweep ended within three minutes, by themselves.
     """
 
     case: str
@@ -69,11 +71,12 @@ class Cell:
     message: str | None
     late_s: float | None
     driver_s: float
+    is_freed: bool = True
 
     @property
     def is_right(self) -> bool:
-        """Whether the record says what it should."""
-        return self.found == self.expected
+        """Whether the record says what it should, and no job is left."""
+        return self.found == self.expected and self.is_freed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +116,9 @@ class _Sweep:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, and is killed
                 driver.wait(_HANGING_S)
         ended_s = time.time()
-        if self.launcher in ON_SLURM:
-            await_idle(_HANGING_S)
+        is_freed = self.launcher not in ON_SLURM or await_idle(_FREED_S)
         return [
-            self._cell(case, shape, acted_s, ended_s)
+            replace(self._cell(case, shape, acted_s, ended_s), is_freed=is_freed)
             for case in self.cases
             for shape in self.shapes
             if case.is_at(self.launcher, shape)

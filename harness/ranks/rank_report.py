@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.records.fields import decode
 
+_MODE = 0o644  # whatever umask the user's code has set: the agent reads it
 PHASES = ("build", "instrument", "parity", "timing")
 
 
@@ -84,6 +85,7 @@ def _replace(path: Path, text: str, *, is_final: bool) -> None:
     """Replace a file at once; a final one also survives the machine."""
     temporary = path.with_name(f".{path.name}")
     with temporary.open("w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), _MODE)
         file.write(text)
         if is_final:
             file.flush()

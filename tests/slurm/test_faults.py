@@ -19,12 +19,13 @@ from tests.slurm.private_slurm import require_binaries
         pytest.param(
             "slurm_packed", "agent 1 killed", "2x2", id="the agent of a step's second node is killed"
         ),
+        pytest.param("slurm", "agent 1 frozen", "2x2", id="the agent of a job's second node is frozen"),
     ],
 )
 def test_a_fault_is_named(launcher: str, fault: str, shape: str) -> None:
     require_binaries()
     (cell,) = matrix(faults=[fault], launchers=[launcher], shapes=[shape])
-    assert cell.found == cell.expected, cell.message
+    assert (cell.found, cell.is_freed) == (cell.expected, True), cell.message
 
 
 def test_every_case_has_its_place() -> None:

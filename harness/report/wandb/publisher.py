@@ -23,6 +23,7 @@ from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.records.fields import decode
 from harness.records.record import Record
 from harness.records.store import MARKER, RECORD, Store
+from harness.report.wandb.server_answers import last_answer
 
 TRACKERS = ("offline", "online", "none")
 FOLDER = "wandb"
@@ -228,6 +229,7 @@ def is_sent(store: Store, marker: Marker) -> bool:
 def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str | None:
     """Run programs one after the other, in a process each, and return what went wrong first."""
     folder, end = root.resolve() / FOLDER, time.monotonic() + tracker.deadline_s
+    began_s = time.time()
     code = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +238,8 @@ def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str 
                 if code == 0:
                     code = _wait(_start(module, root.resolve(), tracker, log), end - time.monotonic())
     except subprocess.TimeoutExpired:
-        return f"the deadline of {tracker.deadline_s:g} s passed"
+        answer = f"; {last_answer(folder, began_s)}" if tracker.name == "online" else ""
+        return f"the deadline of {tracker.deadline_s:g} s passed{answer}"
     except OSError as error:  # no space, no permission: trouble of the tracker, not of the sweep
         return str(error)
     return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
