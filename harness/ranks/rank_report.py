@@ -77,8 +77,8 @@ def keep(folder: Path, rank: int, measured: dict[str, Any]) -> None:
 
 def read_kept(folder: Path, world_size: int) -> list[dict[str, Any]]:
     """Return what the ranks of a trial have measured, in order of rank; nothing unless each has something."""
-    texts = [_read_if_there(kept_path(folder, rank)) for rank in range(world_size)]
-    return [json.loads(text) for text in texts if text is not None] if None not in texts else []
+    found = [_read_json(kept_path(folder, rank)) for rank in range(world_size)]
+    return found if None not in found else []
 
 
 def _replace(path: Path, text: str, *, is_final: bool) -> None:
@@ -111,10 +111,18 @@ def read_reports(folder: Path) -> dict[int, RankReport]:
 def _read(path: Path) -> RankReport | None:
     """Return the report in a file, which another node may replace or remove meanwhile."""
     try:
-        if not path.is_file():  # to open a pipe would wait for whoever writes to it
-            return None
-        report = decode(RankReport, json.loads(path.read_text("utf-8")), path.name)
-    except (OSError, ValueError, RecursionError):
+        report = decode(RankReport, _read_json(path), path.name)
+    except ValueError:
         return None
     is_right = path.name == f"rank{report.rank}.json" and report.phase in PHASES
     return report if is_right else None
+
+
+def _read_json(path: Path) -> Any:
+    """Return the JSON value in a file, which another node may replace or remove meanwhile; else `None`."""
+    try:
+        if not path.is_file():  # to open a pipe would wait for whoever writes to it
+            return None
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None

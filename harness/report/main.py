@@ -167,7 +167,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
 
 def _print(content: Document, records: Sequence[Record]) -> None:
     """Print the answer, and the table of `records` unless there are none or too many."""
-    sys.stdout.writelines(f"{plain(statement.line)}\n" for statement in content.answer)
+    sys.stdout.writelines(f"{plain(statement.line)}\n" for statement in content.statements)
     if 0 < len(records) <= _MOST_PRINTED:
         print_table(records)
 
@@ -182,8 +182,7 @@ def _require_records(sweep: SweepRecords, root: Path) -> None:
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
-    items = [item for section in content.sections for item in section.items]
-    figures = [item for item in items if isinstance(item, Figure)]
+    figures = [item for item in content.items if isinstance(item, Figure)]
     if figures:
         (folder / _FIGURES).mkdir(exist_ok=True)
     for figure in figures:

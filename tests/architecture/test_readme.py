@@ -40,11 +40,7 @@ def last_blocks(monkeypatch: pytest.MonkeyPatch) -> type[Recomputing]:
 
 @pytest.mark.parametrize(
     ("page", "content"),
-    [
-        pytest.param(page, content, id=f"{mark} of {page}")
-        for _, page, mark, content in PARTS
-        if mark != "demo"
-    ],
+    [pytest.param(page, content, id=f"{mark} of {page}") for _, page, mark, content in PARTS],
 )
 def test_generated_parts_are_current(page: str, content: Callable[[], str]) -> None:
     assert content() in (_ROOT / page).read_text(encoding="utf-8"), "run python -m docs.tools.readme"

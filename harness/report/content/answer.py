@@ -1,91 +1,123 @@
-"""What a reader should take away, in sentences that follow from records: the answer stands first."""
+"""What a reader should take away, in sentences that follow from records: four of a workload at most."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from harness.records.record import STATUSES, is_baseline
+from harness.records.record import STATUSES, Record, is_baseline
 from harness.records.verdict import VERDICTS
-from harness.report.content.columns import first_line, mark, notes, number_cell, ratio
+from harness.report.content.columns import first_line, is_like_baseline, mark, notes, number_cell, ratio
+from harness.report.content.columns import ratio_with_interval as interval
 from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
-from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
-from harness.report.facts.labels import mesh_sizes
+from harness.report.facts.fields_read import as_read
+from harness.report.facts.labels import fields_that_differ, mesh_sizes
 from harness.report.facts.number_words import Unit, and_more
-from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
-
-MOST_SETTINGS = 6
-"""More models, meshes and recipes than these are left to the tables."""
+from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
 _MOST_NAMED = 4
-_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
-_ENVIRONMENT = ("torch", "cuda", "driver", "python", "cpus", "commit")
+_MOST_VALUES = 6
+_SIZES = {"batch_size": "batch size", "sequence_length": "sequence length"}
 
 
 def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return what is best in each setting, the best examined first, what is wrong, and how trials ended."""
-    settings = sorted(sweep.by_setting.items(), key=lambda item: -_measured(item[1]))[:MOST_SETTINGS]
-    places = _places(sweep, [setting for setting, _ in settings])
-    best = (statement for setting, entries in settings for statement in _of_setting(entries, places[setting]))
-    return (*best, *_remarked(sweep), *_untrusted(sweep), *_overview(sweep), *_failed(sweep))
+    """Return what was trained on what, then at most two sentences on what that best examined mesh tells.
+
+    Args:
+        sweep: the trials of one workload.
+    """
+    settings = sorted(sweep.by_setting.values(), key=lambda entries: -_measured(entries))
+    if not settings:
+        return ()
+    place = f"On {settings[0][0].mesh}, " if len(settings) > 1 else ""
+    return (_what_was_trained(sweep), *list(_of_setting(settings[0], place))[:2])
+
+
+def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
+    """Return how all trials ended, with the first that must not be trusted and the first that failed."""
+    records = sweep.records
+    statuses = Counter(record.status for record in records)
+    verdicts = Counter(record.verdict for record in records)
+    ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
+    ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
+    line: list[LinePart] = [_count(len(records), "records"), " trial" if len(records) == 1 else " trials"]
+    for index, (what, value, count) in enumerate(ends):
+        line += [", " if index else ": ", _count(count, what), f" {value}"]
+    troubles = [part for trouble in (*_untrusted(sweep), *_failed(sweep)) for part in ("; ", *trouble)]
+    return (sentence(*line, _without_record(sweep), *troubles, ".", of=sweep.entries),)
+
+
+def differing(records: Sequence[Record]) -> Line:
+    """Return which fields differ between the trials, each with its values."""
+    line: list[LinePart] = []
+    for name, values in fields_that_differ(as_read(records)).items():
+        shown = f"{', '.join(values[:_MOST_VALUES])}{and_more(len(values) - _MOST_VALUES)}"
+        line += ["; " if line else "Trials differ in ", CodeText(text=name), f": {shown}"]
+    return (*line, ".") if line else ()
 
 
 def _measured(entries: Sequence[Entry]) -> int:
     return sum(entry.record.memory is not None for entry in entries)
 
 
-def _places(sweep: SweepRecords, settings: Sequence[str]) -> dict[str, str]:
-    """Return where and how each setting ran; environments are told apart where nothing else does it."""
-    first = {setting: sweep.by_setting[setting][0] for setting in settings}
-    found = {setting: _place(entry) for setting, entry in first.items()}
-    for setting in _alike(found):
-        environment = first[setting].record.environment
-        versions = [f"{key} {environment.get(key)}" for key in _differing(first.values())]
-        found[setting] = ", ".join([found[setting], *(_COMMIT.sub(r"\1", each) for each in versions)])
-    for setting in _alike(found):
-        found[setting] += f", environment {first[setting].record.environment_id}"
-    return found
+def _what_was_trained(sweep: SweepRecords) -> Statement:
+    """Return the sentence on model, batch, dtype, device and meshes."""
+    measured = [entry for entry in sweep.entries if entry.record.memory is not None]
+    first = (measured or sweep.entries)[0]
+    (experiment,) = as_read([first.record])
+    parts: list[LinePart] = [first.model]
+    size = first.number(quantities.PARAMETERS)
+    if size is not None:
+        ranks = " a rank" if math.prod(mesh_sizes(experiment)) > 1 else ""
+        parts += [" with ", size, f" of parameters{ranks}"]
+    found = [f"{words} {experiment[key]}" for key, words in _SIZES.items() if key in experiment]
+    found += [str(experiment[key]) for key in ("dtype", "optimizer") if experiment.get(key)]
+    device = first.record.environment.get("device") or "an unknown device"
+    cpu = " (CPU)" if is_on_cpu(first.record) and device != "cpu" else ""
+    others = f", {first.other_fields}" if first.other_fields else ""
+    parts += ["".join(f", {each}" for each in found), others, f", on {device}{cpu}: {_meshes(sweep)}."]
+    return sentence(*parts, of=sweep.entries)
 
 
-def _alike(places: Mapping[str, str]) -> list[str]:
-    shared = {place for place, count in Counter(places.values()).items() if count > 1}
-    return [setting for setting, place in places.items() if place in shared]
-
-
-def _differing(entries: Iterable[Entry]) -> list[str]:
-    environments = [entry.record.environment for entry in entries]
-    return [key for key in _ENVIRONMENT if len({str(each.get(key)) for each in environments}) > 1]
-
-
-def _place(entry: Entry) -> str:
-    """Return where a trial ran, and with which options: device, model, ranks."""
-    ranks = math.prod(mesh_sizes(entry.record.experiment))
-    device = entry.record.environment.get("device") or "an unknown device"
-    others = f", {entry.other_fields}" if entry.other_fields else ""
-    return f"{device}, {entry.model}, {ranks} {'rank' if ranks == 1 else 'ranks'} ({entry.mesh}){others}"
+def _meshes(sweep: SweepRecords) -> str:
+    """Return the ranks of each mesh: `1 rank (single), 2 ranks (shard2)`."""
+    sizes = {entry.mesh: math.prod(mesh_sizes(entry.record.experiment)) for entry in sweep.entries}
+    words = [f"{count} {'rank' if count == 1 else 'ranks'} ({mesh})" for mesh, count in sizes.items()]
+    return f"{', '.join(words[:_MOST_NAMED])}{and_more(len(words) - _MOST_NAMED)}"
 
 
 def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Statement]:
+    """Yield what saves most, then what needs less and was not timed, or costs less time."""
     found = pareto_front(entries)
     compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
     saving = [point for point in tried if _saves(point.entry)]
+    on_gpu = tuple(_on_gpu(found))
     if saving:
-        yield from _offers(found, saving, place)
+        yield from _offers(found, saving, place, on_gpu)
     elif tried:
-        nothing = f"On {place}: nothing timed saves peak memory; "
-        yield sentence(nothing, *_keeps(tried[0].entry), *_at_time(tried[0].entry), ".", of=compared)
+        nothing = f"{place}nothing timed saves peak memory; "
+        needs = (*_saving(tried[0].entry), *_at_time(tried[0].entry))
+        yield sentence(nothing, *needs, *on_gpu, ".", of=compared)
     elif compared:
-        needs: Line = (*_named(entries), " needs ", *_peak(compared[0]))
-        yield sentence(f"On {place}: ", *needs, "; no other trial has numbers.", of=compared[:1])
+        needs = (*_named(entries), " needs ", *_peak(compared[0]))
+        only = on_gpu or ("; no other trial has numbers",)
+        yield sentence(place, *needs, *only, ".", of=compared[:1])
     yield from _untimed(entries, saving, place)
-    yield from _dominated(found)
+    yield from _quickest(found, saving)
+
+
+def _on_gpu(found: ParetoFront) -> Iterator[LinePart]:
+    """Yield what would save most on a GPU of what a CPU cannot show."""
+    best = next((point.entry for point in found.as_on_gpu if _saves(point.entry)), None)
+    if best is not None and (share := best.number(quantities.PEAK_SAVING)) is not None:
+        yield from ("; ", CodeText(text=best.choice), " would save ", share, " on a GPU, but not on a CPU, ")
+        yield "where host memory is the same memory"
 
 
 def _named(entries: Sequence[Entry]) -> Line:
@@ -100,21 +132,21 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -
     smallest = min(measured, key=_peak_bytes, default=None)
     if smallest is None or (saving and saving[0].peak_bytes <= _peak_bytes(smallest)):
         return
-    where = "There, " if saving else f"On {place}: "
-    yield sentence(where, *_keeps(smallest), "; its time was not measured.", of=[smallest])
+    where = "There, " if saving and place else place
+    yield sentence(where, *_saving(smallest), "; its time was not measured.", of=[smallest])
 
 
-def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
-    """Yield what keeps least memory, and what costs least time among what saves any."""
-    best = [point for point in saving if point.entry.trial_id not in found.dominated] or saving
-    least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
+def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str, on_gpu: Line) -> Iterator[Statement]:
+    """Yield what saves most memory."""
+    best = _best(found, saving)
+    least, compared = best[0], [point.entry for point in found.points]
     equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
-    compared = [point.entry for point in found.points]
-    shared = _shared(equal, len(compared)) if len(compared) > 1 else (".",)
-    yield sentence(f"On {place}: ", *_keeps(least.entry), *_at_time(least.entry), *shared, of=compared)
-    if quickest is not least and quickest not in equal:
-        pace = _pace(quickest, least, saving)
-        yield sentence("There, ", *_keeps(quickest.entry), *_at_time(quickest.entry), *pace, of=compared)
+    shared = _shared(equal, len(compared)) if len(compared) > 1 else ()
+    yield sentence(place, *_saving(least.entry), *_at_time(least.entry), *shared, *on_gpu, ".", of=compared)
+
+
+def _best(found: ParetoFront, saving: Sequence[TradeOff]) -> Sequence[TradeOff]:
+    return [point for point in saving if point.entry.trial_id not in found.dominated] or saving
 
 
 def _shared(equal: Sequence[TradeOff], count: int) -> Iterator[LinePart]:
@@ -124,7 +156,18 @@ def _shared(equal: Sequence[TradeOff], count: int) -> Iterator[LinePart]:
         yield ", " if index else ", shared with "
         yield CodeText(text=point.entry.choice)
         yield from (" (", *ratio(point.entry), ")")
-    yield "."
+
+
+def _quickest(found: ParetoFront, saving: Sequence[TradeOff]) -> Iterator[Statement]:
+    """Yield what costs least time among what saves any."""
+    if not saving:
+        return
+    best = _best(found, saving)
+    least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
+    if quickest.peak_bytes == least.peak_bytes:
+        return
+    line = (*_saving(quickest.entry), *_at_time(quickest.entry), *_pace(quickest, least, saving))
+    yield sentence(*line, of=[point.entry for point in found.points])
 
 
 def _pace(quickest: TradeOff, least: TradeOff, saving: Sequence[TradeOff]) -> Iterator[LinePart]:
@@ -137,73 +180,30 @@ def _pace(quickest: TradeOff, least: TradeOff, saving: Sequence[TradeOff]) -> It
         yield ": nothing that saves is clearly quicker."
 
 
-def _dominated(found: ParetoFront) -> Iterator[Statement]:
-    """Yield one sentence a dominating trial, with what needs neither less memory nor less time."""
-    losers = grouped(
-        (by.entry.trial_id, point)
-        for point in found.points
-        if (by := found.dominated.get(point.entry.trial_id)) is not None
-        and not is_baseline(point.entry.record.experiment)
-    )
-    for points in losers.values():
-        by = found.dominated[points[0].entry.trial_id]
-        line: list[LinePart] = [CodeText(text=by.entry.choice), " dominates "]
-        for index, point in enumerate(points[:_MOST_NAMED]):
-            line += [", " if index else "", CodeText(text=point.entry.choice), " (", *_peak(point.entry)]
-            line += [" at ", *ratio(point.entry), ")"]
-        others = f"{and_more(len(points) - _MOST_NAMED)}: neither less memory nor less time."
-        yield sentence(*line, others, of=[by.entry, *(point.entry for point in points)])
-
-
-def _untrusted(sweep: SweepRecords) -> Iterator[Statement]:
+def _untrusted(sweep: SweepRecords) -> Iterator[Line]:
     """Yield what computes something else than its baseline, what does nothing, and what proves nothing."""
     for verdict in ("differs", "inert", "unverified"):
         found = [entry for entry in sweep.entries if entry.record.verdict == verdict]
         if verdict == "unverified":  # of what ended early, or had no twin, another sentence tells
             found = [entry for entry in found if entry.record.reason is not None]
-        for entry in found[:_MOST_NAMED]:
+        for entry in found[:1]:
             reason = next((note for note in notes(entry.record)), "no part is named")
-            why = _apart(entry) if verdict == "differs" else (_WORDS_FOR[verdict],)
-            yield sentence(entry.trial, *why, f"{reason.removeprefix('parity: ')}.", of=[entry])
-        if len(found) > _MOST_NAMED:
-            count = _count(len(found), f"verdict={verdict}")
-            yield sentence(count, f" trials in all are of the verdict {verdict}.", of=found)
+            why: Line = (_WORDS_FOR.get(verdict, ""),)
+            if verdict == "differs":
+                why = (" differs from ", *baseline(entry.record.experiment), ": ")
+            yield (entry.trial, and_more(len(found) - 1), *why, reason.removeprefix("parity: "))
 
 
-def _apart(entry: Entry) -> Line:
-    return (" differs from ", *baseline(entry.record.experiment), ": ")
-
-
-def _remarked(sweep: SweepRecords) -> Iterator[Statement]:
-    """Yield what became of plans; of trials that do nothing it is said with that."""
-    remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
-    groups = grouped((remark, entry) for entry in remarked for remark in plan_notes(entry.record))
-    for remark, entries in list(groups.items())[:_MOST_NAMED]:
-        yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
-
-
-def _failed(sweep: SweepRecords) -> Iterator[Statement]:
-    """Yield the most frequent reasons why trials did not end well, each with a trial that it ended."""
-    groups = grouped(
-        (f"{entry.record.status}, {error.kind}: {first_line(error)}", entry)
+def _failed(sweep: SweepRecords) -> Iterator[Line]:
+    """Yield the most frequent reason why trials did not end well, with a trial that it ended."""
+    reasons = {
+        entry.trial_id: f"{entry.record.status}, {error.kind}: {first_line(error)}".rstrip(".: ")
         for entry in sweep.entries
         if (error := entry.record.error) is not None
-    )
-    for reason, entries in sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_NAMED]:
-        yield sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {reason}", of=entries)
-
-
-def _overview(sweep: SweepRecords) -> Iterator[Statement]:
-    """Yield how many trials there are and how they ended, what went wrong in words."""
-    records = sweep.records
-    statuses = Counter(record.status for record in records)
-    verdicts = Counter(record.verdict for record in records)
-    ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
-    ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
-    line: list[LinePart] = [_count(len(records), "records"), " trial" if len(records) == 1 else " trials"]
-    for index, (what, value, count) in enumerate(ends):
-        line += [", " if index else ": ", _count(count, what), f" {value}"]
-    yield sentence(*line, f"{_without_record(sweep)}.", of=sweep.entries)
+    }
+    for reason, count in Counter(reasons.values()).most_common(1):
+        first = next(entry for entry in sweep.entries if reasons.get(entry.trial_id) == reason)
+        yield (first.trial, f"{and_more(count - 1)}: {reason}")
 
 
 def _without_record(sweep: SweepRecords) -> str:
@@ -218,12 +218,13 @@ def _count(count: int, what: str) -> Number:
 
 
 def _saves(entry: Entry) -> bool:
-    share = quantities.PEAK_SHARE.of(entry.record)
-    return share is not None and share < 1
+    share = quantities.PEAK_SAVING.of(entry.record)
+    return share is not None and share > 0
 
 
 def _is_offer(entry: Entry) -> bool:
-    return entry.record.verdict == "neutral" and not is_baseline(entry.record.experiment) and _saves(entry)
+    is_tried = entry.record.verdict == "neutral" and not is_baseline(entry.record.experiment)
+    return is_tried and _saves(entry) and not entry.is_as_on_gpu
 
 
 def _peak_bytes(entry: Entry) -> int:
@@ -231,23 +232,25 @@ def _peak_bytes(entry: Entry) -> int:
     return entry.record.memory.peak_bytes
 
 
-def _keeps(entry: Entry) -> Line:
-    share, whole = entry.number(quantities.PEAK_SHARE), entry.number(quantities.BASELINE_PEAK)
+def _saving(entry: Entry) -> Line:
+    """Return `full saves 49% of the peak memory (24.2 MiB of 47.1 MiB)`, or what it needs."""
+    saved, whole = entry.number(quantities.PEAK_SAVING), entry.number(quantities.BASELINE_PEAK)
     shown = mark(entry).text
     name: Line = (CodeText(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
-    if share is None or whole is None:
+    share = entry.number(quantities.PEAK_SHARE)
+    if saved is None or share is None or whole is None:
         return (*name, " needs ", *_peak(entry))
     experiment = entry.record.experiment
     of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
-    needs = " keeps " if share.value < 1 else " needs "
-    return (*name, needs, share, " of the peak memory", *of, " (", *_peak(entry), " of ", whole, ")")
+    does: Line = (" saves ", saved) if saved.value > 0 else (" needs ", share)
+    return (*name, *does, " of the peak memory", *of, " (", *_peak(entry), " of ", whole, ")")
 
 
 def _at_time(entry: Entry) -> Line:
-    line = ratio(entry)
-    if isinstance(line[0], Number):
-        return (" at ", *line, " the step time")
-    return (" at a step time that cannot be told from ", *of_baseline(entry.record.experiment), *line[1:])
+    line = (" at ", *interval(entry), " the step time")
+    if is_like_baseline(entry):
+        return (*line, ", which cannot be told from ", *of_baseline(entry.record.experiment))
+    return line
 
 
 def _peak(entry: Entry) -> Line:

@@ -17,6 +17,12 @@ NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
 
 _EXPLAINED = ("inert", "unverified")
+_LIKE_ONE = Mark(
+    text="≈1", about="cannot be told from the baseline's step time: the interval reaches 1 ± 0.01"
+)
+AS_ON_GPU = Mark(
+    text="GPU", about="what a GPU would need; on a CPU the host memory it moves to is the same memory"
+)
 _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
 
 
@@ -79,22 +85,33 @@ def mark(entry: Entry) -> Mark:
 
 
 def ratio(entry: Entry) -> Line:
-    """Return the ratio of step times with its interval; no number where the interval reaches 1 ± 0.01."""
-    time = entry.record.time
-    if time is None or time.ratio_to_baseline is None:
-        return (NOTHING,)
-    median, *interval = ratio_with_interval(entry)
-    return (median, *interval) if is_distinguishable(time.ratio_to_baseline) else ("≈ 1", *interval)
+    """Return the median ratio of step times with its interval, marked where it cannot be told from 1."""
+    line = ratio_with_interval(entry)
+    return (*line, " ", _LIKE_ONE) if is_like_baseline(entry) else line
 
 
 def ratio_with_interval(entry: Entry) -> Line:
-    """Return the median ratio of step times with its interval, whether it can be told from 1 or not."""
+    """Return the median ratio of step times with its interval, without the mark."""
     median, low, high = (
         entry.number(each) for each in (quantities.RATIO, quantities.RATIO_LOW, quantities.RATIO_HIGH)
     )
     if median is None or low is None or high is None:
         return (NOTHING,)
     return (median, " [", low, ", ", high, "]")
+
+
+def is_like_baseline(entry: Entry) -> bool:
+    """Whether a step time was measured that cannot be told from the baseline's."""
+    time = entry.record.time
+    if time is None or time.ratio_to_baseline is None:
+        return False
+    return not is_distinguishable(time.ratio_to_baseline)
+
+
+def peak(entry: Entry) -> Line:
+    """Return the peak, marked where it is what a GPU would need and not this CPU."""
+    line = number_cell(entry, quantities.PEAK)
+    return (*line, " ", AS_ON_GPU) if entry.is_as_on_gpu else line
 
 
 def number_cell(entry: Entry, quantity: Quantity) -> Line:
@@ -111,7 +128,7 @@ def _utilisation(entry: Entry) -> Line:
     time = entry.record.time
     if time is None or (time.peak_flops_per_s_source or "").startswith("measured"):
         return (NOTHING,)
-    return (*number_cell(entry, quantities.MFU), " / ", *number_cell(entry, quantities.HFU))
+    return (entry.speed(quantities.MFU) or NOTHING, " / ", entry.speed(quantities.HFU) or NOTHING)
 
 
 def _collectives(entry: Entry) -> Line:
@@ -136,11 +153,11 @@ _CELLS: dict[str, Callable[[Entry], Line]] = {
     "status": lambda entry: (Mark(text=entry.record.status),),
     "verdict": lambda entry: (mark(entry),),
     "saved": _number(quantities.SAVED),
-    "peak": _number(quantities.PEAK),
-    "predicted peak": _number(quantities.PREDICTED_PEAK),
-    "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
+    "peak": peak,
     "step time vs baseline": ratio,
-    "tokens/s": _number(quantities.TOKENS_PER_S),
+    "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
+    "predicted peak": _number(quantities.PREDICTED_PEAK),
+    "tokens/s": lambda entry: (entry.speed(quantities.TOKENS_PER_S) or NOTHING,),
     "MFU / HFU": _utilisation,
     "collectives": _collectives,
 }

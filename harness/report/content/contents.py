@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from harness.report.content.answer import MOST_SETTINGS, answer
+from harness.report.content.answer import answer, differing, ending
 from harness.report.content.details import MOST_DETAILED, detailed, details
 from harness.report.content.figures import MOST_BARS, figures
 from harness.report.content.tables import (
@@ -15,22 +16,29 @@ from harness.report.content.tables import (
     failures,
     first_differences,
     prediction,
+    remarks,
     results,
+    savings,
     verdicts,
 )
-from harness.report.facts.document import Document, Figure, Line, Section, Statement, Table
+from harness.report.facts.document import Chapter, Document, Figure, Line, Section, Statement, Table
 from harness.report.facts.number_words import and_more
 from harness.report.facts.sweep_records import SweepRecords, sentence
+from harness.report.facts.workloads import MOST_WORKLOADS, Workload, workloads
 
 _MOST_DEVICES = 2
 
 
 def document(sweep: SweepRecords) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
-    chosen = detailed(sweep)
+    chosen, found = detailed(sweep), workloads(sweep)
     sections = (
-        Section(key="figures", title="Figures", statements=tuple(_limits(sweep)), items=figures(sweep)),
-        Section(key="trials", title="Trials", items=_filled([results(sweep)])),
+        Section(
+            key="trials",
+            title="Trials",
+            statements=(*_limits(sweep, len(found)), *remarks(sweep)),
+            items=_filled([results(sweep)]),
+        ),
         Section(
             key="parity",
             title="Is the mathematics unchanged?",
@@ -50,8 +58,10 @@ def document(sweep: SweepRecords) -> Document:
     return Document(
         title=sweep.name,
         subtitle=subtitle(sweep),
+        differing=differing(sweep.records),
         partial=partial(sweep),
-        answer=answer(sweep),
+        chapters=tuple(_chapter(number, each) for number, each in enumerate(found[:MOST_WORKLOADS], 1)),
+        answer=ending(sweep),
         sections=tuple(section for section in sections if section.items),
     )
 
@@ -83,19 +93,31 @@ def subtitle(sweep: SweepRecords) -> Line:
     return (" · ".join(filter(None, parts)),)
 
 
+def _chapter(number: int, workload: Workload) -> Chapter:
+    """Return what is said of one workload; keys of others than the first end in its number."""
+    items = (*_filled([savings(workload.sweep)]), *figures(workload.sweep))
+    return Chapter(
+        key=f"workload-{number}",
+        title=workload.name,
+        answer=answer(workload.sweep),
+        items=items if number == 1 else tuple(replace(item, key=f"{item.key}-{number}") for item in items),
+        trial_ids=frozenset(entry.trial_id for entry in workload.sweep.entries),
+    )
+
+
 def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _limits(sweep: SweepRecords) -> Iterator[Statement]:
+def _limits(sweep: SweepRecords, workload_count: int) -> Iterator[Statement]:
     if len(sweep.entries) > MOST_BARS:
         yield sentence(
             f"Figures with a bar a trial show the {MOST_BARS} trials with the lowest peaks of the setting "
             "with the most trials; the tables have all."
         )
-    if len(sweep.by_setting) > MOST_SETTINGS:
+    if workload_count > MOST_WORKLOADS:
         yield sentence(
-            f"The answer is about {MOST_SETTINGS} of {len(sweep.by_setting)} settings, "
+            f"Answers and figures are of {MOST_WORKLOADS} of {workload_count} models and recipes, "
             "those with the most trials."
         )
 

@@ -34,22 +34,31 @@ class ParetoFront:
     Fields:
         best: not dominated, least memory first.
         dominated: trial_id to the point that dominates it with the least memory.
-        points: all of them.
+        points: all that are compared.
+        as_on_gpu: points of a CPU whose peaks are what a GPU would need, least memory first; they are
+            compared with nothing.
     """
 
     best: tuple[TradeOff, ...]
     dominated: Mapping[str, TradeOff]
     points: tuple[TradeOff, ...]
+    as_on_gpu: tuple[TradeOff, ...]
 
 
 def pareto_front(entries: Iterable[Entry]) -> ParetoFront:
     """Return the front of comparable trials; those without memory or time are left out."""
-    points = sorted(_points(entries), key=lambda point: (point.peak_bytes, point.ratio.median))
+    known = sorted(_points(entries), key=lambda point: (point.peak_bytes, point.ratio.median))
+    points = [point for point in known if not point.entry.is_as_on_gpu]
     dominated = {
         point.entry.trial_id: by for point in points if (by := _dominator(point, points)) is not None
     }
     best = tuple(point for point in points if point.entry.trial_id not in dominated)
-    return ParetoFront(best=best, dominated=dominated, points=tuple(points))
+    return ParetoFront(
+        best=best,
+        dominated=dominated,
+        points=tuple(points),
+        as_on_gpu=tuple(point for point in known if point.entry.is_as_on_gpu),
+    )
 
 
 def dominates(one: TradeOff, other: TradeOff) -> bool:

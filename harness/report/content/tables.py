@@ -6,23 +6,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.records.record import is_baseline
 from harness.report.content.columns import (
+    AS_ON_GPU,
     NOTHING,
     PHASES,
     differences,
     mark,
+    notes,
     number_cell,
+    ratio,
     result_cells,
     shortened,
 )
+from harness.report.content.pareto import ParetoFront, pareto_front
+from harness.report.content.plan_notes import plan_notes
 from harness.report.content.terminal_table import LEGEND
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command
-from harness.report.facts.document import CodeText, Line, LinePart, Mark, Statement, Table
+from harness.report.facts.document import CodeText, Line, LinePart, Mark, Statement, Table, plain
 from harness.report.facts.fields_read import as_read
-from harness.report.facts.number_words import printable
-from harness.report.facts.sweep_records import Entry, SweepRecords, sentence
+from harness.report.facts.number_words import and_more, printable
+from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _PROTOCOL = ("protocol", "data")
 _ENVIRONMENT = (
@@ -38,6 +44,8 @@ _ENVIRONMENT = (
     "packages",
 )
 _MOST_VALUES = 6
+_UNREMARKABLE = {"status": "ok"}
+_GPU_WORDS = "GPU: what a GPU would save; on a CPU host memory is the same memory, and nothing is saved."
 _MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
 
@@ -45,7 +53,11 @@ def results(sweep: SweepRecords) -> Table:
     """Return every trial with its numbers, the columns that a terminal shows."""
     found = [{"trial": (entry.trial,)} | result_cells(entry) for entry in sweep.entries]
     headings = tuple(found[0]) if found else ()
-    shown = [name for name in headings if any(row[name] != (NOTHING,) for row in found)]
+    shown = [
+        name
+        for name in headings
+        if any(plain(row[name]) != _UNREMARKABLE.get(name, NOTHING) for row in found)
+    ]
     return Table(
         key="results",
         title="All trials",
@@ -53,6 +65,59 @@ def results(sweep: SweepRecords) -> Table:
         rows=tuple(tuple(row[name] for name in shown) for row in found),
         about=LEGEND,
     )
+
+
+def savings(sweep: SweepRecords) -> Table:
+    """Return what each strategy saves at which step time, by mesh, what saves most first."""
+    found = [(entry, front) for entries in sweep.by_setting.values() for entry, front in _tried(entries)]
+    rows = [
+        {
+            "variant": (entry.choice,),
+            "mesh": (entry.mesh,),
+            "saves": _saves(entry),
+            "step time vs baseline": ratio(entry),
+            "standing": _standing(entry, front),
+        }
+        for entry, front in found
+    ]
+    shown = [name for name in (rows[0] if rows else ()) if name != "mesh" or len(sweep.by_setting) > 1]
+    return Table(
+        key="savings",
+        title="What each saves",
+        columns=tuple(shown),
+        rows=tuple(tuple(row[name] for name in shown) for row in rows),
+        about=(
+            "saves: of the baseline's peak memory. On the front: nothing else needs as little memory in as "
+            f"little time. {_GPU_WORDS if any(entry.is_as_on_gpu for entry, _ in found) else ''}"
+        ).rstrip(),
+    )
+
+
+def _tried(entries: Sequence[Entry]) -> list[tuple[Entry, ParetoFront]]:
+    """Return the strategies of a setting whose peak can be compared, least memory first."""
+    front = pareto_front(entries)
+    tried = [entry for entry in entries if not is_baseline(entry.record.experiment)]
+    known = [
+        (share, entry) for entry in tried if (share := quantities.PEAK_SHARE.of(entry.record)) is not None
+    ]
+    return [(entry, front) for _, entry in sorted(known, key=lambda each: each[0])]
+
+
+def _saves(entry: Entry) -> Line:
+    on_gpu: Line = (" ", AS_ON_GPU) if entry.is_as_on_gpu else ()
+    return (*number_cell(entry, quantities.PEAK_SAVING), *on_gpu)
+
+
+def _standing(entry: Entry, front: ParetoFront) -> Line:
+    """Return whether a trial is worth choosing, or why that cannot be said."""
+    if entry.record.verdict in {"differs", "inert"}:
+        return (mark(entry),)
+    if entry.record.time is None or entry.record.time.ratio_to_baseline is None:
+        return ("not timed",)
+    if entry.is_as_on_gpu:
+        return ("not on this CPU",)
+    by = front.dominated.get(entry.trial_id)
+    return ("on the front",) if by is None else (f"behind {by.entry.choice}",)
 
 
 def verdicts(sweep: SweepRecords) -> Table:
@@ -83,11 +148,21 @@ def verdicts(sweep: SweepRecords) -> Table:
 
 
 def first_differences(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return the sentence about every first difference."""
+    """Return the sentence about every first difference, and about every trial that did nothing."""
     return tuple(
         sentence(entry.trial, f": {text}.", of=[entry])
         for entry in sweep.entries
-        for text in differences(entry.record)
+        for text in (notes(entry.record) if entry.record.verdict == "inert" else differences(entry.record))
+    )
+
+
+def remarks(sweep: SweepRecords) -> tuple[Statement, ...]:
+    """Return what became of plans; of trials that do nothing it is said with that."""
+    remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
+    groups = grouped((remark, entry) for entry in remarked for remark in plan_notes(entry.record))
+    return tuple(
+        sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
+        for remark, entries in groups.items()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +16,24 @@ from rich.text import Text
 
 from harness.records.record import Record
 from harness.records.store import RECORD
+from harness.report.content.answer import differing
 from harness.report.content.columns import NOTHING, notes, result_cells
+from harness.report.facts.column_blocks import NARROW, column_blocks
 from harness.report.facts.document import plain
 from harness.report.facts.number_words import and_more, printable
 from harness.report.facts.sweep_records import Entry, grouped, named
 
-_GAP = 3  # characters between two columns
-LEGEND = (
-    "saved, peak: maximum over ranks; FLOPs: of matmuls, convolutions and attention; "
-    "ratio: median [95 % interval], ≈ 1 where the interval reaches 1 ± 0.01\n"
-    "tokens/s: a device, with the machine's noise: compare rows by their ratio; "
-    "MFU / HFU: of a published peak; collectives: forward+backward+optimizer"
-)
+_GAP = 2  # characters between two columns
+_NAMES = ("model", "variant", "mesh")
+_UNREMARKABLE = {"status": "ok"}
+LEGEND = """\
+saved, peak: maximum over ranks; GPU: what a GPU would need, because on a CPU
+the host memory that a strategy moves to is the same memory.
+step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1,
+because the interval reaches 1 ± 0.01.
+FLOPs: of matmuls, convolutions and attention. tokens/s (a device), MFU, HFU (of
+a published peak): of the sweep's baseline, divided by the ratio.
+collectives: forward+backward+optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,22 +78,21 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
 
 
 def print_table(records: Sequence[Record], *, root: Path | None = None, stream: TextIO | None = None) -> None:
-    """Print the table of `records` on stdout, a row a line.
+    """Print the table of `records` on stdout, a row a line; in several tables where one is too wide.
 
-    Where a terminal is too narrow for that, cells are wrapped between words, never within.
+    Columns in which no trial has anything are left out. A name too long for any table makes the lines longer;
+    on a terminal that is too narrow for that, cells are wrapped between words, never within.
     """
-    content = sheet(records, root)
+    content = _filled(sheet(records, root))
     console = Console(file=stream or sys.stdout, highlight=False)
-    widths = _widths(content, console)
-    console.width = max(console.width, _total_width(widths))
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading, width in zip(content.columns, widths, strict=True):
-        table.add_column(heading, width=width)
-    for row in content.rows:
-        table.add_row(*(Text(_visible(cell)) for cell in row))  # rich reads brackets in strings as markup
-    console.print(table)
-    for line in (LEGEND, *content.notes):
-        console.print(_visible(line), markup=False, soft_wrap=True)
+    limit = max(NARROW, console.width) if console.is_terminal else NARROW
+    named = sum(heading in _NAMES for heading in content.columns)
+    for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):
+        _print_block(content, block, console)
+    console.print()
+    for line in (LEGEND, textwrap.fill(plain(differing(records)), NARROW), *content.notes):
+        if line:
+            console.print(_visible(line), markup=False, soft_wrap=True)
 
 
 def _visible(text: str) -> str:
@@ -94,16 +100,47 @@ def _visible(text: str) -> str:
     return printable(text).replace("\r", " ")
 
 
-def _widths(content: Sheet, console: Console) -> list[int]:
-    columns = list(zip(content.columns, *content.rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+def _filled(content: Sheet) -> Sheet:
+    """Return the columns that tell trials apart or say something of one."""
+    columns = dict(zip(content.columns, zip(*content.rows, strict=True), strict=True))
+    shown = {
+        heading: cells
+        for heading, cells in columns.items()
+        if heading in _NAMES or set(cells) - {_UNREMARKABLE.get(heading, NOTHING)}
+    }
+    return Sheet(columns=tuple(shown), rows=tuple(zip(*shown.values(), strict=True)), notes=content.notes)
+
+
+def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None:
+    """Print some columns of a table."""
+    columns, rows = (
+        [content.columns[each] for each in block],
+        [[row[each] for each in block] for row in content.rows],
+    )
+    widths = _widths(Sheet(columns=tuple(columns), rows=tuple(map(tuple, rows)), notes=()))
     if console.is_terminal and _total_width(widths) > console.width:
-        return [max(len(word) for cell in column for word in cell.split()) for column in columns]
-    return widths
+        cells = zip(columns, *rows, strict=True)
+        widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
+    console.width = max(console.width, _total_width(widths))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for heading, width in zip(columns, widths, strict=True):
+        table.add_column(heading, width=width)
+    for row in rows:
+        table.add_row(*(Text(_visible(cell)) for cell in row))  # rich reads brackets in strings as markup
+    console.print()
+    console.print(table)
+
+
+def _widths(content: Sheet) -> list[int]:
+    """Return the width of each column: its longest cell, or word of its heading."""
+    return [
+        max(map(len, (*heading.split(), *cells)))
+        for heading, *cells in zip(content.columns, *content.rows, strict=True)
+    ]
 
 
 def _total_width(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * len(widths) + 1
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:

@@ -19,11 +19,16 @@ def is_sharded(experiment: Mapping[str, Any]) -> bool:
     return group_name(experiment, "shard") not in _NOTHING
 
 
+def saves(experiment: Mapping[str, Any]) -> bool:
+    """Whether a strategy is to save activations."""
+    return any(group_name(experiment, group) not in _NOTHING for group in _SAVING)
+
+
 def baseline(experiment: Mapping[str, Any]) -> Line:
     """Return the words for a trial's twin: what saves is compared with what is sharded alike."""
     if not is_sharded(experiment):
         return (_PLAIN,)
-    if any(group_name(experiment, group) not in _NOTHING for group in _SAVING):
+    if saves(experiment):
         return (CodeText(text=f"shard={group_name(experiment, 'shard')}"), " alone")
     return (CodeText(text="shard=none"), " on the same mesh")
 

@@ -20,7 +20,8 @@ class Number:
         value: exact, in base units (bytes, FLOPs, seconds).
         unit: how it is written.
         path: where it stands in the record (`memory/saved_bytes`); `a : b` is the quotient of two such
-            numbers, and `count status=oom` a number of records.
+            numbers, `1 - a : b` what it leaves of 1, `pooled time/mfu` a speed at the step time that follows
+            from the twins of the whole sweep, and `count status=oom` a number of records.
         trial_id: id of that record; empty for counts.
         sweep: number of the compared sweep that holds it, from 0.
     """
@@ -148,19 +149,53 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Chapter:
+    """What a report says of one part of a sweep, which a reader may choose among others.
+
+    Fields:
+        key: unique in the document.
+        title: what the choice is called.
+        answer: what was trained on what, then what a reader should take away.
+        items: its figures and tables.
+        trial_ids: trials that it is about.
+    """
+
+    key: str
+    title: str
+    answer: tuple[Statement, ...]
+    items: tuple[Figure | Table, ...]
+    trial_ids: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """A report.
 
     Fields:
         title: what was compared.
         subtitle: on what, when, how many.
+        differing: which fields differ between the trials; empty where none does.
         partial: a sentence where trials have no record; else empty.
-        answer: what a reader should take away, best first.
+        chapters: what is answered apart, the best examined first.
+        answer: what a reader should take away of all of them.
         sections: everything behind it.
     """
 
     title: str
     subtitle: Line
+    differing: Line = ()
     partial: str
+    chapters: tuple[Chapter, ...] = ()
     answer: tuple[Statement, ...]
     sections: tuple[Section, ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The answers of all chapters, then that of the whole."""
+        return (*(statement for chapter in self.chapters for statement in chapter.answer), *self.answer)
+
+    @property
+    def items(self) -> tuple[Figure | Table, ...]:
+        """The figures and tables of all chapters and sections."""
+        parts: Sequence[Chapter | Section] = (*self.chapters, *self.sections)
+        return tuple(item for part in parts for item in part.items)

@@ -107,6 +107,26 @@ def labels(experiments: Sequence[ExperimentFields]) -> list[Label]:
     return found
 
 
+def fields_that_differ(experiments: Sequence[ExperimentFields]) -> dict[str, list[str]]:
+    """Return the values of every field that differs, as words, by its name on the command line.
+
+    An option of a group counts where it differs between trials that chose the same option of that group.
+    """
+    found: dict[str, list[str]] = {}
+    options = _swept_options(experiments)
+    for group in _GROUPS:
+        if len(names := _names(experiments, group)) > 1:
+            found[group] = sorted(names)
+        written = (each for experiment in experiments for each in _differing(experiment, options, group))
+        for option, _, value in (each.partition("=") for each in dict.fromkeys(written)):
+            found.setdefault(f"{group}.{option}", []).append(value)
+    scalars = _swept_scalars(experiments)
+    for name in sorted(scalars):
+        values = (experiment[name] for experiment in experiments if name in experiment)
+        found[name] = list(dict.fromkeys(map(_plain, values)))
+    return found
+
+
 def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, str, str]]:
     """Return `(group, choice, option)` of what differs between experiments with the same choice."""
     peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

@@ -74,10 +74,14 @@ def _quotient(over: Quantity, under: Quantity, unit: Unit) -> Quantity:
 SAVED = _memory(lambda memory: memory.saved_bytes)
 PEAK = _memory(lambda memory: memory.peak_bytes)
 ACTIVATION_PEAK = _memory(lambda memory: memory.activation_peak_bytes)
+PARAMETERS = _memory(lambda memory: memory.parameter_bytes)
 HOST_PEAK = _memory(lambda memory: memory.host_peak_bytes)
 PREDICTED_PEAK = _memory(lambda memory: some(memory.predicted_peak_bytes))
 BASELINE_PEAK = _memory(lambda memory: some(memory.baseline).peak_bytes)
 PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, Unit.SHARE)
+PEAK_SAVING = Quantity(unit=Unit.SHARE, read=lambda record: 1 - PEAK_SHARE.read(record))
+"""Share of the baseline's peak that a trial does without; below zero where it needs more."""
+
 PREDICTED_SHARE = _quotient(PREDICTED_PEAK, PEAK, Unit.UTILISATION)
 ALLOCATOR: Sequence[tuple[str, Quantity]] = (
     ("peak requested", _memory(lambda memory: some(memory.allocator).peak_requested_bytes)),
@@ -93,6 +97,7 @@ RECOMPUTED_FLOPS = _work(lambda work: work.recomputed_flops, Unit.FLOPS)
 OFFLOADED = _work(lambda work: work.offloaded_bytes, Unit.BYTES)
 CHUNKS = _work(lambda work: work.chunks, Unit.COUNT)
 
+STEP_TIME = _time(lambda time: time.step_time_s.median, Unit.SECONDS)
 RATIO = _time(lambda time: some(time.ratio_to_baseline).median, Unit.RATIO)
 RATIO_LOW = _time(lambda time: some(time.ratio_to_baseline).low, Unit.BOUND)
 RATIO_HIGH = _time(lambda time: some(time.ratio_to_baseline).high, Unit.BOUND)
@@ -101,7 +106,7 @@ MFU = _time(lambda time: some(time.mfu), Unit.UTILISATION)
 HFU = _time(lambda time: some(time.hfu), Unit.UTILISATION)
 ENERGY = _time(lambda time: some(time.energy_j), Unit.VALUE)
 STEP_TIMES: Sequence[tuple[str, Quantity]] = (
-    ("median", _time(lambda time: time.step_time_s.median, Unit.SECONDS)),
+    ("median", STEP_TIME),
     ("10th percentile", _time(lambda time: time.step_time_s.p10, Unit.SECONDS)),
     ("90th percentile", _time(lambda time: time.step_time_s.p90, Unit.SECONDS)),
 )
@@ -173,6 +178,9 @@ class _FieldPath:
 
     def __truediv__(self, other: _FieldPath) -> _FieldPath:
         return _FieldPath(f"{self} : {other}")
+
+    def __rsub__(self, whole: float) -> _FieldPath:
+        return _FieldPath(f"{whole} - {self}")
 
     def __str__(self) -> str:
         return self._text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,14 +16,15 @@ from harness.records.store import Store, Unreadable, parsed
 from harness.report.facts.document import LinePart, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
-from harness.report.facts.quantities import Quantity
+from harness.report.facts.pooled_baseline import pooled_step_times
+from harness.report.facts.quantities import RATIO, STEP_TIME, Quantity
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NONE: Mapping[str, str] = MappingProxyType({})
-_NOT_OF_THE_SETTING = ("ac", "chunk", "shard", "wrap_order")
+_STRATEGIES = ("ac", "chunk", "shard", "wrap_order")
 
 
 class UnreadableError(ValueError):
@@ -38,12 +39,17 @@ class Entry(Label):
         record: record of the trial.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
+        workload: what it shares with all trials that are answered together: the setting, on any mesh.
+        twin_step_s: step time of its baseline: the median over the twins of all trials that have the same;
+            `None` where none was timed.
         sweep: number of its sweep among compared ones.
     """
 
     record: Record
     name: str
     setting: str
+    workload: str
+    twin_step_s: float | None = None
     sweep: int = 0
 
     @property
@@ -66,6 +72,24 @@ class Entry(Label):
         """Name of the model."""
         return group_name(self.record.experiment, "model")
 
+    @property
+    def is_as_on_gpu(self) -> bool:
+        """Whether its peak is what a GPU would need: it moved to host memory, which a CPU has no other of."""
+        memory = self.record.memory
+        return memory is not None and memory.host_peak_bytes > 0 and is_on_cpu(self.record)
+
+    def speed(self, quantity: Quantity) -> Number | None:
+        """Return a speed at the pooled step time of the baseline times the ratio, so that both rank alike.
+
+        Where there is no ratio, it is the speed that the record has.
+        """
+        measured, ratio = self.number(quantity), RATIO.of(self.record)
+        step_s = STEP_TIME.of(self.record)
+        if measured is None or step_s is None or not ratio or not self.twin_step_s:
+            return measured
+        value = measured.value * step_s / (self.twin_step_s * ratio)
+        return replace(measured, value=value, path=f"pooled {measured.path}")
+
     def number(self, quantity: Quantity) -> Number | None:
         """Return a number of the record; `None` where the record has none."""
         value = quantity.of(self.record)
@@ -83,6 +107,7 @@ class SweepRecords:
     Fields:
         name: name of the sweep.
         entries: one a record, baselines first within a setting.
+        families: the strategies of the whole sweep, which its parts know too.
         waiting: trials that have a folder and no record yet.
         is_abandoned: no live command holds those trials: it was interrupted or has died.
         unreadable: files that should be records and are none.
@@ -90,6 +115,7 @@ class SweepRecords:
 
     name: str
     entries: tuple[Entry, ...]
+    families: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     is_abandoned: bool = False
     unreadable: tuple[Unreadable, ...] = ()
@@ -117,6 +143,11 @@ class SweepRecords:
     def records(self) -> list[Record]:
         """The records alone."""
         return [entry.record for entry in self.entries]
+
+
+def is_on_cpu(record: Record) -> bool:
+    """Whether the ranks of a trial computed on a CPU, whose host memory is the memory of the device."""
+    return bool(record.environment) and record.environment.get("driver") is None
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -191,9 +222,11 @@ def sweep_of(
     number: int = 0,
 ) -> SweepRecords:
     """Return `records` as a sweep: by model and mesh, in each the plain model first, then by name."""
+    entries = tuple(sorted(named(records, number=number), key=_place))
     return SweepRecords(
         name=name,
-        entries=tuple(sorted(named(records, number=number), key=_place)),
+        entries=entries,
+        families=tuple(sorted({entry.family for entry in entries})),
         waiting=tuple(waiting),
         is_abandoned=is_abandoned,
         unreadable=tuple(unreadable),
@@ -205,6 +238,8 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     experiments = as_read(records)
     models = [group_name(experiment, "model") for experiment in experiments]
     differ = len(set(models)) > 1
+    settings = [_shared(record, *_STRATEGIES) for record in records]
+    twin_steps = pooled_step_times(records, settings)
     return [
         Entry(
             record=record,
@@ -212,10 +247,14 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
             other_fields=label.other_fields,
             mesh=label.mesh,
             name=f"{label.variant} on {label.mesh}" + (f", {model}" if differ else ""),
-            setting=_setting(record),
+            setting=setting,
+            workload=_shared(record, *_STRATEGIES, "mesh"),
+            twin_step_s=twin_step_s,
             sweep=number,
         )
-        for record, label, model in zip(records, labels(experiments), models, strict=True)
+        for record, label, model, setting, twin_step_s in zip(
+            records, labels(experiments), models, settings, twin_steps, strict=True
+        )
     ]
 
 
@@ -256,7 +295,7 @@ def _place(entry: Entry) -> tuple[Any, ...]:
     )
 
 
-def _setting(record: Record) -> str:
-    """Return what two trials must share for their memory and time to be compared: all but the strategies."""
-    shared = {key: value for key, value in record.experiment.items() if key not in _NOT_OF_THE_SETTING}
+def _shared(record: Record, *left_out: str) -> str:
+    """Return what trials have in common that may differ in the fields `left_out` alone."""
+    shared = {key: value for key, value in record.experiment.items() if key not in left_out}
     return f"{record.environment_id} {shared!r}"

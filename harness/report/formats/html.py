@@ -6,7 +6,7 @@ Every number is a `<data value>` with its exact value and where it stands in whi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def to_html(document: Document, *, records: int, refresh_s: int | None = None) -
         "table": writer.table,
         "specification": _specification,
     }
-    has_figures = any(isinstance(item, Figure) for section in document.sections for item in section.items)
+    has_figures = any(isinstance(item, Figure) for item in document.items)
     return environment.get_template("page.html.j2").render(
         document=document,
         records=records,
@@ -65,8 +65,9 @@ class _Writer:
     """Writes lines and tables; a trial's name links to its details where the document has them."""
 
     def __init__(self, document: Document) -> None:
-        self._anchors = {
-            item.key for section in document.sections for item in section.items if isinstance(item, Table)
+        self._anchors = {item.key for item in document.items if isinstance(item, Table)}
+        self._chapters = {
+            trial_id: chapter.key for chapter in document.chapters for trial_id in chapter.trial_ids
         }
 
     def line(self, line: Line, of: str = "") -> Markup:
@@ -98,7 +99,14 @@ class _Writer:
             for cell, is_number in zip(others, numeric[1:], strict=True)
         )
         name = f' data-t="{escape(of)}"' if of else ""
+        name += "".join(f' data-chapter="{escape(key)}"' for key in self._chapter_of(first))
         return f'<tr{name}><th scope="row">{self.line(first, of)}</th>{cells}</tr>\n'
+
+    def _chapter_of(self, line: Line) -> Iterator[str]:
+        """Yield the chapter of the trial that a row is about, where a reader may choose among several."""
+        if len(set(self._chapters.values())) > 1:
+            found = (self._chapters.get(part.trial_id, "") for part in line if isinstance(part, TrialName))
+            yield from (key for key in found if key)
 
     def _part(self, part: LinePart, of: str) -> str:
         text = escape(str(part))

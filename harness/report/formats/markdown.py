@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import escape
+from typing import Any
 
-from harness.report.facts.document import CodeText, Document, Figure, Line, Table
+from harness.report.facts.column_blocks import NARROW, column_blocks
+from harness.report.facts.document import Chapter, CodeText, Document, Figure, Line, Section, Table
 from harness.report.formats import vega
 
 _MARKUP = re.compile(r"[\\|<`*~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;)|^[#>]")
 _WIDTH = 720  # of a figure, in pixels
+_PANELS = 2  # beside one another
+_MARGIN = 24  # of a panel, in pixels
 _INK, _SOFT, _LINE = "#1c1d1f", "#5b6068", "#dcdfe4"
 _CONFIG = {
     "background": "white",
     "padding": 12,
     "font": "sans-serif",
     "view": {"stroke": None},
-    "range": {
-        "category": ["#4c78e0", "#e0a100", "#f0685a", "#3fae8f", "#a46be8", "#e76fae", "#8f9bad", "#59b8e6"]
-    },
     "axis": {
         "labelColor": _SOFT,
         "titleColor": _INK,
@@ -37,6 +38,7 @@ _CONFIG = {
     },
     "text": {"color": _INK},
     "tick": {"color": _INK},
+    "rule": {"color": _SOFT},
 }
 """The page's light theme, where no style sheet reaches."""
 
@@ -52,19 +54,30 @@ def to_svg(figure: Figure) -> str:
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         **figure.spec,
         "data": {"values": list(figure.rows)},
-        "width": _WIDTH,
+        **(_panels(figure) if "facet" in figure.spec else {"width": _WIDTH}),
     }
     return vega.to_svg(spec, _CONFIG)
 
 
+def _panels(figure: Figure) -> dict[str, Any]:
+    """Return how many panels stand beside one another, and how wide each is."""
+    field = figure.spec["facet"]["field"]
+    columns = min(_PANELS, len({row[field] for row in figure.rows}))
+    return {"columns": columns, "spec": {**figure.spec["spec"], "width": _WIDTH // columns - _MARGIN}}
+
+
 def markdown_table(table: Table) -> str:
-    """Return a table alone."""
+    """Return a table alone; in several that begin with the same column where one is too wide."""
     lines = [
         [_escaped(column) for column in table.columns],
         ["---"] * len(table.columns),
         *([in_markdown(cell) for cell in row] for row in table.rows),
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    widths = [list(map(len, line)) for line in lines]
+    blocks = column_blocks(widths, named=1, gap=len(" | "), limit=NARROW - 1)
+    return "\n\n".join(
+        "\n".join(f"| {' | '.join(line[column] for column in block)} |" for line in lines) for block in blocks
+    )
 
 
 def in_markdown(line: Line) -> str:
@@ -75,13 +88,21 @@ def in_markdown(line: Line) -> str:
 def _blocks(document: Document, figures: str) -> Iterator[str]:
     yield f"# {_escaped(document.title)}\n"
     yield f"{in_markdown(document.subtitle)}\n"
-    for statement in document.answer:
-        yield f"* {in_markdown(statement.line)}"
+    if document.differing:
+        yield f"{in_markdown(document.differing)}\n"
+    yield from (f"* {in_markdown(statement.line)}" for statement in document.statements)
+    for chapter in document.chapters:
+        yield f"\n## {_escaped(chapter.title)}\n"
+        yield from _items(chapter, figures)
     for section in document.sections:
         yield f"\n## {section.title}\n"
         yield from (f"* {in_markdown(statement.line)}" for statement in section.statements)
-        for item in section.items:
-            yield from _figure(item, figures) if isinstance(item, Figure) else _table(item)
+        yield from _items(section, figures)
+
+
+def _items(part: Chapter | Section, figures: str) -> Iterator[str]:
+    for item in part.items:
+        yield from _figure(item, figures) if isinstance(item, Figure) else _table(item)
 
 
 def _figure(figure: Figure, figures: str) -> Iterator[str]:

@@ -98,7 +98,7 @@ def specification(made: wr.Report) -> dict[str, Any]:
 
 def conclusion(sweep: SweepRecords) -> str:
     """Return the answer as a list."""
-    return _listed(document(sweep).answer)
+    return _listed(document(sweep).statements)
 
 
 def _known(store: Store, project: str, entity: str | None, digest: str) -> ReportMarker:

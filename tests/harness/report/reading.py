@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from statistics import median
 from typing import Any
 
 _SCALES = {
@@ -63,9 +65,27 @@ def numbers_of(page: str) -> list[Shown]:
 
 
 def at(record: Mapping[str, Any], path: str) -> float:
-    """Return the number at `path` in a record as JSON, or the quotient at `a : b`."""
+    """Return the number at `path` in a record as JSON, the quotient at `a : b`, or what that leaves of 1."""
+    if path.startswith("1 - "):
+        return 1 - at(record, path.removeprefix("1 - "))
     values: list[float] = [_one(record, each) for each in path.split(" : ")]
     return values[0] / values[1] if len(values) > 1 else values[0]
+
+
+def pooled(records: Sequence[Mapping[str, Any]], owner: str, path: str) -> float:
+    """Return a speed at the median step time of all twins like the owner's, times the owner's ratio."""
+
+    def twin(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        options = {key: value for key, value in record["experiment"].items() if key not in {"ac", "chunk"}}
+        return record["environment_id"], json.dumps(options)
+
+    (own,) = [record for record in records if record["trial_id"] == owner]
+    alike = [record for record in records if record["time"] is not None and twin(record) == twin(own)]
+    samples = [sample for record in alike for sample in record["time"]["samples_s"]["twin"]]
+    time = own["time"]
+    step_s = median(samples) * time["ratio_to_baseline"]["median"]
+    speed: float = at(own, path.removeprefix("pooled ")) * time["step_time_s"]["median"] / step_s
+    return speed
 
 
 def counted(records: Sequence[Mapping[str, Any]], path: str) -> int:

@@ -18,7 +18,7 @@ def figures(sweep: SweepRecords) -> tuple[Figure, ...]:
     found = (
         front_figure(sweep),
         memory_figure(shown),
-        timeline_figure(shown),
+        timeline_figure(sweep),
         work_figure(shown),
         prediction_figure(sweep),
         *(chunk_figure(sweep, option) for option in ("budget_mib", "fraction")),

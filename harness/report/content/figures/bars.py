@@ -8,6 +8,7 @@ from typing import Any
 from harness.records.measured import PEAK_PARTS
 from harness.report.content.figures.encodings import (
     BAR_HEIGHT,
+    KIND_COLOURS,
     MIB,
     bars_height,
     names_axis,
@@ -112,8 +113,9 @@ def work_figure(entries: Sequence[Entry]) -> Figure | None:
 
 def _by_kind(kinds: Sequence[str], value: dict[str, Any]) -> dict[str, Any]:
     """Return the encodings of a stack: a colour a kind, in the order of `kinds`."""
+    scale = {"domain": kinds, "range": [KIND_COLOURS[kind] for kind in kinds]}
     return {
-        "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": {"domain": kinds}},
+        "color": {"field": "kind", "type": "nominal", "title": "kind", "scale": scale},
         "order": {"field": "order"},
         "tooltip": [tip("name", "trial"), tip("kind", "kind"), value],
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import is_baseline
-from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip
+from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip, variant_colour
 from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
@@ -16,6 +16,10 @@ from harness.report.facts.sweep_records import Entry, SweepRecords
 _MOST_LABELLED = 14
 _MOST_WHISKERS = 300
 _MOST_SHAPES = 6
+_AS_ON_GPU = (
+    " Dashed points, named (GPU), are what a GPU would save: on a CPU host memory is the same memory, so "
+    "they are compared with nothing."
+)
 _RINGS = SYMBOLS | {"symbolFillColor": "transparent"}
 _SHAPES = {"symbolFillColor": "gray", "symbolStrokeColor": "gray"}
 
@@ -49,7 +53,9 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
         tip("verdict", "verdict"),
         tip("by", "front"),
     ]
-    places = {row["place"] for row in rows}
+    places, colour = {row["place"] for row in rows}, variant_colour(sweep, rows, _RINGS)
+    fills = dict(zip(colour["scale"]["domain"], colour["scale"]["range"], strict=True))
+    rows = [row | {"fill": fills[row["variant"]]} for row in rows]
     scale = {"zero": False, "padding": 14}
     x = {"field": "ratio", "type": "quantitative", "scale": scale, "axis": {"tickCount": 8}}
     y = {"field": "share", "type": "quantitative", "scale": scale, "axis": {"format": "%", "tickCount": 6}}
@@ -58,9 +64,10 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
         "encoding": {
             "x": x | {"title": f"step time, times {owned}"},
             "y": y | {"title": f"peak memory, share of {owned}"},
-            "color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS},
+            "color": colour,
             "fillOpacity": {"condition": {"test": "datum.is_best", "value": 0.85}, "value": 0},
-            "fill": {"field": "variant", "type": "nominal", "legend": None},
+            "fill": {"field": "fill", "type": "nominal", "scale": None, "legend": None},
+            "strokeDash": {"condition": {"test": "datum.is_as_on_gpu", "value": [2, 2]}, "value": [1, 0]},
             "tooltip": tooltip,
         }
         | (
@@ -69,7 +76,7 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
             else {}
         ),
     }
-    layers = [*_whiskers(rows, x, y), points, *_labels(rows, x, y)]
+    layers = [*_whiskers(rows, x, y, colour), points, *_labels(rows, x, y)]
     return Figure(
         key="front",
         title="Memory against time",
@@ -77,6 +84,7 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
             "Down and left is better. Filled points are not dominated: nothing else needs as little memory "
             f"in as little time. Bars are 95 % intervals. At 1 and 100 % is {named}. "
             "Trials that differ or are inert are left out."
+            f"{_AS_ON_GPU if any(row['is_as_on_gpu'] for row in rows) else ''}"
         ),
         spec={"height": 380, "layer": layers},
         rows=tuple(rows),
@@ -87,25 +95,25 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
 def _front_rows(sweep: SweepRecords, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     """Yield the row of each trial of a setting that has memory and time."""
     found = pareto_front(entries)
-    for point in found.points:
+    for point in (*found.points, *found.as_on_gpu):
         entry, by = point.entry, found.dominated.get(point.entry.trial_id)
         is_labelled = by is None and not is_baseline(entry.record.experiment)
+        standing = "not dominated" if by is None else f"dominated by {by.entry.name}"
         yield row_of(entry, _FRONT_COLUMNS) | {
-            "variant": entry.family,
             "place": sweep.where(entry),
-            "by": "not dominated" if by is None else f"dominated by {by.entry.name}",
-            "is_best": by is None,
-            "label": entry.choice if is_labelled else "",
+            "by": "what a GPU would save" if entry.is_as_on_gpu else standing,
+            "is_best": by is None and not entry.is_as_on_gpu,
+            "is_as_on_gpu": entry.is_as_on_gpu,
+            "label": f"{entry.choice}{' (GPU)' if entry.is_as_on_gpu else ''}" if is_labelled else "",
             "verdict": entry.record.verdict,
         }
 
 
-def _whiskers(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
+def _whiskers(rows: Sequence[_Row], x: _Channel, y: _Channel, colour: _Channel) -> Iterator[dict[str, Any]]:
     """Yield the layer of intervals, unless there are too many to tell apart."""
     if len(rows) <= _MOST_WHISKERS:
         ends = {"x": {**x, "field": "low", "title": ""}, "x2": {"field": "high"}, "y": {**y, "title": ""}}
-        colour = {"color": {"field": "variant", "type": "nominal", "title": "variant", "legend": _RINGS}}
-        yield {"mark": {"type": "rule", "opacity": 0.35}, "encoding": ends | colour}
+        yield {"mark": {"type": "rule", "opacity": 0.35}, "encoding": {**ends, "color": colour}}
 
 
 def _labels(rows: Sequence[_Row], x: _Channel, y: _Channel) -> Iterator[dict[str, Any]]:
@@ -147,6 +155,7 @@ def prediction_figure(sweep: SweepRecords) -> Figure | None:
         "encoding": {
             "x": {"field": "x", "type": "quantitative", "title": "predicted peak, MiB", "scale": log},
             "y": {"field": "y", "type": "quantitative", "title": "measured peak, MiB", "scale": log},
+            "color": variant_colour(sweep, rows),
             "tooltip": [
                 tip("name", "trial"),
                 tip("predicted", "predicted bytes", ",d"),

@@ -12,23 +12,30 @@
     const font = getComputedStyle(document.body).fontFamily;
     return {
       background: "transparent", font, view: { stroke: null },
-      range: { category: ["#4c78e0", "#e0a100", "#f0685a", "#3fae8f", "#a46be8", "#e76fae", "#8f9bad", "#59b8e6", "#a07850", "#7fae3f"] },
       axis: { labelColor: soft, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, labelLimit: isNarrow() ? 130 : 400, labelSeparation: 6 },
-      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 180, columns: isNarrow() ? 2 : 5, layout: { top: { direction: "vertical" } } },
-      text: { color: ink, fontSize: 12 }, tick: { color: ink }, rule: { color: soft }, line: { color: soft },
+      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 180, columns: isNarrow() ? 2 : 8, layout: { top: { direction: "vertical" } } },
+      header: { labelColor: ink, labelFontSize: 13, labelFontWeight: 600 }, text: { color: ink, fontSize: 12 }, tick: { color: ink }, rule: { color: soft }, line: { color: soft },
     };
   }
 
   const MOST_SHAPES = 1500; // beyond, elements of their own are slow
+  const MARGIN = 62; // of a panel, for its axis and the gap
+  function sized(content, place) {
+    if (!content.facet) return { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" } };
+    const panels = new Set(content.data.values.map((row) => row[content.facet.field])).size;
+    const columns = isNarrow() ? 1 : Math.min(2, panels);
+    return { ...content, columns, spec: { ...content.spec, width: place.clientWidth / columns - MARGIN } };
+  }
   async function draw() {
     const errors = [];
     for (const holder of document.querySelectorAll("script[data-figure]")) {
       const key = holder.dataset.figure;
       const place = document.querySelector(`div.plot[data-figure="${key}"]`);
+      if (!place.offsetParent) continue; // another choice shows it
       const about = document.querySelector(`#figure-${key} h3`).textContent;
       const content = JSON.parse(holder.textContent);
       if (isNarrow() && content.layer) content.layer = content.layer.filter(({ mark }) => mark.type !== "text"); // a tap names a point
-      const spec = { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" }, description: about, config: config() };
+      const spec = { ...sized(content, place), description: about, config: config() };
       const options = { actions: false, renderer: content.data.values.length > MOST_SHAPES ? "canvas" : "svg", ast: true, tooltip: { theme: isDark() ? "dark" : "light" } };
       await acbenchEmbed(place, spec, options).catch((error) => errors.push(`${key}: ${error}`));
     }
@@ -60,6 +67,12 @@
     });
     table.tBodies[0].append(...keyed.map(([, row]) => row));
   }
+  const choice = document.getElementById("chapter"), limits = [];
+  function choose() {
+    for (const part of document.querySelectorAll("div[data-chapter]")) part.hidden = part.dataset.chapter !== choice.value;
+    for (const limit of limits) limit();
+    redraw();
+  }
   const MOST_ROWS = 200;
   for (const table of document.querySelectorAll("table.sortable")) {
     [...table.tHead.rows[0].cells].forEach((heading, column) => {
@@ -83,7 +96,7 @@
       let shown = 0, found = 0;
       for (const row of rows) {
         const text = wanted.length ? row.textContent.toLowerCase() : "";
-        const fits = wanted.every((word) => text.includes(word));
+        const fits = (!choice || !row.dataset.chapter || row.dataset.chapter === choice.value) && wanted.every((word) => text.includes(word));
         found += fits;
         const visible = fits && (all || shown < MOST_ROWS);
         shown += visible;
@@ -98,6 +111,7 @@
     more.addEventListener("click", () => { all = true; limit(); });
     tools.append(name, count, more);
     table.closest(".scroll").before(tools);
+    limits.push(limit);
     limit();
   }
 
@@ -116,5 +130,9 @@
   for (const kind of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"]) addEventListener(kind, () => { touched = performance.now(); }, { passive: true });
   const isIdle = () => !document.hidden && performance.now() - touched > 10 * refresh;
   if (refresh) setInterval(() => { if (isIdle()) location.reload(); }, refresh);
-  redraw();
+  if (choice) {
+    choice.parentElement.hidden = false;
+    choice.addEventListener("change", choose);
+    choose();
+  } else redraw();
 })();

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from harness.records.record import Record
-from harness.report.content.answer import answer
 from harness.report.content.columns import notes
 from harness.report.content.figures.scatter import front_figure
 from harness.report.content.plan_notes import plan_notes
+from harness.report.content.tables import remarks
 from harness.report.facts.baseline import of_baseline, of_baselines
 from harness.report.facts.document import plain
 from harness.report.facts.fields_read import as_read
@@ -83,7 +83,7 @@ def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, nam
 )
 def test_what_a_plan_came_to(shown: Record, expected: list[str]) -> None:
     assert list(plan_notes(shown)) == expected
-    said = [plain(statement.line) for statement in answer(sweep_of([shown], name="demo"))]
+    said = [plain(statement.line) for statement in remarks(sweep_of([shown], name="demo"))]
     assert [remark in notes(shown) for remark in expected] == [True] * len(expected)
     assert [any(f": {remark}." in line for line in said) for remark in expected] == [True] * len(expected)
 
@@ -130,9 +130,8 @@ def test_what_many_trials_are_compared_with(
     assert of_baselines(resolved) == expected
 
 
-def test_answer_and_figure_name_the_baseline_of_a_sharding() -> None:
+def test_the_figure_names_the_baseline_of_a_sharding() -> None:
     sweep = sweep_of([record(experiment("none", "tp2")), record(_ALONE)], name="demo")
-    assert "of the peak memory of shard=none on the same mesh (" in plain(answer(sweep)[0].line)
     figure = front_figure(sweep)
     assert figure is not None
     assert "At 1 and 100 % is shard=none on the same mesh." in figure.about

@@ -20,8 +20,8 @@ COLUMNS = (
     "verdict",
     "saved",
     "peak",
-    "recomputed FLOPs",
     "step time vs baseline",
+    "recomputed FLOPs",
     "tokens/s",
     "MFU / HFU",
     "collectives",
@@ -70,8 +70,17 @@ def cell(shown: Record, column: str) -> str:
         pytest.param(
             measured("time", twin_s=[0.4, 0.6, 0.5, 0.4, 0.6, 0.5]),
             "step time vs baseline",
-            "≈ 1 [0.83, 1.25]",
+            "1.00× [0.83, 1.25] ≈1",  # noqa: RUF001 (times)
             id="a ratio that cannot be told from 1",
+        ),
+        pytest.param(
+            measured("time", variant_s=[3.996, 1.0, 1.0, 5.54, 5.54, 5.54], twin_s=[1.0] * 6),
+            "step time vs baseline",
+            "4.77× [1.00, 5.54] ≈1",  # noqa: RUF001 (times)
+            id="a median far from 1 stands, whatever its interval",
+        ),
+        pytest.param(
+            measured("memory", host_peak_bytes=1), "peak", "10.0 MiB GPU", id="what only a GPU would save"
         ),
         pytest.param(measured("time", twin_s=[]), "step time vs baseline", "-", id="no twin"),
         pytest.param(record(), "tokens/s", "2,048", id="tokens/s"),
@@ -123,8 +132,8 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
     predicted = record().to_dict()
     predicted["memory"]["predicted_peak_bytes"] = 2048
     content = sheet([record(), validate(predicted)])
-    assert content.columns[6] == "predicted peak"
-    assert [row[6] for row in content.rows] == ["-", "2.0 KiB"]
+    assert content.columns[8] == "predicted peak"
+    assert [row[8] for row in content.rows] == ["-", "2.0 KiB"]
 
 
 @pytest.mark.parametrize(
@@ -302,16 +311,57 @@ def test_a_tree_of_labels_is_called_by_its_start_and_an_address() -> None:
     ]
 
 
-def test_elsewhere_than_on_a_terminal_every_row_is_one_plain_line() -> None:
-    stream = io.StringIO()
+def printed(*records: Record, stream: io.StringIO | None = None) -> list[str]:
+    stream = stream or io.StringIO()
+    print_table(list(records), stream=stream)
+    return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+
+
+def test_every_line_fits_80_columns() -> None:
+    names = ("none", "full", "selective_layer", "selective_op", "offload")
+    results = [rank_result() for _ in names]
+    results[-1]["memory"]["host_peak_bytes"] = 1
+    records = [
+        record(experiment(name, mesh), result)
+        for name, result in zip(names, results, strict=True)
+        for mesh in ("single", "shard2")
+    ]
+    lines = printed(*records)
+    assert max(map(len, lines)) <= 80
+    headings = [line.split() for line in lines if line.startswith("variant")]
+    assert [heading[:3] for heading in headings] == [
+        ["variant", "mesh", "verdict"],
+        ["variant", "mesh", "FLOPs"],
+        ["variant", "mesh", "collectives"],
+    ]
+    assert [line.rstrip() for line in lines if line.startswith("full")][:2] == [
+        "full             single  neutral  3.0 MiB  10.0 MiB      1.25× [1.25, 1.25]",  # noqa: RUF001 (times)
+        "full             shard2  neutral  3.0 MiB  10.0 MiB      1.25× [1.25, 1.25]",  # noqa: RUF001 (times)
+    ]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    text = "\n".join(printed(record()))
+    assert "status" not in text
+    assert "MFU / HFU  " not in text
+    assert "status" in "\n".join(printed(record(), failed("oom")))
+
+
+def test_what_differs_is_said_below() -> None:
+    assert "Trials differ in ac: full, none." in printed(record(), record(experiment("none")))
+
+
+def test_elsewhere_than_on_a_terminal_a_row_with_a_long_name_is_one_plain_line() -> None:
     long = experiment(ac={"save_ops": ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * 3})
-    print_table([record(), record(long)], stream=stream)
-    text = stream.getvalue()
-    assert "\x1b" not in text
-    assert "…" not in text
-    for row in sheet([record(), record(long)]).rows:
-        (line,) = [line for line in text.splitlines() if line.strip().startswith(row[0] + "  ")]
-        assert all(cell in line for cell in row)
+    records = [record(), record(long)]
+    lines = printed(*records)
+    assert "…" not in "".join(lines)
+    hidden = {"status", "predicted peak", "MFU / HFU"}
+    content = sheet(records)
+    for row in content.rows:
+        (line,) = [line for line in lines if line.startswith(row[0] + "  ")]
+        shown = [cell for name, cell in zip(content.columns, row, strict=True) if name not in hidden]
+        assert all(cell in line for cell in shown)
 
 
 @pytest.mark.parametrize("columns", [60, 140])
@@ -320,13 +370,11 @@ def test_on_a_terminal_cells_wrap_between_words_and_are_never_cut(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    print_table([record()], stream=stream)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    lines = printed(record(), failed("oom"), stream=Terminal())
     words = {word for line in lines for word in line.split()}
-    (row,) = sheet([record()]).rows
-    assert words >= {word for cell in (*COLUMNS, *row) for word in cell.split()}
-    assert max(map(len, lines[:5])) <= max(columns, 120)
+    row = sheet([record()]).rows[0]
+    assert words >= {word for cell in row for word in cell.split()} - {"-"}
+    assert max(map(len, lines[:5])) <= max(columns, 80)
 
 
 def test_brackets_are_text_and_no_markup() -> None:

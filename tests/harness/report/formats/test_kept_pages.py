@@ -21,7 +21,7 @@ def test_a_page_is_current(kept: Path) -> None:
     assert (folder / "report.md").read_text("utf-8") == to_markdown(content, "figures"), (
         "run python -m docs.tools.readme"
     )
-    figures = [item for section in content.sections for item in section.items if isinstance(item, Figure)]
+    figures = [item for item in content.items if isinstance(item, Figure)]
     assert {path.stem for path in (folder / "figures").iterdir()} == {figure.key for figure in figures}
     for figure in figures:
         assert (folder / "figures" / f"{figure.key}.svg").read_text("utf-8") == to_svg(figure)

@@ -32,6 +32,9 @@ if CHROMIUM is None and not os.environ.get("CI"):
     pytest.skip("no chromium on the path; Debian's package is chromium", allow_module_level=True)
 
 FIGURES = {"front", "memory", "timeline", "work", "prediction", "chunk-budget-mib"}
+"""What the first chapter has."""
+
+VISIBLE = "#table-results tbody tr:not(.more)"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE_MS = 150_000
 """Longest wait for what takes a second on a machine with nothing else to do."""
@@ -106,7 +109,7 @@ def test_the_page_draws_everything_and_fetches_nothing(
     assert opened.said == []
     assert opened.requests == [file.as_uri()]
     plots = page.eval_on_selector_all(
-        "div.plot",
+        "div[data-chapter]:not([hidden]) div.plot",
         "all => all.map(each => [each.dataset.figure, each.querySelectorAll('svg path, canvas').length])",
     )
     assert {key for key, _ in plots} == FIGURES
@@ -139,7 +142,7 @@ def test_hovering_a_verdict_names_the_first_difference(wide: Opened) -> None:
 
 
 def test_hovering_a_number_shows_its_exact_value_and_place(wide: Opened) -> None:
-    number = wide.page.locator("#table-results data").first
+    number = wide.page.locator(f"{VISIBLE} data").first
     number.hover()
     assert (
         number.get_attribute("title") == f"{number.get_attribute('value')} ({number.get_attribute('data-p')})"
@@ -148,17 +151,17 @@ def test_hovering_a_number_shows_its_exact_value_and_place(wide: Opened) -> None
 
 def test_rows_are_filtered_and_sorted_with_the_keyboard(wide: Opened) -> None:
     page = wide.page
-    page.locator(".tools input").first.fill("offload llama_1b")
-    rows = page.locator("#table-results tbody tr:not(.more) th")
+    page.locator(".tools input").first.fill("offload gpt_nano")
+    rows = page.locator(f"{VISIBLE} th")
     names = rows.all_inner_texts()
     assert names
-    assert all("offload" in name and "llama_1b" in name for name in names)
+    assert all("offload" in name and "gpt_nano" in name for name in names)
     heading = page.locator("#table-results thead th", has_text="peak").first
     heading.locator("button").focus()
     page.keyboard.press("Enter")
     assert heading.get_attribute("aria-sort") == "ascending"
     cells = page.eval_on_selector_all(
-        "#table-results tbody tr:not(.more)",
+        VISIBLE,
         "rows => rows.map(row => row.cells[4].querySelector('data')?.value)",
     )
     known = [int(cell) for cell in cells if cell is not None]
@@ -166,8 +169,23 @@ def test_rows_are_filtered_and_sorted_with_the_keyboard(wide: Opened) -> None:
     page.locator(".tools input").first.fill("")
 
 
+def test_choosing_a_model_shows_its_answer_figures_and_rows(wide: Opened) -> None:
+    page = wide.page
+    titles = page.locator("#chapter option").all_inner_texts()
+    assert sorted(titles)[:2] == ["gpt_nano, seed=0", "gpt_nano, seed=1"]
+    wanted = titles.index("llama_1b, seed=0")
+    page.select_option("#chapter", index=wanted)
+    page.wait_for_selector(f"[data-figure=front-{wanted + 1}] svg")
+    assert page.locator("#answer .claim.what:visible").all_inner_texts()[0].startswith("llama_1b with ")
+    names = page.locator(f"{VISIBLE} th").all_inner_texts()
+    assert names
+    assert all("seed=0" in name and "llama_1b" in name for name in names)
+    page.select_option("#chapter", index=0)
+    page.wait_for_selector("[data-figure=front] svg")
+
+
 def test_a_trial_leads_to_its_details(wide: Opened) -> None:
-    wide.page.locator("#table-results tbody a").first.click()
+    wide.page.locator(f"{VISIBLE} a").first.click()
     opened = wide.page.locator("details[open] summary")
     opened.wait_for()
     assert opened.count() == 1

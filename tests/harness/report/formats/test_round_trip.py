@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown
-from tests.harness.report.reading import Shown, agrees, at, counted, leaves, numbers_of
+from tests.harness.report.reading import Shown, agrees, at, counted, leaves, numbers_of, pooled
 from tests.harness.report.synthetic import sweep
 
 COUNT = 200
@@ -29,8 +30,8 @@ COLUMNS = {
     "peak": "memory/peak_bytes",
     "predicted peak": "memory/predicted_peak_bytes",
     "recomputed FLOPs": "work/recomputed_flops",
-    "tokens/s": "time/tokens_per_s",
 }
+_TOKENS = "pooled time/tokens_per_s"
 _SUMMARISED = ("error", "memory", "work", "time", "parity")
 
 
@@ -67,6 +68,9 @@ def page(content: Document) -> str:
 def is_true(shown: Shown, stored: dict[str, dict[str, Any]]) -> bool:
     if shown.path.startswith("count "):
         value: float = counted(list(stored.values()), shown.path)
+    elif shown.path.startswith("pooled "):
+        value = pooled(list(stored.values()), shown.owner, shown.path)
+        return math.isclose(float(shown.value), value) and agrees(shown.text, value)
     else:
         value = at(stored[shown.owner], shown.path)
     return float(shown.value) == value and agrees(shown.text, value)
@@ -88,27 +92,21 @@ def test_numbers_of_the_page(page: str, stored: dict[str, dict[str, Any]]) -> No
         for path in COLUMNS.values()
         if record[path.partition("/")[0]] is not None and at(record, path) is not None
     }
+    numbered |= {(trial_id, _TOKENS) for trial_id, record in stored.items() if record["time"] is not None}
     assert numbered <= shown
     assert len(found) > 20 * COUNT
 
 
 def test_figures_of_the_page(page: str, content: Document, stored: dict[str, dict[str, Any]]) -> None:
-    figures = {
-        item.key: item for section in content.sections for item in section.items if isinstance(item, Figure)
-    }
+    figures = {item.key: item for item in content.items if isinstance(item, Figure)}
     scripts = re.findall(r'<script type="application/json" data-figure="([\w-]+)">(.*?)</script>', page)
-    assert (
-        {key for key, _ in scripts}
-        == set(figures)
-        == {
-            "front",
-            "memory",
-            "timeline",
-            "work",
-            "prediction",
-            "chunk-budget-mib",
-        }
-    )
+    kinds = ("front", "memory", "timeline", "work", "prediction")
+    assert {key for key, _ in scripts} == set(figures)
+    assert len(content.chapters) > 1
+    assert set(kinds) <= set(figures)
+    assert any(key.startswith("chunk-budget-mib") for key in figures)
+    for number in range(2, len(content.chapters) + 1):
+        assert {f"{kind}-{number}" for kind in kinds} <= set(figures)
     for key, text in scripts:
         rows = json.loads(text)["data"]["values"]
         assert rows
@@ -124,8 +122,13 @@ def test_numbers_of_the_markdown(
     loaded: SweepRecords, content: Document, stored: dict[str, dict[str, Any]]
 ) -> None:
     text = to_markdown(content, "figures")
-    table = text.split("### All trials")[1].split("\n\n")[1].splitlines()
-    heading, _, *rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table]
+    blocks = [block for block in text.split("### All trials")[1].split("\n\n")[1:] if block.startswith("|")]
+    tables = [
+        [re.split(r"(?<!\\)\|", line.strip("|")) for line in block.splitlines()]
+        for block in blocks[: next(i for i, block in enumerate(blocks) if i and "variant" in block[:12])]
+    ]
+    rows = [[cell for cells in parts for cell in cells] for parts in zip(*tables, strict=True)]
+    heading, _, *rows = rows
     assert len(rows) == COUNT
     columns = {name.strip(): index for index, name in enumerate(heading)}
     wrong = []

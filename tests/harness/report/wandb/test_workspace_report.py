@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.records.store import Store
-from harness.report.content.answer import answer
+from harness.report.content.contents import document
 from harness.report.facts.document import Number, plain
 from harness.report.facts.flat_record import flat_config, flat_summary
 from harness.report.facts.sweep_records import load
@@ -56,7 +56,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_numbers_of_the_conclusion_equal_the_store(offline: Store) -> None:
     stored = {each.trial_id: each.to_dict() for each in offline.scan().records}
     lines = texts(written(offline))[0].splitlines()
-    statements = answer(load(offline.root))
+    statements = document(load(offline.root)).statements
     assert len(lines) == len(statements) > 3
     for line, statement in zip(lines, statements, strict=True):
         numbers = [part for part in statement.line if isinstance(part, Number)]
