@@ -19,7 +19,7 @@
   }
 
   const MOST_SHAPES = 1500; // beyond, elements of their own are slow
-  const MARGIN = 62; // of a panel, for its axis and the gap
+  const MARGIN = 84; // of a panel, for its axis and the gap
   function sized(content, place) {
     if (!content.facet) return { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" } };
     const panels = new Set(content.data.values.map((row) => row[content.facet.field])).size;
