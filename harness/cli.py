@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from harness.schema import (
     with_mesh_name,
     without_idle_options,
 )
+from harness.sweep.dry_run import outline
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
 from harness.sweep.planning_log import planning_shown
@@ -59,6 +61,7 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 _HOPELESS = (UnknownOptionError, MissingPackageError)
 """Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
 
+_VERSION, _DRY_RUN = "--version", "--dry-run"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
@@ -68,6 +71,7 @@ class _Command:
     """The state of one command, kept for `main` because Hydra does not return what a sweep returned.
 
     Fields:
+        is_dry_run: whether to print what would run, and run nothing.
         is_composed: whether Hydra has composed the configuration.
         single: configuration of the one trial; `None` for a sweep.
         hydra: Hydra's own part of that configuration.
@@ -75,6 +79,7 @@ class _Command:
         result: outcome of the trials; `None` where nothing had to run.
     """
 
+    is_dry_run: bool = False
     is_composed: bool = False
     single: DictConfig | None = None
     hydra: HydraConf | None = None
@@ -87,11 +92,15 @@ _command: ContextVar[_Command] = ContextVar("_command")
 
 def main() -> None:
     """Run the command; exit 0, 1 or 2 as the command-line contract says."""
-    command = _Command()
+    words = sys.argv[1:]
+    if _VERSION in words:
+        sys.stdout.write(f"acbench {version('acbench')}\n")
+        return
+    command = _Command(is_dry_run=_DRY_RUN in words)
     token = _command.set(command)
     try:
         with sigterm_exits(), planning_shown():
-            with _hydra_told(_words(sys.argv[1:])):
+            with _hydra_told(_words([word for word in words if word != _DRY_RUN])):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -180,6 +189,9 @@ def _run_sweep(
         raise hopeless[0]
     if chosen.show is not None:
         _show(points, chosen.show)
+    elif _command.get().is_dry_run:
+        _outline(points, chosen.run, launcher)
+    if chosen.show is not None or _command.get().is_dry_run:
         return [(each.trial_id, None) for each in points]
     result = _run(points, chosen, launcher, agent)
     found = {record.trial_id: record for record in result.records}
@@ -206,6 +218,9 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
         if chosen.show is not None:
             _show([only], chosen.show)
             return
+        if _command.get().is_dry_run:
+            _outline([only], chosen.run, here)
+            return
         _run([only], chosen, here, agent)
 
 
@@ -218,7 +233,8 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight()
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    return Preflight(is_done, agent.prepare) if launcher.uses_agent else Preflight(is_done)
+    is_prepared = launcher.uses_agent and not _command.get().is_dry_run
+    return Preflight(is_done, agent.prepare) if is_prepared else Preflight(is_done)
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -249,6 +265,13 @@ def _show(points: Sequence[Point], what: str) -> None:
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
         sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
+
+
+def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:
+    """Print what would run, and what is there already."""
+    store = Store(Path(run.outputs_dir) / run.name)
+    is_done = finished_before(store, launcher, rerun=run.rerun)
+    sys.stdout.write(f"{outline(points, store, is_done)}\n")
 
 
 def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent) -> Result:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from harness.errors import ConfigError
@@ -18,6 +19,7 @@ from harness.records.record import Record
 from harness.records.store import RECORD, Store, write_atomically
 from harness.report.content.changes import changes
 from harness.report.content.contents import document
+from harness.report.content.fail_if import QUANTITIES, WORDS, FailIf, failing, parse
 from harness.report.content.terminal_table import print_table
 from harness.report.facts.document import Document, Figure, plain
 from harness.report.facts.number_words import printable
@@ -39,7 +41,10 @@ _MOST_COMPARED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and print its answer; 1 when something was not sent, 2 when nothing was done."""
+    """Write the report and print its answer.
+
+    Exit status 1 when something was not sent or a trial meets `--fail-if`, 2 when nothing was done.
+    """
     options = _options(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no ≈ is told \\u2248
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -87,6 +92,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--format", type=_formats, default=("html",), help=f"comma-separated, of {', '.join(FORMATS)}; html"
     )
+    parser.add_argument(
+        "--fail-if",
+        type=_condition,
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="with two sweeps, baseline and candidate: exit with 1 and the trials that meet it; a number "
+        "by its ratio candidate / baseline ('peak_bytes>1.02'), a word as it is ('verdict!=neutral'); may be "
+        f"given again. Numbers: {', '.join(QUANTITIES)}. Words: {', '.join(WORDS)}",
+    )
+    parser.add_argument("--version", action="version", version=f"acbench {version('acbench')}")
     parser.add_argument("--out", type=Path, help="folder to write to; that of the first sweep")
     parser.add_argument(
         "--watch", action="store_true", help="write again whenever a record comes, until Ctrl-C"
@@ -107,6 +123,8 @@ def _checks(options: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     """Yield what must not be asked for, with what to ask for instead."""
     first, count, formats = options.sweeps[0], len(options.sweeps), set(options.format)
     yield count > _MOST_COMPARED, f"at most two sweeps can be compared, got {count}"
+    is_alone = bool(options.fail_if) and count != _MOST_COMPARED
+    yield is_alone, "--fail-if: compares two sweeps; give the baseline's folder, then the candidate's"
     is_other = count == _MOST_COMPARED and not formats <= {"html", "markdown"}
     yield is_other, "--format: two sweeps are compared as html or markdown"
     wants_wandb = "wandb" in formats
@@ -115,6 +133,13 @@ def _checks(options: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     yield options.sync and not wants_wandb, "--sync: sends to W&B; add --format wandb"
     yield options.watch and (count > 1 or formats != {"html"}), "--watch: follows one sweep, as html"
     yield options.watch and first.is_file(), "--watch: follows the folder of a sweep; a file does not change"
+
+
+def _condition(text: str) -> FailIf:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _formats(text: str) -> tuple[str, ...]:
@@ -162,7 +187,20 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     for made in filter(options.format.__contains__, writers):
         writers[made]()
     _print(content, sweeps[0].records if is_one and refresh_s is None else ())
+    if options.fail_if:
+        return _judged(options.fail_if, *sweeps)
     return _send(options) if "wandb" in options.format else 0
+
+
+def _judged(conditions: Sequence[FailIf], before: SweepRecords, after: SweepRecords) -> int:
+    """Print which trials meet which condition; 1 where one does."""
+    code = 0
+    for condition in conditions:
+        lines = list(failing(condition, before, after))
+        code = max(code, int(bool(lines)))
+        sys.stdout.write(f"fail-if {condition}: {len(lines) or 'no'} trial{'' if len(lines) == 1 else 's'}\n")
+        sys.stdout.writelines(f"  {line}\n" for line in lines)
+    return code
 
 
 def _print(content: Document, records: Sequence[Record]) -> None:

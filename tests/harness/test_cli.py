@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from harness.ranks.forkserver import ForkServer
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished
-from tests.harness.composing import ROOT
+from tests.harness.composing import ROOT, composed
 
 ACBENCH = str(Path(sys.executable).with_name("acbench"))
 SMALL = [
@@ -211,13 +212,42 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     )
 
 
+def test_a_dry_run_says_what_would_run_and_leaves_nothing(acbench: Run, tmp_path: Path) -> None:
+    done = acbench("--dry-run", "-m", *SMALL, "ac=none,full", "seed=0,-1")
+    lines = done.stdout.splitlines()
+    assert (done.code, done.stderr) == (0, "")
+    assert [" ".join(line.split()[1:]) for line in lines[:-1]] == [
+        "to run none seed=0 on single, mlp",
+        "refused none seed=-1 on single, mlp: seed: must be at least 0, got -1",
+        "to run full seed=0 on single, mlp",
+        "refused full seed=-1 on single, mlp: seed: must be at least 0, got -1",
+    ]
+    assert lines[-1] == "4 points: 2 to run, 2 refused; nothing has run"
+    assert acbench("--dry-run", *SMALL).stdout.endswith("1 point: 1 to run; nothing has run\n")
+    assert _files(tmp_path) == []
+
+
+def test_the_version_is_ours(acbench: Run) -> None:
+    assert acbench("--version").stdout == f"acbench {version('acbench')}\n"
+
+
+def test_help_says_what_every_option_is(acbench: Run) -> None:
+    text = acbench("--help").stdout
+    said = {line.split()[0] for line in text.partition("== Defaults ==")[0].splitlines() if line.strip()}
+    config = composed([])
+    assert {str(name) for name in config if name != "hydra"} - said == set()
+
+
 def test_a_sweep_prints_its_table_on_stdout_and_nothing_else(swept: Swept) -> None:
     assert swept.first.code == 0, swept.first.stderr
     lines = [line.split() for line in swept.first.stdout.splitlines() if line.strip()]
-    assert lines[0][:5] == ["variant", "mesh", "status", "verdict", "saved"]
+    first = next(number for number, line in enumerate(lines) if line[0] == "variant")
+    assert lines[first][:5] == ["variant", "mesh", "status", "verdict", "saved"]
     rows = [
-        [cell for cell in line if cell in {"none", "full", "ok", "refused", "neutral"}] for line in lines[2:6]
+        [cell for cell in line if cell in {"none", "full", "ok", "refused", "neutral"}]
+        for line in lines[first + 2 : first + 6]
     ]
+    assert max(map(len, swept.first.stdout.partition("saved, peak:")[0].splitlines())) <= 80
     assert rows == [
         ["none", "ok", "neutral"],
         ["none", "refused"],

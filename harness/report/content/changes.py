@@ -58,7 +58,7 @@ def changes(before: SweepRecords, after: SweepRecords) -> Document:
     if before.name == after.name:
         before = replace(before, name=f"{before.name}, before")
         after = replace(after, name=f"{after.name}, after")
-    pairs = [_pair(one, other) for one, other in _matched(before, after)]
+    pairs = [_pair(one, other) for one, other in matched(before, after)]
     changed = [pair for pair in pairs if pair.changed]
     same = [pair for pair in pairs if not pair.changed]
     sections = (
@@ -76,7 +76,8 @@ def changes(before: SweepRecords, after: SweepRecords) -> Document:
     )
 
 
-def _matched(before: SweepRecords, after: SweepRecords) -> Iterator[tuple[Entry, Entry]]:
+def matched(before: SweepRecords, after: SweepRecords) -> Iterator[tuple[Entry, Entry]]:
+    """Yield the trials that both sweeps have: by trial id, or by the options that both know."""
     same = {entry.trial_id: entry for entry in after.entries}
     known = {entry.trial_id for entry in before.entries}
     ours = [entry for entry in before.entries if entry.trial_id not in same]

@@ -44,7 +44,10 @@ def timeline_figure(sweep: SweepRecords) -> Figure | None:
     }
     marks = {"x": {"datum": 1, "type": "quantitative"}}, {"x": {"datum": 2, "type": "quantitative"}}
     layers = [
-        *({"mark": {"type": "rule", "strokeDash": [3, 3]}, "encoding": mark} for mark in marks),
+        *(
+            {"mark": {"type": "rule", "strokeDash": [3, 3], "aria": False}, "encoding": mark}
+            for mark in marks
+        ),
         {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": shared},
         {"mark": {"type": "point", "opacity": 0, "size": 60}, "encoding": shared},
         {

@@ -7,19 +7,19 @@
   const isNarrow = () => innerWidth < 640;
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-  function config() {
+  function config(legendColumns = isNarrow() ? 2 : 8) {
     const [ink, soft, line] = ["--ink", "--soft", "--line"].map(colour);
     const font = getComputedStyle(document.body).fontFamily;
     return {
       background: "transparent", font, view: { stroke: null },
       axis: { labelColor: soft, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, labelLimit: isNarrow() ? 130 : 400, labelSeparation: 6 },
-      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 180, columns: isNarrow() ? 2 : 8, layout: { top: { direction: "vertical" } } },
+      legend: { labelColor: ink, titleColor: soft, orient: "top", labelFontSize: 12, labelLimit: isNarrow() ? 130 : 180, columns: legendColumns, layout: { top: { direction: "vertical" } } },
       header: { labelColor: ink, labelFontSize: 13, labelFontWeight: 600 }, text: { color: ink, fontSize: 12 }, tick: { color: ink }, rule: { color: soft }, line: { color: soft },
     };
   }
 
   const MOST_SHAPES = 1500; // beyond, elements of their own are slow
-  const MARGIN = 62; // of a panel, for its axis and the gap
+  const MARGIN = 84; // of a panel, for its axis and the gap
   function sized(content, place) {
     if (!content.facet) return { ...content, width: "container", autosize: { type: "fit-x", contains: "padding" } };
     const panels = new Set(content.data.values.map((row) => row[content.facet.field])).size;
@@ -35,7 +35,7 @@
       const about = document.querySelector(`#figure-${key} h3`).textContent;
       const content = JSON.parse(holder.textContent);
       if (isNarrow() && content.layer) content.layer = content.layer.filter(({ mark }) => mark.type !== "text"); // a tap names a point
-      const spec = { ...sized(content, place), description: about, config: config() };
+      const spec = { ...sized(content, place), description: about, config: content.facet && isNarrow() ? config(1) : config() };
       const options = { actions: false, renderer: content.data.values.length > MOST_SHAPES ? "canvas" : "svg", ast: true, tooltip: { theme: isDark() ? "dark" : "light" } };
       await acbenchEmbed(place, spec, options).catch((error) => errors.push(`${key}: ${error}`));
     }

@@ -235,8 +235,8 @@ def test_wrong_mathematics_and_inaction_are_part_of_the_answer() -> None:
         HERE,
         (
             "2 trials: 2 ok, 1 differs, 1 inert; full on single differs from the plain model: gradient of "
-            "'layers.0.weight' differs first at (3,) on rank 0: 0.5000 vs 0.2500; selective_op on single "
-            "does nothing: never fired: mm."
+            "'layers.0.weight' differs first at (3,) on rank 0 in step 0: 0.5000 vs 0.2500; selective_op on "
+            "single does nothing: never fired: mm."
         ),
     ]
 
