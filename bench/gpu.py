@@ -140,7 +140,7 @@ STAGES: Mapping[str, Stage] = {
             _bench(
                 "parity_matrix",
                 "parity_matrix",
-                150,
+                140,
                 gpu="--meshes single",
                 cpu="--meshes single --models mlp",
             ),
@@ -161,7 +161,7 @@ STAGES: Mapping[str, Stage] = {
             _sweep(
                 "chunks_evoformer",
                 f"{_CHUNKED} model=evoformer",
-                100,
+                150,
                 gpu="chunk.fraction=0.5",
                 cpu=f"chunk.fraction=0.9 model.msa_width=32 model.pair_width=16 model.n_residues=8 {_TINY}",
             ),
@@ -352,6 +352,7 @@ class Runner:
 def main() -> int:
     """Run the stages asked for; return 1 if a command did not end as it should."""
     arguments = _arguments()
+    end_s = time.monotonic() + 60 * arguments.minutes
     device = "cpu" if arguments.rehearse else "cuda"
     with tempfile.TemporaryDirectory() as folder, _sigterm_ends():
         results = Path(folder, "results")
@@ -362,7 +363,7 @@ def main() -> int:
             device=device,
             results=results,
             environment=_environment(Path(folder, "packages"), device),
-            end_s=time.monotonic() + 60 * arguments.minutes,
+            end_s=end_s,
             patience=_REHEARSAL_PATIENCE if arguments.rehearse else 1.0,
         )
         if runner.run("machine", MACHINE).status != "ok":
@@ -404,7 +405,7 @@ def _arguments() -> argparse.Namespace:
 def _environment(packages: Path, device: str) -> dict[str, str]:
     """Return the variables of commands, with the packages of wheels unpacked where there are any."""
     wheels = sorted(map(str, WHEELS.glob("*.whl")))
-    if wheels and device == "cuda":
+    if wheels:
         options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade"]
         command = [sys.executable, "-m", "pip", "install", *options, "--target", str(packages), *wheels]
         subprocess.run(command, check=True)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -215,6 +216,21 @@ def test_what_there_is_no_time_for_is_skipped(out: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu, "STAGES", {"first": Stage(question="?", commands=(endless, PRINTS))})
     assert run(monkeypatch, "--rehearse", "--out", str(out), "--minutes", "0.02") == 1
     assert statuses(out) == {"machine": "ok", "leaves": "timeout", "prints": "skipped"}
+
+
+def test_commands_find_the_packages_of_wheels(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels, about = out.with_name("wheels"), "brought-1.dist-info"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "WORD = 'unpacked'")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    imports = Command(name="imports", words="-c 'import brought; print(brought.WORD)'", limit_s=60)
+    monkeypatch.setattr(gpu, "WHEELS", wheels)
+    monkeypatch.setattr(gpu, "STAGES", {"first": Stage(question="?", commands=(imports,))})
+    assert run(monkeypatch, "--rehearse", "--out", str(out)) == 0
+    assert "unpacked" in (out / "log.txt").read_text("utf-8")
 
 
 def test_a_machine_that_cannot_run_it_ends_it(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
