@@ -9,8 +9,9 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points detection rewind point_overhead instrumentation \
 	planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
+GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
-.PHONY: demo test quick matrix check lint bench bench-slurm gpu clean
+.PHONY: demo test quick matrix check lint bench bench-slurm gpu gpu-rehearsal gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
@@ -44,9 +45,18 @@ bench: $(STAMP)
 bench-slurm: $(STAMP)
 	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 
-# One command for a machine with a GPU: the gpu tests and every benchmark, JSON under $$OUT (default outputs/gpu).
+# One command for a machine with a GPU (docs/gpu.md); three files under $$OUT, default outputs/gpu. It uses the machine's
+# own python3 and torch, and no network. STAGES="tests parity" chooses, MINUTES=9.5 ends in time.
 gpu:
-	sh bench/gpu.sh
+	$(PYTHON) -m bench.gpu $(STAGES) $(if $(MINUTES),--minutes $(MINUTES))
+
+# Every command of `make gpu`, on the CPU with tiny sizes.
+gpu-rehearsal: $(STAMP)
+	$(BIN)/python -m bench.gpu --rehearse --out outputs/gpu-rehearsal $(STAGES)
+
+# What a machine for GPU work usually lacks, for any Python, into .whl/, where `make gpu` finds it.
+gpu-wheels:
+	grep -E '^($(GPU_WHEELS))==' constraints.txt | xargs $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir .whl
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -50,6 +50,13 @@ One step of gpt_nano on two cores, quiet and beside three busy processes: by def
 227 ms, without any spinning 66 and 169 ms.
 """
 
+_ASKS_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Lets `torch.cuda.is_available` ask the driver's library, unless the user has decided.
+
+By default it initialises the driver, and CUDA then fails in every child that is forked afterwards.
+Source: torch/cuda/__init__.py, `is_available`.
+"""
+
 
 class ForkServerError(RuntimeError):
     """The fork server has ended, and with it every child."""
@@ -219,9 +226,9 @@ class ForkServer:
 
 
 def server_environment() -> dict[str, str]:
-    """Return the driver's environment, with how OpenMP waits where the user says nothing."""
+    """Return the driver's environment; how OpenMP waits and CUDA is found is ours unless the user says it."""
     is_decided = not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ)
-    return dict(os.environ) if is_decided else os.environ | _BRIEF_SPIN
+    return _ASKS_NVML | ({} if is_decided else _BRIEF_SPIN) | os.environ
 
 
 def serve(fileno: int, preload: Sequence[str]) -> None:

@@ -74,11 +74,12 @@ def test_offloaded_bytes_lie_in_host_memory_and_not_on_the_device(
 @pytest.mark.parametrize("device", [CUDA])
 def test_a_record_says_which_gpu_and_what_it_took(agent: Agent, tmp_path: Path, device: str) -> None:
     record = trial(agent, tmp_path, device=device, model="gpt", variant="full", timed_pairs=6)
-    assert record.environment["device"] == torch.cuda.get_device_name(0)
-    assert record.environment["driver"]
-    assert {"cuda", "foreign_processes"} <= record.environment.keys()
+    assert {"device", "driver", "cuda", "foreign_processes"} <= record.environment.keys()
     assert record.memory is not None
     assert record.memory.allocator is not None
-    assert record.memory.allocator.source == "cuda caching allocator"
     assert record.time is not None
     assert record.time.step_time_s.median > 0
+    if device == "cuda":
+        assert record.environment["device"] == torch.cuda.get_device_name(0)
+        assert record.environment["driver"]
+        assert record.memory.allocator.source == "cuda caching allocator"

@@ -457,3 +457,15 @@ def test_openmp_waits_as_the_user_has_decided(
     for name, value in users.items():
         monkeypatch.setenv(name, value)
     assert server_environment().get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize(
+    "said", [pytest.param(None, id="nothing"), pytest.param("0", id="what the user says")]
+)
+def test_asking_for_a_gpu_spoils_no_fork_unless_the_user_wants_it(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    if said is not None:
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", said)
+    assert server_environment()["PYTORCH_NVML_BASED_CUDA_CHECK"] == (said or "1")

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from strategies.ac.offload import Offload
 from strategies.regions.host_copies import HostCopy, HostLedger
 from strategies.regions.versions import Version
+from tests.gpu.devices import CUDA
 from tests.strategies.meters import measure
 from tests.strategies.toys import WIDTH, Block, Stack, differences, toy, train_step
 
@@ -176,12 +177,11 @@ def train_step_without_values(model: nn.Module) -> None:
     model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: pinned copies on a side stream")
-def test_parity_on_cuda_with_overlapped_copies() -> None:
-    plain, model = toy().cuda(), toy().cuda()
+@pytest.mark.parametrize("device", [CUDA])
+def test_parity_on_cuda_with_overlapped_copies(device: str) -> None:
+    plain, model = toy().to(device), toy().to(device)
     Offload(layers_fqn="layers").apply(model)
-    tokens = torch.arange(16, device="cuda").view(2, 8) % 11
+    tokens = torch.arange(16, device=device).view(2, 8) % 11
     for _ in range(3):
         gradients = []
         for candidate in (plain, model):

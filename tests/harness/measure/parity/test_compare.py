@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, steps, summarise
 from harness.measure.parity.snapshot import Captured, Structure, flatten
+from harness.measure.rng import rng_states
 from harness.models.base import Batch
 from harness.records.parity_result import (
     PARTS,
@@ -27,6 +28,7 @@ from harness.records.parity_result import (
     Weightless,
     describe_difference,
 )
+from tests.gpu.devices import CUDA
 from tests.toy_trainee import ToyTrainee, toy_batches, toy_steps, toy_trainee
 
 NAN, INF = float("nan"), float("inf")
@@ -763,17 +765,19 @@ def test_a_distributed_tensor_is_its_shard_and_its_placements() -> None:
     assert found.first_difference.actual == "DTensor (Replicate(),) of (2,) float32 (2,) on cpu"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_steps_on_a_gpu_seed_and_compare_its_generator() -> None:
-    def snapshots() -> Iterator[Snapshot]:
-        trainee = toy_trainee(lambda: Net().cuda())
-        return steps(trainee, toy_batches(2, 4, 8, device="cuda"), seed=0)
+@pytest.mark.parametrize("device", [CUDA])
+def test_steps_on_a_gpu_seed_and_compare_its_generator(device: str) -> None:
+    def generator() -> Tensor:
+        return rng_states(torch.device(device))[device]
 
-    state = torch.cuda.get_rng_state()
-    assert "cuda" in next(snapshots()).rng_state
+    def snapshots() -> Iterator[Snapshot]:
+        trainee = toy_trainee(lambda: Net().to(device))
+        return steps(trainee, toy_batches(2, 4, 8, device=device), seed=0)
+
+    state = generator()
+    assert device in next(snapshots()).rng_state
     assert compare_steps(snapshots(), (step.to_host() for step in snapshots()), count=2).is_equal
-    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.equal(generator(), state)
 
 
 def test_the_whole_is_equal_when_all_parts_are() -> None:

@@ -18,6 +18,7 @@ from harness.measure.speed.timing import (
     host_time_s,
     interleave,
 )
+from tests.gpu.devices import CUDA
 
 
 @dataclass
@@ -152,17 +153,17 @@ def test_the_clock_suits_the_device() -> None:
     assert (on_cuda.func, on_cuda.args) == (cuda_time_s, (torch.device("cuda:1"),))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_cuda_clock_waits_for_queued_work() -> None:
-    device = torch.device("cuda", 0)
-    matrix = torch.ones(4096, 4096, device=device)
+@pytest.mark.parametrize("kind", [CUDA])
+def test_the_clock_waits_for_queued_work(kind: str) -> None:
+    device = torch.device(kind, 0)
+    clock, width = clock_for(device), 4096 if kind == "cuda" else 512
+    matrix = torch.ones(width, width, device=device)
 
     def multiply(times: int) -> None:
         for _ in range(times):
             torch.mm(matrix, matrix)
 
     multiply(1)
-    many_s = cuda_time_s(device, lambda: multiply(20))
-    one_s = cuda_time_s(device, lambda: multiply(1))
+    many_s = clock(lambda: multiply(20))
+    one_s = clock(lambda: multiply(1))
     assert many_s > 5 * one_s
