@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from harness.schema import (
     with_mesh_name,
     without_idle_options,
 )
+from harness.sweep import checks
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
 from harness.sweep.planning_log import planning_shown
@@ -175,6 +177,8 @@ def _run_sweep(
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
+    if not launcher.uses_agent:
+        agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
     if hopeless and len(hopeless) == len(points):
         raise hopeless[0]
@@ -210,7 +214,7 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
 
 
 def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
-    """Return the checks of a command, during which the agent gets ready where trials will need it.
+    """Return the checks of a command; what builds a model does so where torch is imported, beside the agent.
 
     The model of a point that has a finished record is not built to check it.
     """
@@ -218,7 +222,7 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight()
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    return Preflight(is_done, agent.prepare) if launcher.uses_agent else Preflight(is_done)
+    return Preflight(is_done, partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
