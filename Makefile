@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# empty: processes keep bytecode, as they do by default; compiling the tree anew costs each of them a second
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # three, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder

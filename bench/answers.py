@@ -96,7 +96,7 @@ def _answer(checkout: Path, command: Sequence[str]) -> tuple[float, float]:
     subprocess.run(
         [sys.executable, *_PROGRAMS[name], *arguments],
         cwd=checkout,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
+        env=os.environ | {"PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": ""},  # as an installed one
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,

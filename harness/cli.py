@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from harness.schema import (
     with_mesh_name,
     without_idle_options,
 )
+from harness.sweep import checks
 from harness.sweep.dry_run import outline
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
@@ -184,6 +186,8 @@ def _run_sweep(
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
     points = [point(each, launcher, preflight, is_swept=True) for each in configs]
+    if not launcher.uses_agent:
+        agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
     if hopeless and len(hopeless) == len(points):
         raise hopeless[0]
@@ -225,7 +229,7 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
 
 
 def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
-    """Return the checks of a command, during which the agent gets ready where trials will need it.
+    """Return the checks of a command; what builds a model does so where torch is imported, beside the agent.
 
     The model of a point that has a finished record is not built to check it.
     """
@@ -233,8 +237,9 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight()
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    is_prepared = launcher.uses_agent and not _command.get().is_dry_run
-    return Preflight(is_done, agent.prepare) if is_prepared else Preflight(is_done)
+    if _command.get().is_dry_run:
+        return Preflight(is_done)
+    return Preflight(is_done, partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:

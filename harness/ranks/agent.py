@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from harness.errors import Terminated
+from harness.ranks.assistant import Assistant
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
@@ -32,8 +33,8 @@ PRELOAD = ("harness.ranks.entry",)
 class Agent:
     """Runs trials, one after the other; a context manager.
 
-    The fork server starts with `prepare`, or with the first trial: it imports for seconds, and later trials
-    cost a fork. The environment must be final by then. Leaving the context ends it and whatever is still
+    The fork server starts with the first call or trial: it imports for seconds, and later trials cost a fork.
+    The environment must be final by then. Leaving the context ends it and whatever is still
     alive; a trial after that starts another one.
 
     Args:
@@ -43,6 +44,7 @@ class Agent:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = (*PRELOAD, *preload)
         self._server: ForkServer | None = None
+        self._assistant: Assistant | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -50,10 +52,17 @@ class Agent:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def prepare(self) -> None:
-        """Start the fork server, unless it runs, and do not wait for its imports."""
-        if self._server is None:
-            self._server = ForkServer(self._preload)
+    def call(self, target: str, *arguments: Any) -> Any:
+        """Return what a function returns in a fork of the fork server; see `Assistant.call`.
+
+        One process answers all calls until the next trial begins.
+
+        Raises:
+            ForkServerError: the fork server could not import `preload`, or the process has ended.
+        """
+        if self._assistant is None:
+            self._assistant = Assistant(self._ready_server())
+        return self._assistant.call(target, *arguments)
 
     def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
         """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.
@@ -92,6 +101,7 @@ class Agent:
                 "RankJob.rendezvous: several nodes need an address that all of them know, got None"
             )
         server = self._ready_server()
+        self._dismiss_assistant()
         _clear(job)
         halt = halt or (lambda: None)
         live = LiveRanks(server, job.trial_dir, job.total)
@@ -112,13 +122,18 @@ class Agent:
 
     def close(self) -> None:
         """End the fork server."""
-        server, self._server = self._server, None
+        server, self._server, self._assistant = self._server, None, None
         if server is not None:
             server.close()
 
+    def _dismiss_assistant(self) -> None:
+        assistant, self._assistant = self._assistant, None
+        if assistant is not None:
+            assistant.close()
+
     def _ready_server(self) -> ForkServer:
-        self.prepare()
-        assert self._server is not None
+        if self._server is None:
+            self._server = ForkServer(self._preload)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._server.await_ready()

@@ -1,7 +1,8 @@
-"""What can be refused before any process starts: first what needs no model, then what a model shows."""
+"""What can be refused before any rank starts: first what needs no model, then what a model shows."""
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,9 +17,23 @@ from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.experiment.protocol import Protocol
 from harness.models.base import LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
-from harness.trial import without_memory
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError, shard_variants
+
+Refusal = ConfigError | StrategyError | None
+
+
+def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
+    """Return why a check of `harness.trial.without_memory` refuses a model, which it builds; `None` if not.
+
+    Args:
+        check: name of the check.
+        deadline_s: seconds that the user's factory may take.
+        model: first argument of the check.
+        others: further arguments.
+    """
+    checks = importlib.import_module("harness.trial.without_memory")
+    return _refusal(getattr(checks, check), deadline_s, model, *others)
 
 
 class Preflight:
@@ -26,17 +41,17 @@ class Preflight:
 
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
-        prepare: called before a model is built for the first time; a trial is then likely to run.
+        built: calls `built_refusal`, here or in a process that has imported torch.
     """
 
     def __init__(
         self,
         is_done: Callable[[Experiment], bool] = lambda _experiment: False,
-        prepare: Callable[[], None] = lambda: None,
+        built: Callable[..., Refusal] = built_refusal,
     ) -> None:
         self._is_done = is_done
-        self._prepare = prepare
-        self._refusals: dict[tuple[str, str], ConfigError | StrategyError | None] = {}
+        self._built = built
+        self._refusals: dict[tuple[str, str], Refusal] = {}
 
     def check(self, experiment: Experiment) -> None:
         """Refuse what cannot run here.
@@ -60,28 +75,29 @@ class Preflight:
             return
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
-        self._prepare()
         variant = experiment.ac, is_call_site, mesh.is_sharded, batch
-        self._once(deadline_s, without_memory.check_variant, model, *variant)
+        self._once(deadline_s, "check_variant", model, *variant)
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
-            self._once(deadline_s, without_memory.check_sharding, model, usual)
+            self._once(deadline_s, "check_sharding", model, usual)
         if name_of(experiment.chunk) != "none":
             usual = replace(experiment, shard=shard_variants["none"](), protocol=Protocol(), seed=0)
-            self._once(deadline_s, without_memory.check_chunk, model, usual)
+            self._once(deadline_s, "check_chunk", model, usual)
 
-    def _once(self, deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any) -> None:
-        key = check.__name__, repr((deadline_s, model, others))
+    def _once(
+        self, deadline_s: float, check: Callable[..., None] | str, model: ModelSpec, *others: Any
+    ) -> None:
+        """Raise what a check refuses; one that builds the model is given by its name."""
+        key = str(check), repr((deadline_s, model, others))
         if key not in self._refusals:
-            self._refusals[key] = _refusal(deadline_s, check, model, *others)
+            of = deadline_s, model, *others
+            self._refusals[key] = self._built(check, *of) if isinstance(check, str) else _refusal(check, *of)
         refusal = self._refusals[key]
         if refusal is not None:
             raise refusal
 
 
-def _refusal(
-    deadline_s: float, check: Callable[..., None], model: ModelSpec, *others: Any
-) -> ConfigError | StrategyError | None:
+def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
     try:
         with _deadline(model, deadline_s):
             check(model, *others)

@@ -76,11 +76,10 @@ def test_a_refusal_by_the_configuration_needs_no_torch(words: str, message: str)
 
 
 @pytest.mark.slow
-def test_a_finished_sweep_and_its_report_need_no_torch(tmp_path: Path) -> None:
+def test_the_driver_of_a_sweep_and_its_report_need_no_torch(tmp_path: Path) -> None:
     command = ("harness", *SWEEP, f"outputs_dir={tmp_path}")
-    first, heavy = _run(*command)
-    assert first.returncode == 0, first.stderr
-    assert any(line.startswith(f"torch.nn by {ROOT}/") for line in heavy), first.stderr
+    first, heavy = _run(*command)  # its checks and its trials are where the fork server has imported torch
+    assert (first.returncode, heavy) == (0, []), first.stderr
     again, heavy = _run(*command)
     assert (again.returncode, heavy) == (0, [])
     assert "6 points: 0 to run, 6 done" in again.stderr

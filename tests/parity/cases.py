@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -20,6 +20,7 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.links import Link
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
+from harness.measure.parity.snapshot import Snapshot
 from harness.models.base import Batch, ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.gpt import GPTSpec
@@ -37,6 +38,7 @@ from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
 from strategies.shard.model.shard_plan import ShardPlan
 
+T = TypeVar("T")
 _CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {
     "layers_fqn": "layers",
@@ -81,7 +83,10 @@ MESHES = {
 
 
 _make_plan = ChunkPlan.make
-_plans: dict[str, ChunkPlan] = {}
+_chunk_plans: dict[str, ChunkPlan] = {}
+_sharding_plans: dict[str, ShardPlan | None] = {}
+_steps: dict[str, list[Snapshot]] = {}
+"""Steps of models that neither recompute nor chunk nor are sharded by a plan: twins of many cases."""
 
 
 def experiment(
@@ -131,8 +136,8 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
     """
     batch = _batches(rank, case)
     with cpu_stands_in_for_cuda(case.mesh, _CPU):
-        plan = plan_sharding(case, batch(0).inputs, _CPU)
-        prover = Prover(
+        plan = sharding_plan(case, batch(0))
+        prover = _Prover(
             assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
             batch=batch,
             rank=rank,
@@ -142,6 +147,29 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
             return prover.prove(case)
         steps = case.protocol.parity_steps
         return prover.compare(Link(variant=case, baseline=twin, steps=steps, tolerance=None, whole=False))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prover(Prover):
+    """Trains the plain model once for all cases that have it as their baseline."""
+
+    def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
+        fresh = Prover._trained(self, link, experiment)
+        if experiment is not link.baseline or experiment.is_sharded or experiment != experiment.plain():
+            return fresh
+        key = repr((experiment, link.steps, link.whole))
+        if key not in _steps:
+            _steps[key] = list(fresh)
+        return iter(_steps[key])
+
+
+def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:
+    """Return what the sharding variant of `case` does with a rank's batch, planned once by rank 0."""
+    usual = replace(case.plain(), protocol=Protocol())
+    key = repr(usual)
+    if key not in _sharding_plans:
+        _sharding_plans[key] = _of_rank_0(lambda: plan_sharding(case, sample.inputs, _CPU))
+    return _sharding_plans[key]
 
 
 def assembled(
@@ -165,24 +193,24 @@ def assembled(
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
     """Return the plan of the case `key`, made once by one rank: it depends on shapes alone."""
-    if key not in _plans:
-        _plans[key] = _of_rank_0(lambda: _make_plan(*arguments, **options))
-    return _plans[key]
+    if key not in _chunk_plans:
+        _chunk_plans[key] = _of_rank_0(lambda: _make_plan(*arguments, **options))
+    return _chunk_plans[key]
 
 
-def _of_rank_0(make: Callable[[], ChunkPlan]) -> ChunkPlan:
+def _of_rank_0(make: Callable[[], T]) -> T:
     if not dist.is_initialized():
         return make()
-    held = [make() if dist.get_rank() == 0 else None]
+    held: list[Any] = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(held)
-    assert held[0] is not None
-    return held[0]
+    found: T = held[0]
+    return found
 
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     """Return the all-reduces that the plan of `case` promises, and those of a step; FSDP has none."""
     batch = _batches(rank, case)(0)
-    plan = plan_sharding(case, batch.inputs, _CPU)
+    plan = sharding_plan(case, batch)
     assert plan is not None
     trainee = assemble(case, _CPU, _devices(case), batch, sharding=plan)
     with Collectives() as counter:

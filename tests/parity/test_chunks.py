@@ -51,8 +51,9 @@ ROWS = [
     ("gpt", "budget", "ddp2", "offload", 0.1, "fp32"),
     ("vit", "minimum", "ddp2", "full", 0.1, "fp32"),
     ("vit", "minimum", "shard2", "offload", 0.0, "fp32"),
-    ("evoformer", "minimum", "shard2", "full", 0.1, "fp32"),
 ]
+ONLY_IN_THE_MATRIX = ("evoformer", "minimum", "shard2", "full", 0.1, "fp32")
+"""Its block has ten times the operators of the others; tests/strategies/chunk trains its triangles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +117,8 @@ def chunked(model: str, chunk: str, mesh: str, variant: str, dropout: float, dty
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "chunk", "mesh", "variant", "dropout", "dtype"), matrix(ROWS, always=ONCE_WRONG)
+    ("model", "chunk", "mesh", "variant", "dropout", "dtype"),
+    [*matrix(ROWS, always=ONCE_WRONG), pytest.param(*ONLY_IN_THE_MATRIX, marks=pytest.mark.matrix)],
 )
 def test_chunks_are_neutral_and_keep_the_budget(
     pool2: RankPool, model: str, chunk: str, mesh: str, variant: str, dropout: float, dtype: str

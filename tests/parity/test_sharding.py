@@ -31,6 +31,8 @@ _NEUTRAL = [
     *product(_SHARDINGS, ["gpt", "llama"], ["tp2"]),
     *product(_SHARDINGS, ["llama"], ["shard2_tp2"]),
 ]
+_STEPS = 2
+"""The second begins with what the first leaves; links to the plain model have as many."""
 _VARIANTS = [
     pytest.param("full", {}, id="full"),
     pytest.param("selective_op", {"save_ops": ("matmul", "comm")}, id="matmuls and collectives saved"),
@@ -39,14 +41,16 @@ _VARIANTS = [
 ]
 
 
+def _case(**fields: Any) -> Experiment:
+    return cases.experiment(**{"parity_steps": _STEPS, **fields})
+
+
 @pytest.mark.parametrize(("sharding", "model", "mesh"), matrix(_NEUTRAL))
 def test_is_neutral_within_tolerance(
     unequal_ranks: Callable[[Experiment], dict[int, list[str]]], sharding: str, model: str, mesh: str
 ) -> None:
     shard, options = _SHARDINGS[sharding]
-    case = cases.experiment(
-        model=model, mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=options
-    )
+    case = _case(model=model, mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=options)
     assert unequal_ranks(case) == {}
 
 
@@ -57,14 +61,14 @@ def test_is_neutral_within_tolerance(
 def test_is_neutral_within_a_wider_tolerance_in_half_precision(
     pool2: RankPool, dtype: str, shard: str
 ) -> None:
-    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", shard=shard, dtype=dtype)
+    case = _case(mesh=cases.MESHES["tp2"], variant="none", shard=shard, dtype=dtype)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
 @pytest.mark.parametrize("model", ["gpt", "mlp"])
 @pytest.mark.parametrize("shard", ["megatron", "cheapest"])
 def test_random_numbers_are_those_of_the_twin(pool2: RankPool, model: str, shard: str) -> None:
-    case = cases.experiment(model=model, mesh=cases.MESHES["tp2"], variant="none", shard=shard, dropout=0.1)
+    case = _case(model=model, mesh=cases.MESHES["tp2"], variant="none", shard=shard, dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
 
 
@@ -73,18 +77,14 @@ def test_random_numbers_are_those_of_the_twin(pool2: RankPool, model: str, shard
 def test_checkpointing_of_a_sharded_model_is_bitwise_neutral(
     pool2: RankPool, variant: str, options: dict[str, Any], shard: str, sharding: dict[str, Any]
 ) -> None:
-    case = cases.experiment(
-        mesh=cases.MESHES["tp2"], variant=variant, options=options, shard=shard, sharding=sharding
-    )
+    case = _case(mesh=cases.MESHES["tp2"], variant=variant, options=options, shard=shard, sharding=sharding)
     assert case.tolerance is None
     assert pool2.run(cases.prove, case) == [[], []]
 
 
 @pytest.mark.parametrize("wrap_order", ["inside_fsdp", "outside_fsdp", "call_site"])
 def test_checkpointing_is_bitwise_neutral_in_every_order(pool4: RankPool, wrap_order: str) -> None:
-    case = cases.experiment(
-        mesh=cases.MESHES["shard2_tp2"], shard="candidate", sharding=_BATCH, wrap_order=wrap_order
-    )
+    case = _case(mesh=cases.MESHES["shard2_tp2"], shard="candidate", sharding=_BATCH, wrap_order=wrap_order)
     assert pool4.run(cases.prove, case) == [[], [], [], []]
 
 
@@ -92,7 +92,7 @@ _AGAINST_THE_PLAIN_MODEL = "ac=none chunk=none shard=planted against ac=none chu
 
 
 def test_a_planted_error_is_found(pool2: RankPool) -> None:
-    case = cases.experiment(mesh=cases.MESHES["tp2"], variant="none", parity_steps=1)
+    case = _case(mesh=cases.MESHES["tp2"], variant="none", parity_steps=1)
     for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=planted.ERRORS[0]))):
         (step,) = found.chain
         assert not step.is_equal
@@ -104,7 +104,7 @@ def test_a_planted_error_is_found(pool2: RankPool) -> None:
 def test_a_planted_error_is_found_in_every_precision_and_not_hidden_by_checkpointing(
     pool2: RankPool, error: str, dtype: str
 ) -> None:
-    case = cases.experiment(mesh=cases.MESHES["tp2"], dtype=dtype, parity_steps=1)
+    case = _case(mesh=cases.MESHES["tp2"], dtype=dtype, parity_steps=1)
     for found in pool2.run(cases.parity, replace(case, shard=planted.Planted(error=error))):
         assert (found.gradients.equal, found.gradients.max_abs) == (True, 0.0)
         last = found.chain[-1]
@@ -115,7 +115,7 @@ def test_a_planted_error_is_found_in_every_precision_and_not_hidden_by_checkpoin
 
 @pytest.mark.parametrize(("variant", "count"), [("none", 1), ("full", 2)])
 def test_without_an_error_nothing_is_found(pool2: RankPool, variant: str, count: int) -> None:
-    case = cases.experiment(mesh=cases.MESHES["tp2"], variant=variant, dtype="bf16", parity_steps=1)
+    case = _case(mesh=cases.MESHES["tp2"], variant=variant, dtype="bf16", parity_steps=1)
     for found in pool2.run(cases.parity, replace(case, shard=planted.Planted())):
         assert (found.is_equal, found.level, len(found.chain)) == (True, "tolerance", count)
 
@@ -126,9 +126,7 @@ def test_a_step_communicates_in_its_precision_what_the_plan_promises(
     pool2: RankPool, pool4: RankPool, shard: str, sharding: dict[str, Any], dtype: str
 ) -> None:
     for pool, mesh in ((pool2, "tp2"), (pool4, "shard2_tp2")):
-        case = cases.experiment(
-            mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=sharding, dtype=dtype
-        )
+        case = _case(mesh=cases.MESHES[mesh], variant="none", shard=shard, sharding=sharding, dtype=dtype)
         for expected, measured in pool.run(cases.all_reduces, case):
             assert expected
             assert measured == expected
@@ -137,9 +135,7 @@ def test_a_step_communicates_in_its_precision_what_the_plan_promises(
 def test_another_case_on_a_mesh_makes_no_threads(pool2: RankPool) -> None:
     counts = []
     for learning_rate in (0.1, 0.2):
-        case = cases.experiment(
-            mesh=cases.MESHES["tp2"], variant="none", parity_steps=1, learning_rate=learning_rate
-        )
+        case = _case(mesh=cases.MESHES["tp2"], variant="none", parity_steps=1, learning_rate=learning_rate)
         pool2.run(cases.prove, case)
         counts.append(pool2.run(cases.threads_of))
     assert counts[0] == counts[1]
