@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import CheckpointError
 
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch, ModelSpec
+from harness.trial.checkpoint_errors import described
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
@@ -58,8 +60,15 @@ class Assembled:
             return outputs, self.spec.loss(outputs, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Accumulate gradients.
+
+        Raises:
+            CheckpointError: a recomputation does not repeat forward; the message names block and operator.
+        """
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except CheckpointError as error:
+            raise described(error, loss, self.model) from error
 
     def update(self) -> None:
         """Take one optimizer step."""

@@ -9,8 +9,9 @@ generator's state after each saved random operator is noted in forward and put b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,17 +33,17 @@ def selective_contexts(
         save_list: what is saved; every `save_list.recompute_every`-th counted matmul is not.
         fired: receives the entries of `save_list` that an operator of forward matches.
     """
-    counted = 0
+    counted = {False: 0, True: 0}  # by whether recomputation asks: torch before 2.12 asks in both passes
 
-    def policy(_context: Any, operator: Operator, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        nonlocal counted
+    def policy(context: Any, operator: Operator, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
         entries = save_list.entries_of(operator)
         if not entries:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        fired.update(entries)
+        if not context.is_recompute:
+            fired.update(entries)
         if save_list.recompute_every and operator in save_list.counted:
-            counted += 1
-            if counted % save_list.recompute_every == 0:
+            counted[context.is_recompute] += 1
+            if counted[context.is_recompute] % save_list.recompute_every == 0:
                 return CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE
 
@@ -58,7 +59,7 @@ def selective_contexts(
     def restore(device: torch.device) -> None:
         _generator(device).set_state(states.popleft())
 
-    return _inside(forward, _AfterDraws(random, note)), _inside(recompute, _AfterDraws(random, restore))
+    return _Inside(forward, _AfterDraws(random, note)), _Inside(recompute, _AfterDraws(random, restore))
 
 
 class _AfterDraws(TorchDispatchMode):
@@ -78,12 +79,24 @@ class _AfterDraws(TorchDispatchMode):
         return out
 
 
-@contextmanager
-def _inside(
-    outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
-) -> Iterator[None]:  # the mode entered last is asked first
-    with outer, inner:
-        yield
+class _Inside(AbstractContextManager[None]):
+    """One context within another: the mode entered last is asked first.
+
+    A second backward enters it once more, where torch has a message of its own.
+    """
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._contexts = outer, inner
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            self._entered.enter_context(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
 
 
 def _is_random(operator: Operator) -> bool:

@@ -59,14 +59,15 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    # SAVE_DICT of https://github.com/Modalities/modalities, activation checkpointing module
+    # SAVE_DICT of https://github.com/Modalities/modalities, activation checkpointing module, whose policy
+    # recomputes every second mm
     "modalities": Preset(
         operators=(
             "aten.mm.default", "aten._scaled_dot_product_efficient_attention.default",
             "aten._scaled_dot_product_flash_attention.default",
             "_c10d_functional.reduce_scatter_tensor.default", "aten.max.default",
         ),
-        counted=("aten.mm.default",), recompute_every=0,
+        counted=("aten.mm.default",), recompute_every=2,
     ),
     # https://github.com/pytorch/torchtitan, distributed/activation_checkpoint.py: the compute-intensive
     # operators of torch's partitioner, and what torchtitan adds; it counts mm and linear, never addmm

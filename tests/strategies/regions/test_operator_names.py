@@ -72,7 +72,7 @@ def test_groups_do_not_overlap() -> None:
 
 def test_presets_recompute_as_their_projects_do() -> None:
     assert {name: resolve(name, None).recompute_every for name in PRESETS} == {
-        "modalities": 0,
+        "modalities": 2,
         "torchtitan": 2,
     }
     assert resolve("torchtitan", 0).recompute_every == 0

@@ -1,0 +1,133 @@
+"""What torch's checkpoint says when a recomputation does not repeat forward, with block and operator."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from types import FunctionType, MethodType, TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.checkpoint import CheckpointError
+
+from strategies.regions.blocks import plain_named_modules
+
+_UNPACKING = (
+    "unpack_hook"  # of torch.utils.checkpoint, with the holder it was asked for and its region's frame
+)
+_TIP = "Tip: "
+_DEEPEST = 6
+
+
+def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> CheckpointError:
+    """Return `error` with the block whose recomputation failed, and the operator for which.
+
+    The operator is the first whose saved tensor is not repeated; where torch does not say which that is, the
+    one whose backward asked.
+
+    Args:
+        error: what backward raised.
+        loss: what backward began with; its graph still says which operator saved what.
+        model: model whose names are used.
+    """
+    torchs_words = str(error).partition(_TIP)[0].strip()
+    unpacking = _unpacking(error.__traceback__)
+    if unpacking is None:
+        return CheckpointError(torchs_words)
+    operator = _operator_of(
+        loss.grad_fn, _first_unlike(unpacking["frame"], torchs_words, unpacking["holder"])
+    )
+    block = _block_of(unpacking["frame"].recompute_fn, model)
+    needed = f", needed by operator {operator!r}" if operator else ""
+    return CheckpointError(
+        f"the recomputation of {block} does not repeat its forward{needed}: it depends on something that has "
+        f"changed since. {torchs_words}"
+    )
+
+
+def _unpacking(trace: TracebackType | None) -> dict[str, Any] | None:
+    """Return the variables of the outermost call that asks a region for a tensor."""
+    while trace is not None:
+        found = trace.tb_frame.f_locals
+        if trace.tb_frame.f_code.co_name == _UNPACKING and {"frame", "holder"} <= found.keys():
+            return dict(found)
+        trace = trace.tb_next
+    return None
+
+
+def _first_unlike(frame: Any, torchs_words: str, asked: Any) -> Any:
+    """Return the holder of the first saved tensor that recomputation does not repeat."""
+    position = re.search(r"tensor at position (\d+)", torchs_words)
+    fewer = re.search(r"saved during recomputation: (\d+)", torchs_words)
+    index = int((position or fewer).group(1)) if position or fewer else len(frame.weak_holders)  # type: ignore[union-attr]
+    holder = frame.weak_holders[index]() if index < len(frame.weak_holders) else None
+    return asked if holder is None else holder
+
+
+def _operator_of(root: Node | None, holder: Any) -> str | None:
+    """Return the operator whose autograd node keeps `holder`; nodes that have run keep nothing."""
+    for node in _nodes(root):
+        for name in dir(node):
+            if name.startswith("_raw_saved_") and _holds(node, name, holder):
+                return _operator_name(str(node.name()))
+    return None
+
+
+def _holds(node: Node, name: str, holder: Any) -> bool:
+    try:
+        saved = getattr(node, name)
+    except RuntimeError:  # it has run, and let go of what it had saved
+        return False
+    each = saved if isinstance(saved, tuple | list) else (saved,)
+    return any(getattr(one, "data", None) is holder for one in each)
+
+
+def _nodes(root: Node | None) -> Iterator[Node]:
+    seen: set[Node | None] = {None}
+    left = [root]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            left += [following for following, _ in node.next_functions]
+
+
+def _operator_name(node: str) -> str:
+    bare = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
+
+
+def _block_of(recompute: Any, model: nn.Module) -> str:
+    names = {id(module): name for name, module in plain_named_modules(model)}
+    for module in _modules_in(recompute, depth=0):
+        if id(module) in names:
+            return f"{names[id(module)]!r}" if names[id(module)] else "the model"
+    return "a region"
+
+
+def _modules_in(value: Any, *, depth: int) -> Iterator[nn.Module]:
+    """Yield the modules that a function closes over, nearest first."""
+    if isinstance(value, nn.Module):
+        yield value
+    for inner in _parts_of(value) if depth < _DEEPEST else ():
+        yield from _modules_in(inner, depth=depth + 1)
+
+
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args)
+    if isinstance(value, FunctionType):
+        return tuple(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+    return ()
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that is bound later
+        return False
