@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
 from strategies.regions.policy import selective_contexts
+from strategies.regions.torch_facts import selective_takes_hooks
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,10 +65,15 @@ class Recomputation:
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
-            context_fn=noop_context_fn
-            if self.save_list is None
-            else partial(selective_contexts, self.save_list, self.fired),
+            **self._selective(),
         )
+
+    def _selective(self) -> dict[str, Any]:
+        """Return the options of `checkpoint` that keep the outputs of the save list, where they are."""
+        if self.save_list is None:
+            return {}
+        hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
+        return {"context_fn": partial(selective_contexts, self.save_list, self.fired), **hooks}
 
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from strategies import StrategyError
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.offloading import HostLedger, Offloading
+from strategies.regions.torch_facts import selective_takes_hooks
 from tests.strategies.meters import measure
 from tests.strategies.toys import WIDTH
 
@@ -367,11 +368,19 @@ def test_composition_with_checkpoints(composed: Composed, *, early_stop: bool) -
             assert all(map(equal, gradients(model), gradients(Stages())))
 
 
+_HOOKS = (
+    [{"respect_saved_tensors_hooks": value} for value in (False, True)] if selective_takes_hooks() else [{}]
+)
+
+
 @early_stop
 @each_kind
-def test_composition_with_a_checkpoint_that_saves_products(kind: OffloadKind, *, early_stop: bool) -> None:
+@pytest.mark.parametrize("hooks", _HOOKS, ids=str)
+def test_composition_with_a_checkpoint_that_saves_products(
+    kind: OffloadKind, hooks: dict[str, bool], *, early_stop: bool
+) -> None:
     saving = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    model = Stages(lambda s: checkpointed(s.run(0, s.moved(kind, 1), 2), context_fn=saving))
+    model = Stages(lambda s: checkpointed(s.run(0, s.moved(kind, 1), 2), context_fn=saving, **hooks))
     with set_checkpoint_early_stop(early_stop):
         assert all(map(equal, gradients(model), gradients(Stages())))
 
