@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or 3.12 and make: they create .venv themselves.
+# `make demo` and `make test` need nothing but Python 3.11 to 3.13 and make: they create .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,10 @@ BENCHES := exactness toy nested parity_matrix sharding chunking chunk_points det
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
-.PHONY: demo test quick matrix check lint bench bench-slurm gpu gpu-rehearsal gpu-wheels clean
+TORCH ?= 2.15.0
+COMPAT ?= .compat/torch-$(TORCH)-python-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+
+.PHONY: demo test quick matrix check lint bench bench-slurm compat gpu gpu-rehearsal gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
@@ -47,6 +50,17 @@ bench: $(STAMP)
 bench-slurm: $(STAMP)
 	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 
+# What acbench does with another torch or Python, in an environment of its own, which stays (some 6 GB with CUDA):
+# `make compat TORCH=2.11.0 PYTHON=python3.12`.
+compat: $(COMPAT)/.installed
+	$(COMPAT)/bin/python -m bench.compat --out outputs/bench/compat_$(TORCH).json $(if $(AGAINST),--against $(AGAINST))
+
+$(COMPAT)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(COMPAT)
+	sed '/^torch==/d' constraints.txt > $(COMPAT)/constraints.txt
+	$(COMPAT)/bin/python -m pip install --quiet --constraint $(COMPAT)/constraints.txt torch==$(TORCH) --editable '.[test]'
+	touch $@
+
 # One command for a machine with a GPU (docs/gpu.md); three files under $$OUT, default outputs/gpu. It uses the machine's
 # own python3 and torch, and no network. STAGES="tests parity" chooses, MINUTES=9.5 ends in time.
 gpu:
@@ -61,7 +75,7 @@ gpu-wheels:
 	grep -E '^($(GPU_WHEELS))==' constraints.txt | xargs $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir .whl
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from docs.tools.compatibility import compatibility_tables
 from harness.records.record import Record
 from harness.report.content.terminal_table import sheet
 from harness.report.facts.sweep_records import load
@@ -39,7 +40,7 @@ _SHOWN = (
 def main() -> int:
     """Rewrite the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ("demo", "variants", "nested", "results")
+    names = ("demo", "variants", "nested", "compat", "results")
     parser.add_argument("--only", choices=names, help="leave the others as they are")
     only = parser.parse_args().only
     chosen = names if only is None else (only,)
@@ -143,6 +144,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
     ("variants", "README.md", "use", use_list),
     ("variants", "docs/variants.md", "variants", variant_table),
     ("nested", "docs/nested.md", "nested", nested_table),
+    ("compat", "docs/compatibility.md", "compat", compatibility_tables),
 )
 """Option of `--only`, page, marks, and what stands between them."""
 

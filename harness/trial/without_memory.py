@@ -1,4 +1,8 @@
-"""A trial's model without memory: whether the strategies fit it, and what they have to show of it."""
+"""A trial's model without memory: whether the strategies fit it, and what they have to show of it.
+
+All of it is planned as for the CPU. Tensors that pretend to be on a GPU open a CUDA context in this process,
+and end it where there is no GPU, as on the login node of a cluster. Ranks plan for the device that they have.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,12 @@ from harness.trial.assemble import planned_step
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import PARAMETER_DTYPE
 from strategies import Strategy
+from strategies import chunk as chunking
 from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of
+
+_PLANNED_FOR = "cpu"
+_ELSEWHERE = "# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ"
 
 
 def check_variant(
@@ -52,17 +60,24 @@ def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
         StrategyError: naming the operator or the limit.
     """
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(device_type(experiment.mesh)))
+    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(_PLANNED_FOR))
 
 
 def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     """Refuse a chunk variant that finds no plan for the step, or does not fit the units of FSDP.
 
+    Kernels of another device may keep a budget that the CPU's do not: there the ranks decide.
+
     Raises:
         StrategyError: naming the operator, the budget or the unit.
     """
     chunk, built, sample = _planned(experiment, experiment.chunk)
-    built = chunk.apply(built, sample.inputs)
+    try:
+        built = chunk.apply(built, sample.inputs)
+    except chunking.InfeasibleBudget:
+        if _is_elsewhere(experiment):
+            return
+        raise
     if experiment.mesh.is_sharded and model.layers_fqn and isinstance(chunk, ChecksUnits):
         chunk.check_units(built, children_of(built, model.layers_fqn))
 
@@ -72,8 +87,8 @@ def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.M
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
     built, sample = _without_memory(experiment.model, batch)
     built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
-    device = torch.device(device_type(experiment.mesh))
     if isinstance(strategy, PlansForStep):
+        device = torch.device(_PLANNED_FOR)
         strategy = strategy.for_step(planned_step(experiment, built, sample, device))
     return strategy, built, sample
 
@@ -97,9 +112,16 @@ def show(experiment: Experiment, what: str) -> str:
         groups = ("ac", "chunk", "shard")
         chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
+    is_stand_in = isinstance(shown[what], PlansForStep) and _is_elsewhere(experiment)
     strategy, built, sample = _planned(experiment, shown[what])
     assert isinstance(strategy, HasViews)
-    return strategy.view(what, built, sample.inputs)
+    view = strategy.view(what, built, sample.inputs)
+    return f"{_ELSEWHERE}\n{view}" if is_stand_in else view
+
+
+def _is_elsewhere(experiment: Experiment) -> bool:
+    """Whether ranks compute on another device than plans here are made for."""
+    return device_type(experiment.mesh) != _PLANNED_FOR
 
 
 def _views(views: list[str]) -> str:

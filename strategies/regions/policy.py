@@ -48,6 +48,8 @@ def selective_contexts(
         return CheckpointPolicy.MUST_SAVE
 
     forward, recompute = create_selective_checkpoint_contexts(policy)
+    if hasattr(forward, "respect_saved_tensors_hooks"):  # what torch tells it does not reach it below
+        forward.respect_saved_tensors_hooks = False
     random = frozenset(operator for operator in save_list.operators if _is_random(operator))
     if not random:
         return forward, recompute

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,12 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
 from strategies.regions.policy import selective_contexts
-from strategies.regions.rewind import Rewind, RewoundCall
+            **self._contexts(call),
+        )
+
+    def _contexts(self, call: RewoundCall | None) -> dict[str, Any]:
+        """Return the options of `checkpoint` that keep the outputs of the save list and put state back."""
+        if self.save_list is None:
+            return {} if call is None else {"context_fn": partial(call.contexts, noop_context_fn)}
+        saving = partial(selective_contexts, self.save_list, self.fired)
+        hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
+        return {"context_fn": saving if call is None else partial(call.contexts, saving), **hooks}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,19 +83,16 @@ class Recomputation:
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
-            context_fn=noop_context_fn
-            if call is None and self.save_list is None
-            else partial(self._contexts, call),
+            **self._contexts(call),
         )
 
-    def _contexts(
-        self, call: RewoundCall | None
-    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts of forward and of recomputation of one call."""
-        saving = (
-            noop_context_fn() if self.save_list is None else selective_contexts(self.save_list, self.fired)
-        )
-        return saving if call is None else call.contexts(*saving)
+    def _contexts(self, call: RewoundCall | None) -> dict[str, Any]:
+        """Return the options of `checkpoint` that keep the outputs of the save list and put state back."""
+        if self.save_list is None:
+            return {} if call is None else {"context_fn": partial(call.contexts, noop_context_fn)}
+        saving = partial(selective_contexts, self.save_list, self.fired)
+        hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
+        return {"context_fn": saving if call is None else partial(call.contexts, saving), **hooks}
 
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -37,6 +37,7 @@ _NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region"}
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
 _DEPTH = 4  # a configuration inside a list inside an attribute
 
+_Contexts: TypeAlias = "tuple[AbstractContextManager[Any], AbstractContextManager[Any]]"
 Place: TypeAlias = "tuple[int, str]"
 """A tensor among a region's state: number of its module, and path of attributes and keys in it."""
 
@@ -203,10 +204,9 @@ class RewoundCall:
         finally:
             now.put()
 
-    def contexts(
-        self, forward: AbstractContextManager[Any], recompute: AbstractContextManager[Any]
-    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return both of `torch.utils.checkpoint`'s contexts inside those of this call."""
+    def contexts(self, inner: Callable[[], _Contexts]) -> _Contexts:
+        """Return the contexts of forward and of recomputation; those that `inner` makes lie inside of them."""
+        forward, recompute = inner()
         return _around(self.forward(), forward), _around(self.recomputation(), recompute)
 
     def body(self, body: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,11 +15,15 @@ from torch import nn
 
 from harness.errors import ConfigError, Terminated
 from harness.experiment import devices
+from harness.experiment.experiment import Experiment
 from harness.launchers.local import RANKS_PER_CORE
 from harness.models import ModelSpec
+from harness.schema import experiment_fields, materialise
 from harness.trial.preflight import Preflight
+from harness.trial.without_memory import show
+from strategies.tracing.shadow import Shadow
 from tests.harness import user_models
-from tests.harness.composing import experiment_of, point_of, refusal_of, rows
+from tests.harness.composing import composed, experiment_of, point_of, refusal_of, rows
 
 GROUPS = "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
 GPT_CLASSES = "CausalSelfAttention, Dropout, Embedding, FeedForward, GPTBlock, LayerNorm, Linear, ModuleList"
@@ -314,6 +318,51 @@ def test_refuses_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert refusal_of("mesh=shard2 mesh.device=auto") == "mesh: shard2 needs 2 CUDA devices a node, found 1"
+
+
+_TIGHT = "chunk=budget chunk.fraction=0.01"
+
+
+def _on_cuda(line: str) -> Experiment:
+    """Return the experiment of a command of a login node, whose ranks will have a GPU."""
+    return materialise(experiment_fields(composed([*line.split(), "mesh.device=cuda"])))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("chunk=budget chunk.fraction=0.5", id="a budget"),
+        pytest.param("chunk=minimum mesh=ddp2 dtype=bf16_mixed", id="the smallest peak, in half precision"),
+        pytest.param("shard=cheapest mesh=tp2 dtype=bf16_mixed", id="sharding"),
+        pytest.param("ac=nested", id="regions"),
+    ],
+)
+def test_no_tensor_of_the_driver_pretends_to_be_on_a_gpu(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    devices: set[str] = set()
+    cast = Shadow.on
+
+    def noted(shadow: Shadow, device: torch.device) -> Shadow:
+        devices.add(device.type)
+        assert device.type == "cpu"  # where there is no GPU, a backward on it ends the process
+        return cast(shadow, device)
+
+    monkeypatch.setattr(Shadow, "on", noted)
+    Preflight().check(_on_cuda(f"model.n_layers=1 sequence_length=16 {line}"))
+    assert devices == {"cpu"}
+
+
+def test_a_budget_of_a_gpu_is_left_to_its_ranks() -> None:
+    line = f"model.n_layers=1 sequence_length=16 {_TIGHT}"
+    assert refusal_of(line).startswith("chunk.fraction: no plan keeps activations within ")
+    Preflight().check(_on_cuda(line))
+
+
+def test_a_view_of_chunks_says_whose_kernels_it_is_planned_with() -> None:
+    line = "model.n_layers=1 sequence_length=16 chunk=budget chunk.fraction=0.5"
+    here, there = (show(each, "chunks") for each in (experiment_of(line), _on_cuda(line)))
+    assert there == (
+        f"# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ\n{here}"
+    )
 
 
 def test_a_model_of_any_size_is_checked_without_its_memory() -> None:

@@ -63,6 +63,16 @@ def test_dropout_after_a_saved_random_operator_draws_what_forward_drew() -> None
         assert torch.equal(expected, actual)
 
 
+def test_hooks_of_offloaded_inputs_get_nothing_of_what_is_saved() -> None:
+    # warnings are errors here, and some releases warn of a release in which hooks will get it
+    model = Stack(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh()))
+    strategy = SelectiveOp(layers_fqn="layers", offload=True)
+    strategy.apply(model)
+    x = torch.randn(4, 8, requires_grad=True)
+    model.block(x * 1.0).sum().backward()
+    assert strategy.observe(model).offloaded_bytes == 4 * 8 * 4  # the input, without the product
+
+
 def test_counting_matmuls_starts_anew_in_every_call() -> None:
     # three products a call: a counter that went on would recompute another one in the second call
     model = Stack(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3))))

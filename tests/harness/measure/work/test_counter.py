@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -75,8 +76,10 @@ def test_attention_with_a_causal_mask_is_told_apart(is_causal: bool) -> None:
 
 
 def test_recomputed_operators_are_those_of_forward() -> None:
-    work = instrument(transformer("selective"), tokens()).work
-    assert work.recomputed_ops == {
+    recomputed = Counter(instrument(transformer("selective"), tokens()).work.recomputed_ops)
+    # what a linear does with the rows of its saved product, in one release of torch or another
+    recomputed["aten.view.default"] += recomputed.pop("aten._unsafe_view.default", 0)
+    assert recomputed == {
         "aten._scaled_dot_product_flash_attention_for_cpu.default": 2,
         "aten.add.Tensor": 2,
         "aten.add_.Scalar": 2,
