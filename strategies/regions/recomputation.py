@@ -10,21 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
 from strategies.regions.policy import selective_contexts
-            **self._contexts(call),
-        )
-
-    def _contexts(self, call: RewoundCall | None) -> dict[str, Any]:
-        """Return the options of `checkpoint` that keep the outputs of the save list and put state back."""
-        if self.save_list is None:
-            return {} if call is None else {"context_fn": partial(call.contexts, noop_context_fn)}
-        saving = partial(selective_contexts, self.save_list, self.fired)
-        hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
-        return {"context_fn": saving if call is None else partial(call.contexts, saving), **hooks}
+from strategies.regions.rewind import Rewind, RewoundCall
+from strategies.regions.torch_facts import selective_takes_hooks
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,15 @@ def _with_requirements(names: Sequence[str]) -> Iterator[str]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("name", ["bench", "harness", "strategies", "tests"])
+def test_no_package_of_the_machine_is_taken_for_ours(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    found = PathFinder.find_spec(name, [str(ROOT), str(tmp_path)])
+    assert found is not None
+    assert found.origin == str(ROOT / name / "__init__.py")
 
 
 def test_there_is_time_for_every_stage_in_four_calls() -> None:

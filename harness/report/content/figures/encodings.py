@@ -19,9 +19,14 @@ SYMBOLS = {"symbolOpacity": 1, "symbolStrokeWidth": 3}
 
 KIND_COLOURS: Mapping[str, str] = {
     "parameters": "#806a50",
+    "unsharded_parameters": "#5c4a36",
     "gradients": "#a68d6c",
     "optimizer": "#cdbd9e",
+    "buffers": "#6b7280",
+    "inputs": "#b0b5bd",
     "saved": "#1f8a94",
+    "outputs": "#5aa9b1",
+    "communication": "#8c5a7c",
     "temporary": "#93c1c5",
     "forward": "#7d8b3c",
     "backward": "#b9c47e",

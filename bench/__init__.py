@@ -1,0 +1,1 @@
+"""Questions of speed and exactness, each a command: `python -m bench.NAME`."""
