@@ -117,9 +117,18 @@ def main() -> None:
         sys.exit(1)
     finally:
         _command.reset(token)
-        gc.freeze()  # the interpreter's last collections of garbage would go through all of torch
+        _hasten_exit()
     if command.result is not None:
         sys.exit(_report(command.result, command.run))
+
+
+def _hasten_exit() -> None:
+    """Spare this process its last collections of garbage, which would go through all of torch.
+
+    Not where torch has loaded triton: its bindings list on stderr what these collections have not freed.
+    """
+    if "triton._C.libtriton" not in sys.modules:
+        gc.freeze()
 
 
 def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_swept: bool = False) -> Point:

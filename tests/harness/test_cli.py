@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -484,3 +486,16 @@ def _until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited {PATIENCE_S} s for: {what}"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["without triton", "with triton"])
+def test_the_last_collections_are_spared_unless_triton_counts_on_them(
+    monkeypatch: pytest.MonkeyPatch, *, loaded: bool
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.delitem(sys.modules, "triton._C.libtriton", raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, "triton._C.libtriton", ModuleType("libtriton"))
+    cli._hasten_exit()
+    assert frozen == [True] * (not loaded)
