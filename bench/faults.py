@@ -43,6 +43,7 @@ _HANGING_S = 600.0
 _FREED_S = 180.0
 _HUNG_S = 60.0  # a driver ends in two seconds after its last record, on a busy machine in twenty
 _POLL_S = 0.05
+_SAID_CHARS = 2000  # of a driver that has left no record
 _OVERRIDES = (
     f"hydra.searchpath=[file://{ROOT}/bench/conf]",  # mesh=two_nodes
     "model=python", "ac=full", "mesh.device=cpu", "tracker=none",
@@ -228,6 +229,8 @@ def matrix(*, faults: Collection[str], launchers: Sequence[str], shapes: Sequenc
         ):
             sweep = _Sweep(folder=Path(folder), launcher=launcher, group=group, cases=cases, shapes=there)
             cells = sweep.run()
+            if not all(cell.found for cell in cells):
+                sys.stderr.write((sweep.folder / "driver.log").read_text("utf-8")[-_SAID_CHARS:])
         right = sum(cell.is_right for cell in cells)
         sys.stderr.write(f"{launcher}, {group}: {right} of {len(cells)} right\n")
         yield from cells
