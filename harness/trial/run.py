@@ -203,7 +203,7 @@ def _time(bench: _Bench) -> dict[str, Any] | None:
     if experiment.protocol.timed_pairs == 0:
         return None
     samples, energy_j = _samples(bench)
-    rate = peak_flops(context.device, COMPUTE_DTYPE[experiment.dtype])
+    rate = peak_flops(context.device, COMPUTE_DTYPE[experiment.dtype], shared=context.trial_dir.parent)
     return {
         **asdict(samples),
         "tokens_per_step": _tokens_per_step(experiment),

@@ -6,6 +6,7 @@ Faults strike the last rank, in its first forward unless the name says otherwise
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -80,6 +81,16 @@ def draws_weights_elsewhere() -> nn.Module:
     for parameter, value in zip(model.parameters(), values, strict=False):
         nn.init.constant_(parameter, value)
     return model
+
+
+def never_the_same() -> nn.Module:
+    """A model with weights that no two calls repeat, as of threads that draw in any order."""
+    model = healthy()
+    nn.init.constant_(model.get_parameter("head.weight"), 0.01 * next(_numbers))
+    return model
+
+
+_numbers = itertools.count()
 
 
 def raises_when_made() -> nn.Module:

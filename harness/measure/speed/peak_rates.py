@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -76,15 +81,46 @@ A10G is missing on purpose: published figures disagree by a factor of two. It is
 """
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakRate:
+def peak_flops(device: torch.device, dtype: torch.dtype, *, shared: Path) -> PeakRate:
     """Return the peak rate of matrix multiplication in `dtype` on `device`.
 
     Known GPUs have their datasheet's; fp32 counts as TF32 when torch's matmul precision allows that. For
     everything else the best of a few square matmuls with the current number of threads is taken, which costs
     well under a second.
+
+    Args:
+        device: device of this rank.
+        dtype: dtype that the model computes in.
+        shared: folder of a sweep: what one of its trials has measured on this kind of host counts for all, so
+            that the load of the machine ranks none of them.
     """
     published = datasheet_rate(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
-    return published or _measure(device, dtype)
+    return published or _measured_once(device, dtype, shared)
+
+
+def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> PeakRate:
+    words = (platform.node(), device.type, str(dtype).removeprefix("torch."), str(torch.get_num_threads()))
+    path = shared / f".peak_rate-{'-'.join(re.sub(r'[^A-Za-z0-9_.]', '_', word) for word in words)}.json"
+    known = _read(path)
+    if known is not None:
+        return known
+    measured = _measure(device, dtype)
+    own = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        own.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+        with suppress(FileExistsError):
+            os.link(own, path)  # whoever is first decides
+        own.unlink()
+    except OSError:  # a folder that nobody may write to, a file system without links
+        return measured
+    return _read(path) or measured
+
+
+def _read(path: Path) -> PeakRate | None:
+    try:
+        return PeakRate(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # not there yet, or nothing that we have written
+        return None
 
 
 def datasheet_rate(device_name: str, dtype: torch.dtype) -> PeakRate | None:

@@ -49,6 +49,8 @@ LINES = [
     f"{USER}:regression model.layers_fqn=''",
     f"{USER}:reads_values ac=full protocol.timed_pairs=2",
     f"{USER}:draws_weights_elsewhere ac=full",
+    f"{USER}:never_the_same ac=full",
+    f"{USER}:never_the_same ac=full mesh=shard2",
 ]
 
 _L, _B, _S, _D, _F = 4, 2, 32, 128, 512
@@ -80,15 +82,19 @@ def trial(root: Path) -> Trial:
 RECORD_KEYS = {
     "": {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
-        "status", "error", "verdict", "parity", "memory", "work", "time", "plan", "environment", "note",
+        "status", "error", "verdict", "reason", "parity", "memory", "work", "time", "plan", "environment",
+        "note",
     },
-    "parity": {"level", "steps", "losses", "compared", "chain", *PARTS},
+    "parity": {
+        "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", *PARTS,
+    },
+    "parity.weightless": {"not_finite_from", "not_finite", "zero_from", "zero_blocks_from"},
     "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},
     "parity.gradients": {"equal", "max_abs", "max_rel", "first_difference"},
     "memory": {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",
         "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "by_rank", "allocator", "largest_saved",
-        "saved_by_module", "timeline", "predicted_peak_bytes", "baseline",
+        "saved_by_module", "peak_parts", "timeline", "predicted_peak_bytes", "baseline",
     },
     "memory.allocator": {
         "source", "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes",
@@ -97,11 +103,14 @@ RECORD_KEYS = {
     "memory.baseline": {"saved_bytes", "peak_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
+        "kernel_recomputed_flops", "causal_attention_flops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "baseline",
     },
     "work.collectives": {"forward", "backward", "optimizer"},
     "work.collective_bytes": {"forward", "backward", "optimizer"},
-    "work.baseline": {"forward_flops", "backward_flops"},
+    "work.baseline": {
+        "forward_flops", "backward_flops", "recomputed_flops", "kernel_recomputed_flops",
+    },
     "time": {
         "step_time_s", "ratio_to_baseline", "tokens_per_s", "mfu", "hfu", "peak_flops_per_s_source",
         "peak_flops_per_s", "energy_j", "samples_s",
@@ -147,6 +156,8 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=selective_layer ac.ac_freq=99", "inert"),
         ("ac=selective_op ac.save_ops=modalities", "inert"),
         (WRONG_DROPOUT, "differs"),
+        (f"{USER}:never_the_same ac=full", "unverified"),
+        (f"{USER}:never_the_same ac=full mesh=shard2", "unverified"),
     ],
 )
 def test_verdict(trial: Trial, line: str, verdict: str) -> None:
@@ -279,6 +290,35 @@ def test_other_random_numbers_in_recomputation_are_found_in_the_gradients(trial:
     assert (difference.step, difference.rank) == (0, 0)
     assert difference.expected != difference.actual
     assert difference.name in dict(experiment_of("").model.build().named_parameters())
+
+
+@pytest.mark.parametrize("mesh", ["", " mesh=shard2"])
+def test_a_model_that_does_not_repeat_itself_is_not_blamed_on_the_variant(trial: Trial, mesh: str) -> None:
+    record = trial(f"{USER}:never_the_same ac=full{mesh}")
+    assert record.reason is not None
+    assert record.reason.startswith(
+        "the plain model does not repeat itself: output 'outputs' differs first at (0, 0, 0) on rank 0 "
+    )
+
+
+def test_the_first_difference_of_a_variant_is_a_gradient_of_the_last_block(trial: Trial) -> None:
+    record = trial(WRONG_DROPOUT)
+    assert record.parity is not None
+    assert record.parity.first is not None
+    assert (record.parity.first.part, record.parity.first.step) == ("gradients", 0)
+    assert record.parity.first.name.startswith("layers.3.")
+    assert record.parity.first.blocks == {f"layers.{index}": True for index in range(4)}
+    assert record.parity.control is not None
+    assert record.parity.control.is_equal
+    assert record.reason is not None
+    assert record.reason.startswith(f"parity: gradient of '{record.parity.first.name}' differs first at ")
+
+
+def test_memory_at_the_peak_sums_to_it_on_every_mesh(trial: Trial) -> None:
+    for line in ("ac=none", "ac=full", "ac=offload", "ac=full mesh=shard2"):
+        memory = trial(line).memory
+        assert memory is not None
+        assert sum(memory.peak_parts.values()) == memory.peak_bytes
 
 
 def test_equal_parts_differ_by_nothing(trial: Trial) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,8 +83,11 @@ def test_fp32_is_tf32_where_that_is_allowed_and_exists(name: str, expected: Peak
     assert datasheet_rate(name, FP32) == expected
 
 
-def test_a_cpu_is_measured_and_says_so() -> None:
-    rate = peak_flops(torch.device("cpu"), FP32)
+def test_a_cpu_is_measured_and_says_so(tmp_path: Path) -> None:
+    rate = peak_flops(torch.device("cpu"), FP32, shared=tmp_path)
+    assert peak_flops(torch.device("cpu"), FP32, shared=tmp_path) == rate  # one a sweep
+    assert peak_flops(torch.device("cpu"), FP32, shared=tmp_path / "missing").source == rate.source
+    assert len(list(tmp_path.iterdir())) == 1
     assert rate.flops_per_s > 1e8
     assert re.fullmatch(r"measured: float32 matmul 1024x1024x1024, \d+ threads", rate.source)
 
@@ -91,4 +95,4 @@ def test_a_cpu_is_measured_and_says_so() -> None:
 @pytest.mark.parametrize("device", [CUDA])
 def test_a_gpu_has_a_rate(device: str) -> None:
     least = 1e12 if device == "cuda" else 1e7
-    assert peak_flops(torch.device(device, 0), BF16).flops_per_s > least
+    assert peak_flops(torch.device(device, 0), BF16, shared=Path()).flops_per_s > least
