@@ -16,9 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch, ModelSpec
+from harness.models.parts import made_model
+from harness.records.measured import TrainedModel
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
+from harness.trial.precision import autocast, cast, compute_dtype
 from strategies import Observation
 from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks
@@ -40,6 +42,7 @@ class Assembled:
         spec: description of the model, which computes the loss.
         autocast: makes the context in which the model and the loss run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
+        trained: what the record says of the model before any strategy.
     """
 
     model: nn.Module
@@ -50,11 +53,12 @@ class Assembled:
     spec: ModelSpec
     autocast: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
+    trained: TrainedModel
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs and the scalar loss."""
         with self.autocast():
-            outputs = self.call(*batch.inputs)
+            outputs = self.call(*batch.inputs, **batch.keywords)
             return outputs, self.spec.loss(outputs, batch)
 
     def backward(self, loss: Tensor) -> None:
@@ -98,7 +102,8 @@ def assemble(
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
-    model = build(experiment, device)
+    model, changed = build(experiment, device)
+    trained = _trained(experiment, model, changed)
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
     blocks = _reported(model, units, experiment)
 
@@ -120,6 +125,7 @@ def assemble(
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
+        trained=trained,
     )
 
 
@@ -145,7 +151,7 @@ def planned_step(
         enclose=partial(_enclosed, experiment),
         device=device,
         autocast=autocast(experiment, device),
-        computes_in=COMPUTE_DTYPE[experiment.dtype] if is_cast else None,
+        computes_in=compute_dtype(experiment, model) if is_cast else None,
         units=tuple(units),
     )
 
@@ -182,15 +188,31 @@ def _observe(
     return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_chunk.unneeded)
 
 
-def build(experiment: Experiment, device: torch.device) -> nn.Module:
-    """Return the plain model with its own initialisation under the experiment's seed."""
+def build(experiment: Experiment, device: torch.device) -> tuple[nn.Module, dict[str, int]]:
+    """Return the plain model with its own initialisation under the experiment's seed, and what was cast."""
     # a user's module may draw its weights from any of these
     torch.manual_seed(experiment.seed)
     random.seed(experiment.seed)
     np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
     with torch.device(device):
         model = experiment.model.build()
-    return model.to(device=device, dtype=PARAMETER_DTYPE[experiment.dtype]).train()
+    model = model.to(device=device)
+    return model, cast(model, experiment)
+
+
+def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) -> TrainedModel:
+    """Return what is trained, and on which inputs."""
+    spec = experiment.model
+    inputs = "tokens" if spec.reads_tokens() else "samples"
+    if spec.fixed_batch() is not None:
+        inputs = "example rows" if spec.splits_fixed_batch() else "example"
+    return TrainedModel(
+        elements=made_model.elements_by_dtype(model),
+        computes_in=made_model.dtype_name(compute_dtype(experiment, model)),
+        changed=changed,
+        inputs=inputs,
+        remarks=spec.remarks(),
+    )
 
 
 def _reported(

@@ -29,7 +29,7 @@ from strategies.estimate.tensors import (
     optimizer_state_of,
     parameters_of,
     plain_tensors,
-    tensors_in,
+    tensors_held_by,
 )
 
 LARGEST_SAVED = 20
@@ -63,7 +63,7 @@ class StepTotals:
                 plain_tensors(model.buffers()),
                 gradients_of(model),
                 optimizer_state_of(self._trainee.optimizer),
-                plain_tensors(tensors_in(batch)),
+                plain_tensors(tensors_held_by(batch)),
             )
         )
 
@@ -113,7 +113,7 @@ class StepTotals:
 
 def mark_forward(live: LiveStorages, model: nn.Module, outputs: Any) -> None:
     """Tell returned tensors and unsharded parameters from what was saved."""
-    live.ledger.mark(live.numbers(tensors_in(outputs)), Kind.OUTPUT)
+    live.ledger.mark(live.numbers(plain_tensors(tensors_held_by(outputs))), Kind.OUTPUT)
     live.ledger.mark(live.numbers(parameters_of(model)), Kind.PARAMETER)
 
 

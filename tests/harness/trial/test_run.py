@@ -81,7 +81,9 @@ RECORD_KEYS = {
     "": {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
         "status", "error", "verdict", "parity", "memory", "work", "time", "plan", "environment", "note",
+        "trained",
     },
+    "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {"level", "steps", "losses", "compared", "chain", *PARTS},
     "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},
     "parity.gradients": {"equal", "max_abs", "max_rel", "first_difference"},
