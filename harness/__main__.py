@@ -27,10 +27,8 @@ def folder_hiding(package: str) -> Path | None:
     """Return the folder that Python takes for a package of ours; `None` where it takes ours."""
     spec = PathFinder.find_spec(package)
     folders = [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
-    found = folders[0] if folders else None
-    return (
-        None if found is None or found.resolve() == Path(__file__).resolve().parents[1] / package else found
-    )
+    ours = Path(__file__).resolve().parents[1] / package
+    return next((folder for folder in folders[:1] if folder.resolve() != ours), None)
 
 
 if __name__ == "__main__":

@@ -230,8 +230,8 @@ def test_a_folder_with_the_name_of_a_package_of_ours_is_named(
     with pytest.raises(ConfigError) as refusal:
         make_spec("python", factory="strategies.mine:make", layers_fqn="").build()
     assert str(refusal.value) == (
-        "model.factory: cannot import 'strategies.mine': No module named 'strategies.mine'; 'strategies' is a "
-        "package of acbench, so a folder of yours cannot have this name: rename it"
+        "model.factory: cannot import 'strategies.mine': No module named 'strategies.mine'; 'strategies' is "
+        "a package of acbench, so a folder of yours cannot have this name: rename it"
     )
     assert folder_hiding("strategies") is None
     (tmp_path / "strategies" / "__init__.py").write_text("")

@@ -32,8 +32,7 @@ CASES = {
     ),
     "a name and arguments of the user's": (
         ["model=python", "model.factory=a.b:make", "model.name=wide", "++model.kwargs.width=4"],
-        "acbench model=python model.name=wide "
-        """'model.factory='"'"'a.b:make'"'"'' 'model.kwargs={width: 4}'""",
+        """acbench model=python model.name=wide 'model.factory='"'"'a.b:make'"'"'' 'model.kwargs={width: 4}'""",  # noqa: E501
     ),
     "a dtype where the model's own is usual": (
         ["model=python", "model.factory=a.b:make", "dtype=fp32"],
