@@ -65,6 +65,7 @@ _HOPELESS = (UnknownOptionError, MissingPackageError)
 
 _VERSION, _DRY_RUN = "--version", "--dry-run"
 _SWEEP_FLAGS = ("-m", "--multirun")
+_OPTION_OF_A_MAPPING = re.compile(r"model\.(kwargs|overrides)\.\w+=")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 
@@ -314,12 +315,13 @@ def _words(words: Sequence[str]) -> list[str]:
     The flag of a sweep goes to the front: behind an override Hydra would not know the overrides after it.
     In a sweep, an option of a group (`ac.early_stop=false`) is added where it is missing: Hydra first applies
     it to the default choice of that group, which may not have it, and so may a choice of the sweep, whose
-    points `materialise` then refuses without ending the command.
+    points `materialise` then refuses without ending the command. An option of a mapping, such as an argument
+    of a user's factory, is added always.
     """
-    if not any(word in _SWEEP_FLAGS for word in words):
-        return list(words)
+    added = _OPTION_OF_A_GROUP if any(word in _SWEEP_FLAGS for word in words) else _OPTION_OF_A_MAPPING
+    flag = ["--multirun"] if added is _OPTION_OF_A_GROUP else []
     others = [word for word in words if word not in _SWEEP_FLAGS]
-    return ["--multirun", *(f"++{word}" if _OPTION_OF_A_GROUP.match(word) else word for word in others)]
+    return [*flag, *(f"++{word}" if added.match(word) else word for word in others)]
 
 
 @contextmanager

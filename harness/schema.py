@@ -23,7 +23,7 @@ from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.slurm import Slurm
 from harness.launchers.slurm_packed import SlurmPacked
-from harness.models import families
+from harness.models import ModelSpec, families
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
@@ -97,14 +97,17 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
         ConfigError: an unknown option, a wrong type, a value out of range, an impossible combination.
         StrategyError: the same, found by a strategy.
     """
-    scalars = {field.name for field in dataclasses.fields(Recipe)}
+    model: ModelSpec = _choose("model", "family", families(), fields["model"])
+    scalars = {field.name: fields[field.name] for field in dataclasses.fields(Recipe) if field.name in fields}
+    if scalars.get("dtype", "") is None:
+        scalars["dtype"] = model.usual_dtype()
     return Experiment(
-        model=_choose("model", "family", families(), fields["model"]),
+        model=model,
         mesh=_construct("mesh", Mesh, fields["mesh"]),
         **{group: _choose(group, "name", known, fields[group]) for group, known in _VARIANTS.items()},
         data=_choose("data", "name", data_specs(), fields["data"]),
         protocol=_construct("protocol", Protocol, fields["protocol"]),
-        **_typed("", Recipe, {key: value for key, value in fields.items() if key in scalars}),
+        **_typed("", Recipe, scalars),
     )
 
 

@@ -168,9 +168,10 @@ def source_of(model: ModelSpec, data: DataSpec, *, sequence_length: int) -> Sour
     Raises:
         ConfigError: as `DataSpec.source`.
     """
-    if isinstance(model, LanguageModelSpec):
-        return data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
-    return Source(draw=model.sample_batch)
+    if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
+        return Source(draw=model.sample_batch)
+    tokens = data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
+    return Source(draw=lambda count, random: model.arranged(tokens.draw(count, random), random))
 
 
 def _sequences(rows: Callable[[int, np.random.Generator], NDArray[np.int64]]) -> Source:

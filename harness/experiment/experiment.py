@@ -36,7 +36,8 @@ class Recipe:
         compile: `none`.
         optimizer: `adamw` or `sgd`.
         learning_rate: > 0.
-        dtype: `fp32`, `bf16` (parameters too) or `bf16_mixed` (parameters in fp32).
+        dtype: `fp32`, `bf16` (parameters too), `bf16_mixed` (parameters in fp32), or `own`: each parameter
+            and buffer as it is made.
         seed: seed of parameters, data and dropout, in [0, 2**63).
         batch_size: samples a step over all ranks; for language models, sequences.
         sequence_length: tokens a sequence; only language models use it.
@@ -54,7 +55,7 @@ class Recipe:
     def __post_init__(self) -> None:
         require_one_of("wrap_order", self.wrap_order, WRAP_ORDERS)
         require_one_of("optimizer", self.optimizer, ("adamw", "sgd"))
-        require_one_of("dtype", self.dtype, ("fp32", "bf16", "bf16_mixed"))
+        require_one_of("dtype", self.dtype, ("own", "fp32", "bf16", "bf16_mixed"))
         require_at_least("seed", self.seed, 0)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("sequence_length", self.sequence_length, 1)
@@ -115,6 +116,11 @@ class Experiment(Recipe):
         return self._saves_memory or not self.is_sharded
 
     @property
+    def is_reduced(self) -> bool:
+        """Whether something is computed in half precision."""
+        return self.model.is_reduced() if self.dtype == "own" else self.dtype != "fp32"
+
+    @property
     def tolerance(self) -> Tolerance | None:
         """How far variant and twin may differ: the widest tolerance of the strategies between them."""
         between: Sequence[Strategy | Sharding]
@@ -144,7 +150,7 @@ class Experiment(Recipe):
         """Return the resolved experiment as JSON values; every group states its `name`."""
         recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
         groups = {
-            "model": {"family": name_of(self.model), **dataclasses.asdict(self.model)},
+            "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
             "protocol": dataclasses.asdict(self.protocol),
         }
@@ -158,7 +164,7 @@ class Experiment(Recipe):
 
     def _tolerance_of(self, strategy: Strategy | Sharding) -> Tolerance | None:
         """Return what a strategy declares for the precision of this experiment."""
-        reduced = strategy.reduced_tolerance if self.dtype != "fp32" else None
+        reduced = strategy.reduced_tolerance if self.is_reduced else None
         return reduced or strategy.tolerance
 
     @property
@@ -217,6 +223,19 @@ class Experiment(Recipe):
                 "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
                 "mesh.sharding_strategy=NO_SHARD",
             )
+
+
+def _asked(model: ModelSpec) -> dict[str, Any]:
+    """Return the options of a model; one with a default only where it has another value.
+
+    So an option that comes later leaves the address of what does not ask for it.
+    """
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(model)
+    }
+    options = dataclasses.asdict(model)
+    return {name: value for name, value in options.items() if value != defaults[name]}
 
 
 def _widest(declared: Sequence[Tolerance]) -> Tolerance | None:

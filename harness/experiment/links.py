@@ -61,10 +61,12 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
     if not experiment.is_sharded:
         return (first if first.tolerance is None else _under_sgd(first),)
     plain = experiment.plain()
-    single = replace(plain, dtype="fp32", optimizer="sgd")
+    # what is made in full precision may hold numbers that fp32 cannot
+    full = experiment.dtype if experiment.dtype == "own" and not experiment.is_reduced else "fp32"
+    single = replace(plain, dtype=full, optimizer="sgd")
     # the second step has gradients behind weights that begin as zeros
     others = [(single, experiment.shard.step_tolerance, 2)]
-    if plain != experiment and experiment.dtype != "fp32":
+    if plain != experiment and experiment.is_reduced:
         others.insert(0, (plain, plain.tolerance, 1))
     return first, *(
         Link(variant=each, baseline=each.twin(), steps=steps, tolerance=tolerance, whole=True)

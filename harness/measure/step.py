@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
 from strategies.estimate.position import Phase
-from strategies.estimate.tensors import plain_tensors, tensors_in
+from strategies.estimate.tensors import plain_tensors, tensors_held_by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,7 @@ def instrument(
         is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
     """
-    device = compute_device(batch)
+    device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
@@ -95,14 +96,16 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
         trainee, batch: those of the instrumented step.
         live: `StepReport.live` of the instrumented step, to which the allocator is compared.
     """
-    device = compute_device(batch)
+    device = compute_device(trainee, batch)
     with _repeatable(trainee, device), settled_collectives():
         return allocator.measure(lambda: _step(trainee, batch), device=device.type, live=live)
 
 
-def compute_device(batch: Any) -> torch.device:
-    """Return the device that holds the batch."""
-    return next(plain_tensors(tensors_in(batch))).device
+def compute_device(trainee: Trainee, batch: Any) -> torch.device:
+    """Return the device that holds the batch; of a batch without tensors, that of the parameters."""
+    # not the parameters' device at once: FSDP may keep those on the host
+    held = chain(tensors_held_by(batch), trainee.model.parameters())
+    return next(plain_tensors(held)).device
 
 
 def _step(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from harness.errors import ConfigError, require_at_least, require_fraction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+LossFunction: TypeAlias = "Callable[[Any, Batch], Tensor]"
+"""A function from the outputs of a model and the batch to a scalar."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,26 +29,43 @@ class Batch:
         inputs: positional inputs of the model; for language models `(tokens,)`, int64 of shape (B, S).
         targets: what the loss compares outputs with, a tensor or a tree of them; for language models the
             token that follows each input token, int64 of shape (B, S); `None` when the loss needs none.
+        keywords: further inputs of the model, by name; empty for models that ship.
     """
 
     inputs: tuple[Any, ...]
     targets: Any
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch with every tensor on `device`."""
-        return self._mapped(lambda tensor: tensor.to(device))
+        """Return a copy of the batch on `device`: what a step does to it reaches no other step."""
+        inputs, targets, keywords = copy.deepcopy((self.inputs, self.targets, dict(self.keywords)))
+        copied = Batch(inputs=inputs, targets=targets, keywords=keywords)
+        return copied.changed(lambda tensor: _like(tensor, tensor.detach().to(device)))
 
     def rows(self, first: int, count: int) -> Batch:
         """Return samples `[first, first + count)`: rows of every tensor, in memory of their own."""
-        return self._mapped(
-            lambda tensor: tensor[first : first + count].clone(memory_format=torch.contiguous_format)
-        )
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def cut(tensor: Tensor) -> Tensor:
+            share = tensor.detach()[first : first + count]
+            return _like(tensor, share.clone(memory_format=torch.contiguous_format))
+
+        return self.changed(cut)
+
+    def share(self, rank: int, ranks: int) -> Batch:
+        """Return the rows of data-parallel rank `rank` of `ranks`, which divide the rows."""
+        count = self.row_count() // ranks
+        return self.rows(rank * count, count)
+
+    def row_count(self) -> int:
+        """Return the rows of the first input that has any; 0 where none has."""
+        leaves = torch.utils._pytree.tree_leaves((self.inputs, self.keywords))  # noqa: SLF001 (no public name)
+        return next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with `change` of every tensor."""
-        tree = self.inputs, self.targets
-        inputs, targets = torch.utils._pytree.tree_map_only(torch.Tensor, change, tree)  # noqa: SLF001 (no public name)
-        return dataclasses.replace(self, inputs=inputs, targets=targets)
+        tree = self.inputs, self.targets, self.keywords
+        inputs, targets, keywords = torch.utils._pytree.tree_map_only(torch.Tensor, change, tree)  # noqa: SLF001 (no public name)
+        return dataclasses.replace(self, inputs=inputs, targets=targets, keywords=keywords)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +98,12 @@ class ModelSpec:
         """Return the module on the current default device, meta included, with its own initialisation."""
         raise NotImplementedError
 
+    def make(self) -> tuple[nn.Module, LossFunction]:
+        """Return a new module, as `build` does, and the loss that goes with this one."""
+        return self.build(), self.loss
+
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the scalar loss, in float32."""
+        """Return the scalar loss, in float32, by a loss that knows no model but the one it was made with."""
         raise NotImplementedError
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
@@ -100,13 +125,42 @@ class ModelSpec:
         """
         raise NotImplementedError
 
+    def usual_dtype(self) -> str:
+        """Return the `dtype` of an experiment whose configuration leaves it open."""
+        return "fp32"
+
+    def casts_buffers(self) -> bool:
+        """Whether `dtype` casts floating-point buffers too, beside parameters."""
+        return True
+
+    def is_reduced(self) -> bool:
+        """Whether the model, as it is made, computes in half precision."""
+        return False
+
+    def reads_tokens(self) -> bool:
+        """Whether the model trains on the tokens of `data`, and not on samples of its own."""
+        return False
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return sentences on what was decided about the model that its reader may not expect."""
+        return ()
+
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return `{FQN pattern: "column" | "row"}` of the linears to split; empty when there is no plan."""
         return {}
 
-    def fixed_batch(self) -> Batch | None:
-        """Return the batch that the model brings itself, on CPU, or `None` when any tokens will do."""
+    def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:  # noqa: ARG002 (the default has none)
+        """Return the one batch that the model brings itself, or `None` when batches are drawn.
+
+        Args:
+            seed: of the experiment; what is drawn for the batch is what `make` draws under it.
+            device: default device while it is made.
+        """
         return None
+
+    def splits_fixed_batch(self) -> bool:
+        """Whether data-parallel ranks share the rows of the one batch; else each computes all of it."""
+        return False
 
     def files(self) -> tuple[Path, ...]:
         """Return the user's files that decide the model; a change of theirs makes other trials."""
@@ -145,6 +199,19 @@ class LanguageModelSpec(ModelSpec):
 
     vocab_size: int
 
+    def reads_tokens(self) -> bool:
+        """Return true."""
+        return True
+
+    def arranged(self, batch: Batch, random: np.random.Generator) -> Batch:  # noqa: ARG002 (few models draw more)
+        """Return a batch of tokens as the model takes them.
+
+        Args:
+            batch: tokens and targets, both of shape (B, S).
+            random: draws what the model reads beside tokens.
+        """
+        return batch
+
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
         assert batch.targets is not None, "a language model's batch has targets"
@@ -168,6 +235,11 @@ class LanguageModelSpec(ModelSpec):
         if longest is not None and sequence_length > longest:
             problem = f"must be at most {longest}, the positions of {self.name!r}, got {sequence_length}"
             raise ConfigError("sequence_length", problem)
+
+
+def _like(original: Tensor, made: Tensor) -> Tensor:
+    """Return `made` as a leaf that requires a gradient where `original` does."""
+    return made.requires_grad_(original.requires_grad)
 
 
 def require_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Any causal language model of `transformers`, from its configuration class and random weights."""
+"""Language models and image classifiers of `transformers`, from a configuration and random weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from harness.errors import ConfigError, optional_package
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts import containers
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
 
@@ -20,7 +23,8 @@ class HFSpec(LanguageModelSpec):
     """A `transformers` model; nothing is downloaded.
 
     Fields:
-        vocab_size: number of tokens V; equal to `overrides["vocab_size"]` where that is set.
+        vocab_size: number of tokens V; equal to `overrides["vocab_size"]` where that is set; unused with
+            images.
         dropout: value of every dropout field of the configuration; refused when positive and there is none.
         config_class: name of a configuration class, `GPT2Config`.
         n_layers: blocks, >= 1; null for the default of the class.
@@ -29,6 +33,10 @@ class HFSpec(LanguageModelSpec):
             heads are the largest divisor of it that is at most the default of the class.
         overrides: fields of the class, under its own names (`n_layer`) or general ones
             (`num_hidden_layers`). They win over the fields above, and own names over general ones.
+        head: `causal`, `masked`, `seq2seq`, `speech` or `image`; null for what the class is made for.
+        tp_column: FQN patterns of linears that tensor parallelism splits by column; empty for the class's
+            own plan.
+        tp_row: the same by row.
     """
 
     config_class: str
@@ -36,6 +44,9 @@ class HFSpec(LanguageModelSpec):
     width: int | None
     n_heads: int | None
     overrides: dict[str, Any] | None
+    head: str | None = None
+    tp_column: tuple[str, ...] = ()
+    tp_row: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -45,27 +56,51 @@ class HFSpec(LanguageModelSpec):
             raise ConfigError("model.vocab_size", problem)
 
     def build(self) -> nn.Module:
-        """Return the model with a language modelling head.
+        """Return the model with its head.
 
         Raises:
             ConfigError: `transformers` is not installed, the class or an override is unknown or
                 refused, or `layers_fqn` names no container of blocks.
         """
-        model: nn.Module = _transformers().make_model(self._config())
+        model: nn.Module = _transformers().make_model(self._config(), self.head)
         containers.require_container(model, self.layers_fqn)
         return model
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the mean cross entropy of `outputs.logits`, of shape (B, S, V), in float32."""
-        return LanguageModelSpec.loss(self, outputs.logits, batch)
+        """Return the mean cross entropy of `outputs.logits`, (B, S, V) or (B, classes), in float32."""
+        if self.reads_tokens():
+            return LanguageModelSpec.loss(self, outputs.logits, batch)
+        return torch.nn.functional.cross_entropy(outputs.logits.float(), batch.targets)
+
+    def reads_tokens(self) -> bool:
+        """Return whether the head is not one of images."""
+        kind: str = _transformers().head_of(type(self._config()), self.head)
+        return kind != "image"
+
+    def arranged(self, batch: Batch, random: np.random.Generator) -> Batch:
+        """Return a batch of tokens as the model takes them, with random features for speech."""
+        arranged: Batch = _transformers().batch_of(self._config(), self.head, batch, random)
+        return arranged
+
+    def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Return random images, float32 of shape (B, C, Y, X), and classes, int64 of shape (B,)."""
+        drawn: Batch = _transformers().image_batch(self._config(), self.head, batch_size, random)
+        return drawn
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return that there is no cache, and which experts run."""
+        found: tuple[str, ...] = _transformers().remarks(self._config())
+        return found
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the plan of the configuration class.
+        """Return the linears of `tp_column` and `tp_row`, or else the plan of the configuration class.
 
         Raises:
             ConfigError: it asks for more than splitting linears by column or row.
         """
-        plan: dict[str, str] = _transformers().tensor_parallel_plan(self._config())
+        if self.tp_column or self.tp_row:
+            return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
+        plan: dict[str, str] = _transformers().tensor_parallel_plan(self._config(), self.head)
         return plan
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
@@ -84,6 +119,7 @@ class HFSpec(LanguageModelSpec):
             self.overrides or {},
             sizes=self._sizes() | {"vocab_size": self.vocab_size},
             dropout=self.dropout,
+            head=self.head,
         )
 
     def _sizes(self) -> dict[str, int]:

@@ -199,6 +199,26 @@ class MeasuredTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedModel:
+    """The model before any strategy, as its factory made it, and what was changed of it.
+
+    Fields:
+        elements: elements of parameters by dtype, before they are sharded.
+        computes_in: dtype of most matrix multiplications.
+        changed: number of tensors by what `dtype` did to them (`parameters from float32 to bfloat16`).
+        inputs: `tokens` of `data`; `samples` that the model draws; `example`, of which each data-parallel
+            rank computes all; or `example rows`, which they share.
+        remarks: what else was decided about the model.
+    """
+
+    elements: dict[str, int]
+    computes_in: str
+    changed: dict[str, int] = field(default_factory=dict)
+    inputs: str = "tokens"
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """Everything that one rank reports about a trial that ended well."""
 
@@ -210,4 +230,5 @@ class RankResult:
     baseline: MeasuredBaseline | None = None
     parity: Parity | None = None
     time: MeasuredTime | None = None
+    trained: TrainedModel | None = None
     environment: dict[str, Any] = field(default_factory=dict)

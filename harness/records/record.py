@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.records.fields import decode, encode
-from harness.records.measured import RankResult
+from harness.records.measured import RankResult, TrainedModel
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
 from harness.records.parity_result import Parity
 from harness.records.verdict import VERDICTS, Verdict, verdict
@@ -52,6 +52,7 @@ class Record:
         verdict, reason: what the trial has shown, and why that is not `neutral`; no reason where it is, and
             where the trial did not end well.
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
+        trained: the model before any strategy; `None` in records of earlier versions, and without numbers.
         note: what a reader should know beside the numbers.
     """
 
@@ -73,6 +74,7 @@ class Record:
     plan: dict[str, Any] | None
     environment: dict[str, Any]
     note: str | None = None
+    trained: TrainedModel | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -152,6 +154,7 @@ def build(
         work=work,
         time=merge_time(ranks, work),
         plan=first.observation.plan,
+        trained=first.trained,
         environment=dict(environment or {}) | _known(first.environment),
         note="; ".join(each for each in (note, unneeded) if each) or None,
     )
@@ -233,5 +236,5 @@ def _record(
         reason=shown.reason,
         environment=environment,
         note=note or None,
-        **(dict.fromkeys(("parity", "memory", "work", "time", "plan")) | measured),
+        **(dict.fromkeys(("parity", "memory", "work", "time", "plan", "trained")) | measured),
     )

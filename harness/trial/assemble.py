@@ -16,11 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import CheckpointError
 
 from harness.experiment.experiment import Experiment
-from harness.models.base import Batch, ModelSpec
+from harness.models.base import Batch, LossFunction
+from harness.models.parts import made_model
+from harness.records.measured import TrainedModel
 from harness.trial.checkpoint_errors import described
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
+from harness.trial.precision import autocast, cast, compute_dtype
 from strategies import Observation
 from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks
@@ -39,9 +41,10 @@ class Assembled:
         observe: returns the observation of the latest step, with the plans of all strategies.
         blocks: modules that reports name, by their FQN in the plain model.
         optimizer: optimizer of the parameters.
-        spec: description of the model, which computes the loss.
+        loss: function of outputs and a batch, which was made with the model.
         autocast: makes the context in which the model and the loss run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
+        trained: what the record says of the model before any strategy.
     """
 
     model: nn.Module
@@ -49,15 +52,16 @@ class Assembled:
     observe: Callable[[], Observation]
     blocks: Mapping[str, nn.Module]
     optimizer: torch.optim.Optimizer
-    spec: ModelSpec
+    loss: LossFunction
     autocast: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
+    trained: TrainedModel
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs and the scalar loss."""
         with self.autocast():
-            outputs = self.call(*batch.inputs)
-            return outputs, self.spec.loss(outputs, batch)
+            outputs = self.call(*batch.inputs, **batch.keywords)
+            return outputs, self.loss(outputs, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients.
@@ -107,12 +111,13 @@ def assemble(
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
-    model = build(experiment, device)
+    model, loss, changed = build(experiment, device)
+    trained = _trained(experiment, model, changed)
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
     blocks = _reported(model, units, experiment)
 
     model = _shard(model, experiment, devices, sharding)
-    model = _chunk(model, experiment, device, sample)
+    model = _chunk(model, loss, experiment, device, sample)
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
     model = _distribute(model, units, experiment, devices)
     model = _checkpoint(model, experiment, sample, "outside_fsdp")
@@ -124,22 +129,24 @@ def assemble(
         observe=partial(_observe, experiment, model, site, sharding),
         blocks=blocks,
         optimizer=_optimizer(model, experiment),
-        spec=experiment.model,
+        loss=loss,
         autocast=autocast(experiment, device),
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
+        trained=trained,
     )
 
 
 def planned_step(
-    experiment: Experiment, model: nn.Module, sample: Batch, device: torch.device
+    experiment: Experiment, model: nn.Module, loss: LossFunction, sample: Batch, device: torch.device
 ) -> PlannedStep:
     """Return the training step of `experiment`, as a plan for its plain `model` needs it.
 
     Args:
-        experiment: has the loss, the regions of AC, the precision and the mesh.
+        experiment: has the regions of AC, the precision and the mesh.
         model: before it is sharded.
+        loss: function of its outputs and a batch.
         sample: a batch of one rank.
         device: on which the trial runs; autocast depends on it.
     """
@@ -148,13 +155,13 @@ def planned_step(
     sizes = [_parameter_bytes(unit) for unit in units.values()]
     is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
     return PlannedStep(
-        loss=lambda outputs, targets: spec.loss(outputs, replace(sample, targets=targets)),
+        loss=lambda outputs, targets: loss(outputs, replace(sample, targets=targets)),
         loss_inputs=(sample.targets,),
         reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
         enclose=partial(_enclosed, experiment),
         device=device,
         autocast=autocast(experiment, device),
-        computes_in=COMPUTE_DTYPE[experiment.dtype] if is_cast else None,
+        computes_in=compute_dtype(experiment, model) if is_cast else None,
         units=tuple(units),
     )
 
@@ -191,15 +198,31 @@ def _observe(
     return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_chunk.unneeded)
 
 
-def build(experiment: Experiment, device: torch.device) -> nn.Module:
-    """Return the plain model with its own initialisation under the experiment's seed."""
+def build(experiment: Experiment, device: torch.device) -> tuple[nn.Module, LossFunction, dict[str, int]]:
+    """Return the plain model as the experiment's seed initialises it, its loss, and what was cast."""
     # a user's module may draw its weights from any of these
     torch.manual_seed(experiment.seed)
     random.seed(experiment.seed)
     np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
     with torch.device(device):
-        model = experiment.model.build()
-    return model.to(device=device, dtype=PARAMETER_DTYPE[experiment.dtype]).train()
+        model, loss = experiment.model.make()
+    model = model.to(device=device)
+    return model, loss, cast(model, experiment)
+
+
+def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) -> TrainedModel:
+    """Return what is trained, and on which inputs."""
+    spec = experiment.model
+    inputs = "tokens" if spec.reads_tokens() else "samples"
+    if spec.fixed_batch() is not None:
+        inputs = "example rows" if spec.splits_fixed_batch() else "example"
+    return TrainedModel(
+        elements=made_model.elements_by_dtype(model),
+        computes_in=made_model.dtype_name(compute_dtype(experiment, model)),
+        changed=changed,
+        inputs=inputs,
+        remarks=spec.remarks(),
+    )
 
 
 def _reported(
@@ -221,11 +244,13 @@ def _shard(
     return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices["tp"])
 
 
-def _chunk(model: nn.Module, experiment: Experiment, device: torch.device, sample: Batch) -> nn.Module:
+def _chunk(
+    model: nn.Module, loss: LossFunction, experiment: Experiment, device: torch.device, sample: Batch
+) -> nn.Module:
     """Return the model with its chunks, planned for the step that the trial takes."""
     chunk = experiment.chunk
     if isinstance(chunk, PlansForStep):
-        chunk = chunk.for_step(planned_step(experiment, model, sample, device))
+        chunk = chunk.for_step(planned_step(experiment, model, loss, sample, device))
     return chunk.apply(model, sample.inputs)
 
 

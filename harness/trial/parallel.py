@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from strategies.estimate.patched import replaced
 
@@ -55,7 +57,10 @@ def parallelise_tensors(model: nn.Module, plan: Mapping[str, str], devices: Devi
 def shard_fsdp2(
     model: nn.Module, units: Mapping[str, nn.Module], mesh: Mesh, devices: DeviceMesh, *, dtype: str
 ) -> nn.Module:
-    """Make every unit and the rest of `model` an FSDP2 unit, in place."""
+    """Make every unit and the rest of `model` an FSDP2 unit, in place.
+
+    A unit has one dtype: a module inside whose own parameters have another becomes a unit of its own.
+    """
     pin = devices.device_type == "cuda"
     options: dict[str, Any] = {
         "mesh": devices["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else devices["dp_shard"],
@@ -63,9 +68,10 @@ def shard_fsdp2(
         "mp_policy": _mixed_precision(dtype),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.cpu_offload else OffloadPolicy(),
     }
-    for unit in units.values():
+    for unit in (*units.values(), model):
+        for part in _of_other_dtypes(unit, _unit_dtype(unit)):
+            fully_shard(part, **options)
         fully_shard(unit, **options)
-    fully_shard(model, **options)
     return model
 
 
@@ -93,6 +99,73 @@ def shard_fsdp1(
 def replicate(model: nn.Module, devices: DeviceMesh) -> nn.Module:
     """Wrap `model` in DDP over the `dp_replicate` dimension."""
     return DistributedDataParallel(model, process_group=devices["dp_replicate"].get_group())
+
+
+def require_shardable(
+    model: nn.Module, units: Mapping[str, nn.Module], fsdp: str, *, use_orig_params: bool
+) -> None:
+    """Refuse a model that FSDP cannot shard.
+
+    Args:
+        model: as it was made, with or without memory.
+        units: modules of the model that become units, by FQN.
+        fsdp: `fsdp1` or `fsdp2`.
+        use_orig_params: FSDP1 keeps the parameters as they are.
+
+    Raises:
+        ConfigError: naming the parameter or module.
+    """
+    if fsdp == "fsdp1":
+        inside = {parameter for unit in units.values() for parameter in unit.parameters()}
+        rest = [parameter for parameter in model.parameters() if parameter not in inside]
+        for fqn, parameters in [
+            *((fqn, [*unit.parameters()]) for fqn, unit in units.items()),
+            ("model", rest),
+        ]:
+            _require_flat(fqn, parameters, use_orig_params=use_orig_params)
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            problem = f"FSDP2 shards no scalar, such as {name!r}; give it the shape (1,), or use mesh=ddp2"
+            raise ConfigError("mesh.dp_shard", problem)
+    for name, module in model.named_modules():
+        dtypes = _own_dtypes(module)
+        if len(dtypes) > 1:
+            held = f"{name or type(module).__name__!r} holds parameters of {' and '.join(map(str, dtypes))}"
+            problem = "a unit of FSDP2 has one dtype; put them into modules of their own, or use mesh=ddp2"
+            raise ConfigError("mesh.dp_shard", f"{held}, and {problem}")
+
+
+def _require_flat(fqn: str, parameters: list[nn.Parameter], *, use_orig_params: bool) -> None:
+    """Refuse a unit that FSDP1 cannot flatten."""
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    if len(dtypes) > 1:
+        held = f"{fqn!r} holds parameters of {' and '.join(map(str, dtypes))}"
+        raise ConfigError("mesh.fsdp", f"{held}, and a unit of FSDP1 has one dtype; use mesh.fsdp=fsdp2")
+    if not use_orig_params and len({parameter.requires_grad for parameter in parameters}) > 1:
+        problem = f"must be true: some parameters of {fqn!r} are frozen and some are not"
+        raise ConfigError("mesh.use_orig_params", f"{problem}; or use mesh.fsdp=fsdp2")
+
+
+def _of_other_dtypes(module: nn.Module, dtype: torch.dtype) -> Iterator[nn.Module]:
+    """Yield the modules inside, deepest first, whose own parameters are not of `dtype`; units stay closed."""
+    for child in module.children():
+        if isinstance(child, FSDPModule):
+            continue
+        own = next(iter(_own_dtypes(child)), dtype)
+        yield from _of_other_dtypes(child, own)
+        if own is not dtype:
+            yield child
+
+
+def _unit_dtype(unit: nn.Module) -> torch.dtype:
+    """Return the dtype of a unit's own parameters, or of the first inside."""
+    dtypes = (*_own_dtypes(unit), *(parameter.dtype for parameter in unit.parameters()))
+    return next(iter(dtypes), torch.float32)
+
+
+def _own_dtypes(module: nn.Module) -> dict[torch.dtype, None]:
+    return dict.fromkeys(parameter.dtype for parameter in module.parameters(recurse=False))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from harness.experiment.experiment import Experiment
-from harness.trial.precision import COMPUTE_DTYPE, PARAMETER_DTYPE, autocast
+from harness.trial.precision import PARAMETER_DTYPE, autocast, cast, compute_dtype
 from strategies.regions.blocks import children_of
 from strategies.shard.model.graph import TensorAxis
 from strategies.shard.model.shard_plan import ShardPlan
@@ -29,11 +29,12 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
         return None
     spec, mesh = experiment.model, experiment.mesh
     with torch.device("meta"):
-        model = spec.build().to(dtype=PARAMETER_DTYPE[experiment.dtype]).train()
+        model = spec.build()
+    cast(model, experiment)
     is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
     if is_cast:
         units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
-        compute_in(COMPUTE_DTYPE[experiment.dtype], model, units.values())
+        compute_in(compute_dtype(experiment, model), model, units.values())
     axis = TensorAxis(
         ranks=mesh.tp,
         splits=spec.tensor_parallel_plan(),

@@ -15,7 +15,8 @@ from harness.errors import ConfigError
 from harness.experiment.data import DataSpec, Synthetic, Text
 from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.experiment.protocol import Protocol
-from harness.models.base import LanguageModelSpec, ModelSpec
+from harness.experiment.training import Training
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError, shard_variants
@@ -75,7 +76,7 @@ class Preflight:
             return
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.batch_size // mesh.dp, tokens
-        variant = experiment.ac, is_call_site, mesh.is_sharded, batch
+        variant = experiment.ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
@@ -121,9 +122,12 @@ def _read_files(model: ModelSpec) -> None:
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    if model.fixed_batch() is not None:
+    fixed = model.fixed_batch()
+    if fixed is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)
-    elif isinstance(model, LanguageModelSpec):
+        if model.splits_fixed_batch():
+            _check_shares(fixed, dp)
+    elif isinstance(model, LanguageModelSpec) and model.reads_tokens():
         data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
     else:
         _check_own_samples(model.name, data, sequence_length)
@@ -170,6 +174,14 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp
         raise ConfigError(
             "data", "has no effect, the factory brings its own inputs; leave it at text, without a path"
         )
+
+
+def _check_shares(example: Batch, dp: int) -> None:
+    """Refuse an example whose rows the data-parallel ranks cannot share."""
+    count = example.row_count()
+    if count % dp:
+        problem = f"the example has {count} rows, which {dp} data-parallel ranks do not divide"
+        raise ConfigError("model.split_example", f"{problem}; give another example, or leave it at false")
 
 
 def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:

@@ -14,7 +14,6 @@ import torch._dynamo  # every optimizer imports it when it is made: here, once f
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
@@ -22,13 +21,13 @@ from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
-from harness.models.base import Batch, LanguageModelSpec
+from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
+from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import COMPUTE_DTYPE
 from harness.trial.proof import Prover
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
@@ -66,7 +65,7 @@ class _Bench:
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
         trainee, batch = self.assemble(experiment), self.batch(0)
-        return lambda: _step(trainee, batch)
+        return lambda: _step(trainee, batch.to(self.context.device))
 
 
 def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     with cpu_stands_in_for_cuda(mesh, context.device):
         context.phase("build")
         devices = devices or device_mesh(mesh, context.device)
-        batch = _batches(plan.experiment, context)
+        batch = batches(plan.experiment, context.device, dp_rank(mesh, context.rank))
         bench = _Bench(
             plan=plan,
             context=context,
@@ -113,29 +112,8 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             measured["parity"] = _prove(bench).as_json()
             context.keep(measured)
         context.phase("timing")
-        return measured | {"time": _time(bench)}
-
-
-def _batches(experiment: Experiment, context: RankContext) -> Callable[[int], Batch]:
-    """Return a function from the step number to this rank's share of the batch, on its device."""
-    fixed = experiment.model.fixed_batch()
-    if fixed is not None:
-        moved = fixed.to(context.device)
-        return lambda _step: moved
-    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
-
-    def batch(step: int) -> Batch:
-        """Return rows of the global batch; tensor-parallel ranks get the same."""
-        share = source.batch(
-            step=step,
-            batch_size=experiment.batch_size,
-            seed=experiment.seed,
-            dp_rank=dp_rank(experiment.mesh, context.rank),
-            dp_size=experiment.mesh.dp,
-        )
-        return share.to(context.device)
-
-    return batch
+        computes_in: torch.dtype = getattr(torch, variant["trained"]["computes_in"])
+        return measured | {"time": _time(bench, computes_in)}
 
 
 def _measure(
@@ -154,9 +132,11 @@ def _measure(
     batch = bench.batch(_UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
+    batch = bench.batch(_UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)
     _release(trainee)
     return {
+        "trained": asdict(trainee.trained),
         "memory": asdict(report.memory) | {"allocator": truth and asdict(truth)},
         "work": asdict(report.work),
         "observation": asdict(observation),
@@ -197,13 +177,13 @@ def _earliest(device: torch.device, step: int | None) -> int | None:
     return None if earliest == _NEVER else earliest
 
 
-def _time(bench: _Bench) -> dict[str, Any] | None:
+def _time(bench: _Bench, computes_in: torch.dtype) -> dict[str, Any] | None:
     """Return the step times of variant and twin in this rank; `None` where the protocol times nothing."""
     experiment, context = bench.plan.experiment, bench.context
     if experiment.protocol.timed_pairs == 0:
         return None
     samples, energy_j = _samples(bench)
-    rate = peak_flops(context.device, COMPUTE_DTYPE[experiment.dtype], shared=context.trial_dir.parent)
+    rate = peak_flops(context.device, computes_in, shared=context.trial_dir.parent)
     return {
         **asdict(samples),
         "tokens_per_step": _tokens_per_step(experiment),
@@ -251,8 +231,7 @@ def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:
 
 def _tokens_per_step(experiment: Experiment) -> int | None:
     """Return the tokens of a step over all ranks; `None` for a model that reads none, or its own batch."""
-    model = experiment.model
-    if not isinstance(model, LanguageModelSpec) or model.fixed_batch() is not None:
+    if not experiment.model.reads_tokens():
         return None
     return experiment.batch_size * experiment.sequence_length
 

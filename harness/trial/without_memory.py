@@ -13,11 +13,14 @@ from torch import nn
 from harness.errors import ConfigError
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
+from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.assemble import planned_step
+from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import PARAMETER_DTYPE
+from harness.trial.precision import cast, cast_as
 from strategies import Strategy
 from strategies import chunk as chunking
 from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
@@ -28,29 +31,39 @@ _ELSEWHERE = "# planned with the kernels of the CPU; ranks plan with those of CU
 
 
 def check_variant(
-    model: ModelSpec, ac: Strategy, is_call_site: bool, is_sharded: bool, batch: tuple[int, int]
+    model: ModelSpec, ac: Strategy, is_call_site: bool, training: Training, batch: tuple[int, int]
 ) -> None:
-    """Refuse an AC variant that does not fit the model, or the units that FSDP will make of it.
+    """Refuse a model that cannot be trained as asked, and an AC variant or FSDP units that do not fit it.
 
     Args:
         model: model of the trial.
         ac: the variant.
         is_call_site: it stands around the call of the whole model.
-        is_sharded: FSDP will shard the blocks.
+        training: how it is trained.
         batch: samples of one rank, and tokens of each.
 
     Raises:
-        ConfigError: `layers_fqn` names no container of blocks.
+        ConfigError: `layers_fqn` names no container of blocks; a parameter cannot be cast, sharded or
+            updated.
         StrategyError: the variant does not fit.
     """
     built, sample = _without_memory(model, batch)
     require_container(built, model.layers_fqn)
+    _require_trainable(model, built, training)
     if is_call_site:
         call_site_of(ac, built)
         return
     built = ac.apply(built, sample.inputs)
-    if is_sharded and model.layers_fqn and isinstance(ac, ChecksUnits):
+    if training.fsdp and model.layers_fqn and isinstance(ac, ChecksUnits):
         ac.check_units(built, children_of(built, model.layers_fqn))
+
+
+def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -> None:
+    made_model.require_trainable(built, optimizer=training.optimizer, is_sharded=training.fsdp is not None)
+    cast_as(built, training.dtype, with_buffers=model.casts_buffers())
+    if training.fsdp is not None:
+        units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
+        require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
 
 
 def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
@@ -86,10 +99,10 @@ def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.M
     """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
     built, sample = _without_memory(experiment.model, batch)
-    built = built.to(dtype=PARAMETER_DTYPE[experiment.dtype])
+    cast(built, experiment)
     if isinstance(strategy, PlansForStep):
         device = torch.device(_PLANNED_FOR)
-        strategy = strategy.for_step(planned_step(experiment, built, sample, device))
+        strategy = strategy.for_step(planned_step(experiment, built, experiment.model.loss, sample, device))
     return strategy, built, sample
 
 
@@ -129,9 +142,9 @@ def _views(views: list[str]) -> str:
 
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
-    """Return the model, in training mode, and a rank's batch, without memory."""
+    """Return the model and a rank's batch without memory."""
     with torch.device("meta"):
-        built = model.build().train()
+        built = model.build()
     return built, _batch(model, batch)
 
 
@@ -139,7 +152,8 @@ def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
     fixed = model.fixed_batch()
     if fixed is not None:
         return fixed
-    if isinstance(model, LanguageModelSpec):
-        tokens = torch.zeros(batch, dtype=torch.int64, device="meta")
-        return Batch(inputs=(tokens,), targets=tokens)
-    return model.sample_batch(batch[0], np.random.default_rng(0)).to(torch.device("meta"))
+    random = np.random.default_rng(0)
+    if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
+        return model.sample_batch(batch[0], random).to(torch.device("meta"))
+    tokens = torch.zeros(batch, dtype=torch.int64)
+    return model.arranged(Batch(inputs=(tokens,), targets=tokens), random).to(torch.device("meta"))

@@ -205,7 +205,7 @@ class RewoundCall:
             now.put()
 
     def contexts(self, inner: Callable[[], _Contexts]) -> _Contexts:
-        """Return the contexts of forward and of recomputation; those that `inner` makes lie inside of them."""
+        """Return the contexts of forward and of recomputation; those of `inner` lie inside of them."""
         forward, recompute = inner()
         return _around(self.forward(), forward), _around(self.recomputation(), recompute)
 

@@ -325,6 +325,11 @@ def test_none_has_no_option_that_nobody_has(acbench: Run) -> None:
     ("words", "expected"),
     [
         pytest.param("ac=full ac.offload=true", "ac=full ac.offload=true", id="one trial as it is"),
+        pytest.param(
+            "model=python model.kwargs.width=2 model.overrides.n_layer=1 model.name=x",
+            "model=python ++model.kwargs.width=2 ++model.overrides.n_layer=1 model.name=x",
+            id="an argument of a factory is added to those there are",
+        ),
         pytest.param("model=mlp -m ac=none,full", "--multirun model=mlp ac=none,full", id="the flag first"),
         pytest.param("--multirun ac=full", "--multirun ac=full", id="the long flag"),
         pytest.param(

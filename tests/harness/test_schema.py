@@ -270,7 +270,7 @@ def test_refuses_another_type(line: str, message: str) -> None:
             "seed=-1": "seed: must be at least 0, got -1",
             "seed=9223372036854775808": "seed: must be at most 9223372036854775807, got 9223372036854775808",
             "learning_rate=0": "learning_rate: must be above 0, got 0.0",
-            "dtype=fp64": "dtype: must be one of fp32, bf16, bf16_mixed, got 'fp64'",
+            "dtype=fp64": "dtype: must be one of own, fp32, bf16, bf16_mixed, got 'fp64'",
             "optimizer=lion": "optimizer: must be one of adamw, sgd, got 'lion'",
             "compile=inductor": "compile: only 'none' is available, got 'inductor'",
             "wrap_order=in": "wrap_order: must be one of inside_fsdp, outside_fsdp, call_site, got 'in'",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.collectives import Collectives, Counts, promised
-from harness.experiment.data import Synthetic, source_of
+from harness.experiment.data import Synthetic
 from harness.experiment.experiment import Experiment
 from harness.experiment.links import Link
 from harness.experiment.mesh import Mesh
@@ -31,6 +31,7 @@ from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
+from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
@@ -134,7 +135,7 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         case: equal within the tolerance that it declares, if any.
         twin: what it equals bit for bit; `None` for all that a trial is compared with.
     """
-    batch = _batches(rank, case)
+    batch = batches(case, _CPU, dp_rank(case.mesh, rank))
     with cpu_stands_in_for_cuda(case.mesh, _CPU):
         plan = sharding_plan(case, batch(0))
         prover = _Prover(
@@ -209,7 +210,7 @@ def _of_rank_0(make: Callable[[], T]) -> T:
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     """Return the all-reduces that the plan of `case` promises, and those of a step; FSDP has none."""
-    batch = _batches(rank, case)(0)
+    batch = batches(case, _CPU, dp_rank(case.mesh, rank))(0)
     plan = sharding_plan(case, batch)
     assert plan is not None
     trainee = assemble(case, _CPU, _devices(case), batch, sharding=plan)
@@ -227,18 +228,7 @@ def threads_of(_rank: int) -> int:
 
 def batches_of(rank: int, case: Experiment) -> list[Batch]:
     """Return this rank's share of each parity step's batch."""
-    return list(map(_batches(rank, case), range(case.protocol.parity_steps)))
-
-
-def _batches(rank: int, case: Experiment) -> Callable[[int], Batch]:
-    source = source_of(case.model, case.data, sequence_length=case.sequence_length)
-    return lambda step: source.batch(
-        step=step,
-        batch_size=case.batch_size,
-        seed=case.seed,
-        dp_rank=dp_rank(case.mesh, rank),
-        dp_size=case.mesh.dp,
-    )
+    return list(map(batches(case, _CPU, dp_rank(case.mesh, rank)), range(case.protocol.parity_steps)))
 
 
 def differences(found: Parity) -> list[str]:

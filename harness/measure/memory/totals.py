@@ -29,7 +29,7 @@ from strategies.estimate.tensors import (
     optimizer_state_of,
     parameters_of,
     plain_tensors,
-    tensors_in,
+    tensors_held_by,
 )
 
 LARGEST_SAVED = 20
@@ -63,7 +63,7 @@ class StepTotals:
             "buffers": plain_tensors(model.buffers()),
             "gradients": gradients_of(model),
             "optimizer": optimizer_state_of(self._trainee.optimizer),
-            "inputs": plain_tensors(tensors_in(batch)),
+            "inputs": plain_tensors(tensors_held_by(batch)),
         }
         self._numbers = {part: self._live.add_standing(tensors) for part, tensors in standing.items()}
 
@@ -138,7 +138,7 @@ def _part_of(life: Life) -> str:
 
 def mark_forward(live: LiveStorages, model: nn.Module, outputs: Any) -> None:
     """Tell returned tensors and unsharded parameters from what was saved."""
-    live.ledger.mark(live.numbers(tensors_in(outputs)), Kind.OUTPUT)
+    live.ledger.mark(live.numbers(plain_tensors(tensors_held_by(outputs))), Kind.OUTPUT)
     live.ledger.mark(live.numbers(parameters_of(model)), Kind.PARAMETER)
 
 

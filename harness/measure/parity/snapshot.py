@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, MappingView
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
+from harness.errors import ConfigError
 from harness.measure.parity.backward_order import backward_order
 from harness.measure.parity.module_state import StateChanges, module_state
 from harness.measure.rng import rng_states, seeded
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 from harness.records.parity_result import PARTS
+from strategies.estimate.tensors import held_by, holds_numbers, tensors_held_by
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
+_WALKED = (Mapping, list, tuple, deque, MappingView, np.ndarray)
+"""What holds others and has no equality of its own that would do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +55,7 @@ class Captured:
             reachable: DTensor = tensor.detach().to(tensor.device_mesh.device_type)  # type: ignore[assignment]
             tensor = reachable.full_tensor()
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        copy = local.detach().clone()
-        if copy.layout is not torch.strided:
-            copy = copy.to_dense()
+        copy = _dense(local.detach())
         copy = copy.resolve_conj().resolve_neg()
         return cls(value=copy, kind=_kind(tensor), device_type=local.device.type)
 
@@ -142,7 +146,11 @@ def steps(
 def flatten(value: Any, name: str) -> dict[str, Any]:
     """Return tensors, plain values and containers within `value` by their path, which starts with `name`.
 
-    Walked are mappings, sequences, dataclasses, and objects that define no equality of their own.
+    Walked are mappings, sequences, dataclasses, objects that define no equality of their own, and those that
+    hold tensors or arrays.
+
+    Raises:
+        ConfigError: something cannot be compared; the message says what.
     """
     return dict(_walk(value, name, ancestors=frozenset()))
 
@@ -196,9 +204,9 @@ def _train_one_step(
 
 def _differentiated(batch: Batch) -> dict[str, Tensor]:
     """Return the inputs that get gradients, by path, without those of the step before."""
-    leaves = pytree.tree_leaves_with_path(batch.inputs)
+    leaves = pytree.tree_leaves_with_path((batch.inputs, dict(batch.keywords)))
     inputs = {
-        f"inputs{pytree.keystr(path)}": leaf
+        f"inputs{pytree.keystr(path[1:])}": leaf
         for path, leaf in leaves
         if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf
     }
@@ -230,13 +238,22 @@ def _trained_names(trainee: Trainee) -> dict[str, frozenset[str]]:
 
 def _device_of(batch: Batch) -> torch.device:
     # not the parameters' device: FSDP may keep those on the host
-    tensors = (leaf for leaf in pytree.tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors_held_by(batch)), torch.device("cpu"))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return a strided copy; of a nested tensor all elements in a row."""
+    if tensor.is_nested:
+        return torch.cat([row.reshape(-1) for row in tensor.unbind()])
+    copy = tensor.clone()
+    return copy if copy.layout is torch.strided else copy.to_dense()
 
 
 def _kind(tensor: Tensor) -> str:
     if isinstance(tensor, DTensor):
         return f"DTensor {tensor.placements} of {tuple(tensor.shape)}"
+    if tensor.is_nested:
+        return f"Tensor (nested) of {[tuple(row.shape) for row in tensor.unbind()]}"
     return "Tensor" if tensor.layout is torch.strided else f"Tensor ({tensor.layout})"
 
 
@@ -248,29 +265,51 @@ def _walk(value: Any, name: str, *, ancestors: frozenset[int]) -> Iterator[tuple
     if isinstance(value, Tensor):
         yield name, Captured.of(value)
         return
-    children = None if id(value) in ancestors else _children(value, name)
-    if children is None:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield name, _array(value)
+        return
+    held = None if id(value) in ancestors else _held(value, name)
+    if held is None:
         yield name, value
         return
-    yield name, Structure(kind=type(value).__qualname__, names=tuple(children))
-    for child_name, child in children.items():
-        yield from _walk(child, child_name, ancestors=ancestors | {id(value)})
+    yield name, Structure(kind=type(value).__qualname__, names=tuple(name + path for path in held))
+    for path, item in held.items():
+        yield from _walk(item, name + path, ancestors=ancestors | {id(value)})
 
 
-def _children(value: Any, name: str) -> dict[str, Any] | None:
-    """Return what `value` holds by path, None when it is compared as a whole."""
-    if isinstance(value, _ATOMS) or callable(value):
+def _held(value: Any, name: str) -> dict[str, Any] | None:
+    """Return what `value` holds by the path from it; `None` of what is compared as a whole.
+
+    Raises:
+        ConfigError: it cannot be compared: it can be read once only, or has no order.
+    """
+    held = held_by(value)
+    if isinstance(value, Iterator) or (held is None and _is_closed(value)):
+        raise _refusal(value, name, "which cannot be read twice")
+    if held is None or isinstance(value, _WALKED) or dataclasses.is_dataclass(value):
+        return held
+    if isinstance(value, AbstractSet):
+        if holds_numbers(value):
+            raise _refusal(value, name, "which has no order to compare its tensors in")
         return None
-    if isinstance(value, Mapping):
-        return {f"{name}[{key!r}]": item for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return {f"{name}[{index}]": item for index, item in enumerate(value)}
-    attributes = _attributes(value)
-    return attributes and {f"{name}.{key}": item for key, item in attributes.items()}
+    return held if has_identity_only(value) or holds_numbers(value) else None
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object that is walked, None of one that is compared as a whole."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return vars(value) if has_identity_only(value) and hasattr(value, "__dict__") else None
+def _is_closed(value: Any) -> bool:
+    """Whether something may be inside that nobody can compare."""
+    return has_identity_only(value) and hasattr(value, "__iter__") and not callable(value)
+
+
+def _refusal(value: Any, name: str, why: str) -> ConfigError:
+    problem = f"{name} is a {type(value).__qualname__}, {why}; return a list, a tuple or a dictionary"
+    return ConfigError("model", problem)
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    """Return a copy of an array of numbers as a tensor; of other ones a plain value."""
+    try:
+        native = np.array(array, dtype=array.dtype.newbyteorder("="))
+        copy = torch.from_numpy(native)
+    except TypeError:  # text, dates, numbers that torch does not have
+        return array.dtype.str, array.shape, repr(array.tolist())
+    return Captured(value=copy, kind=f"ndarray {array.dtype.str}", device_type="cpu")

@@ -8,14 +8,35 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
+import numpy as np
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PretrainedConfig,
+)
 
 from harness.errors import ConfigError
+from harness.models.base import Batch
+from harness.models.parts.given_inputs import by_position
+
+HEADS: Mapping[str, type[Any]] = {
+    "causal": AutoModelForCausalLM,
+    "masked": AutoModelForMaskedLM,
+    "seq2seq": AutoModelForSeq2SeqLM,
+    "speech": AutoModelForSpeechSeq2Seq,
+    "image": AutoModelForImageClassification,
+}
+"""Tables of the models that have a head, by what it predicts."""
 
 _DROPOUT_FIELD = re.compile(r"(_pdrop|dropout|dropout_prob|dropout_rate)$")
 _TOKEN_FIELD = re.compile(r"(bos|eos|pad)_token_id$")
@@ -25,11 +46,21 @@ _SIZES = {
     "n_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
 }
+_DECODER_SIZES = {"n_layers": "decoder_layers", "n_heads": "decoder_attention_heads"}
+"""Fields of a decoder beside an encoder, which get the same sizes."""
+_EXPERTS = "experts_implementation"
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_IMAGE_SIZE = 224  # of configurations that leave it open
 _STYLES = {"colwise": "column", "rowwise": "row"}
 
 
 def make_config(
-    config_class: str, overrides: Mapping[str, Any], *, sizes: Mapping[str, int], dropout: float
+    config_class: str,
+    overrides: Mapping[str, Any],
+    *,
+    sizes: Mapping[str, int],
+    dropout: float,
+    head: str | None = None,
 ) -> PretrainedConfig:
     """Return a configuration of class `config_class` with every dropout set to `dropout`.
 
@@ -39,15 +70,19 @@ def make_config(
             alias of the same field (`num_hidden_layers`).
         sizes: `n_layers`, `width`, `n_heads` or `vocab_size`, where `overrides` does not set them.
         dropout: probability of every dropout.
+        head: what the model predicts; `None` for what the class is made for.
 
     Raises:
-        ConfigError: the class is unknown or of no language model, it has no field for an override
+        ConfigError: the class is unknown or has no such head, it has no field for an override
             or a size, an override sets a dropout, the class refuses a value, or `dropout` is
             positive and the class has no dropout.
     """
     cls = _config_class(config_class)
-    model_class(cls)
+    if head_of(cls, head) == "image":
+        sizes = {name: size for name, size in sizes.items() if name != "vocab_size"}
     defaults = cls()
+    experts = overrides.get(_EXPERTS, "eager")
+    overrides = {name: value for name, value in overrides.items() if name != _EXPERTS}
     for name in overrides:
         _require_field(defaults, name)
     values = _values(defaults, overrides, sizes)
@@ -58,30 +93,95 @@ def make_config(
         raise ConfigError("model.overrides", f"{config_class} refuses them: {_one_line(error)}") from error
     _set_dropout(config, dropout)
     config.use_cache = False  # a training step reads no cache
+    if _has_experts(config):
+        config._experts_implementation = experts
     return config
 
 
-def model_class(config_class: type[Any]) -> type[Any]:
-    """Return the causal language model of `config_class`.
+def head_of(config_class: type[Any], head: str | None) -> str:
+    """Return what a model of `config_class` predicts.
+
+    An encoder with a decoder is one of sequences, or of speech where it reads sounds. What is no decoder by
+    default and has a masked head is an encoder.
+
+    Args:
+        config_class: class of the configuration.
+        head: what is asked for; `None` for what the class is made for.
 
     Raises:
-        ConfigError: `transformers` has none.
+        ConfigError: no model of the class has this head, or any of those known here.
     """
-    try:
-        found: type[Any] = AutoModelForCausalLM._model_mapping[config_class]  # noqa: SLF001 (the only table of them)
-    except KeyError:
-        problem = f"no causal language model has this configuration, got {config_class.__name__}"
-        raise ConfigError("model.config_class", f"{problem}; use one that has, such as GPT2Config") from None
+    found = [name for name in HEADS if config_class in _table(name)]
+    if head is not None:
+        if head not in found:
+            problem = f"must be one of {', '.join(found) or 'none'} for {config_class.__name__}, got {head!r}"
+            raise ConfigError("model.head", problem)
+        return head
+    if not found:
+        problem = f"must be of a model with one of the heads {', '.join(HEADS)}, got {config_class.__name__}"
+        raise ConfigError("model.config_class", f"{problem}; use another, such as GPT2Config")
+    defaults = config_class()
+    whole = [name for name in ("speech", "seq2seq") if name in found and defaults.is_encoder_decoder]
+    is_encoder = "masked" in found and not getattr(defaults, "is_decoder", False)
+    return (*whole, *(["masked"] if is_encoder else []), *found)[0]
+
+
+def model_class(config: PretrainedConfig, head: str | None) -> type[Any]:
+    """Return the class of the model of `config`.
+
+    Raises:
+        ConfigError: `transformers` has none with that head.
+    """
+    found: type[Any] = _table(head_of(type(config), head))[type(config)]
     return found
 
 
-def make_model(config: PretrainedConfig) -> nn.Module:
-    """Return the causal language model of `config` with its own random initialisation, in training mode.
+def batch_of(config: PretrainedConfig, head: str | None, tokens: Batch, random: np.random.Generator) -> Batch:
+    """Return a batch of tokens as the model of `config` takes them.
+
+    An encoder reads the tokens that the decoder reads; one of speech reads random features of shape
+    (B, mel bins, frames), float32.
+    """
+    kind = head_of(type(config), head)
+    (tokens_BS,) = tokens.inputs
+    if kind == "seq2seq":
+        inputs = {"input_ids": tokens_BS, "decoder_input_ids": tokens_BS}
+    elif kind == "speech":
+        inputs = {"input_features": _features(config, len(tokens_BS), random), "decoder_input_ids": tokens_BS}
+    else:
+        return tokens
+    return _called_with(config, head, inputs, tokens.targets)
+
+
+def image_batch(config: PretrainedConfig, head: str | None, count: int, random: np.random.Generator) -> Batch:
+    """Return random images, float32 of shape (B, C, Y, X), and random classes, int64 of shape (B,)."""
+    size = getattr(config, "image_size", None) or _IMAGE_SIZE
+    rows, columns = size if isinstance(size, list | tuple) else (size, size)
+    shape = count, getattr(config, "num_channels", 3), rows, columns
+    images = torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+    classes = torch.from_numpy(random.integers(config.num_labels, size=count))
+    return _called_with(config, head, {"pixel_values": images}, classes)
+
+
+def remarks(config: PretrainedConfig) -> tuple[str, ...]:
+    """Return what was decided about the model of `config`."""
+    found = []
+    if hasattr(type(config)(), "use_cache"):
+        found.append("use_cache is off: a training step reads no cache")
+    if _has_experts(config):
+        used = config._experts_implementation  # noqa: SLF001 (no public name)
+        why = ", which runs in every dtype on every device" if used == "eager" else ""
+        found.append(f"experts_implementation is {used}{why}; model.overrides can name another")
+    return tuple(found)
+
+
+def make_model(config: PretrainedConfig, head: str | None) -> nn.Module:
+    """Return the model of `config` with its own random initialisation, in training mode.
 
     Raises:
         ConfigError: its constructor refuses the configuration.
     """
-    cls = model_class(type(config))
+    cls = model_class(config, head)
     try:
         model: nn.Module = cls(config)
     except (TypeError, ValueError) as error:
@@ -89,18 +189,19 @@ def make_model(config: PretrainedConfig) -> nn.Module:
     return model.train()
 
 
-def tensor_parallel_plan(config: PretrainedConfig) -> dict[str, str]:
+def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str, str]:
     """Return the class's own plan with full FQN patterns; empty when it has none.
 
     Raises:
         ConfigError: the plan asks for more than splitting linears by column or row.
     """
-    prefix = model_class(type(config)).base_model_prefix
+    prefix = model_class(config, head).base_model_prefix
     plan: Mapping[str, str] = config.base_model_tp_plan or {}
     for pattern, style in plan.items():
         if style not in _STYLES:
             problem = f"the tensor parallel plan of {type(config).__name__} wants {style!r} for {pattern!r}"
-            raise ConfigError("mesh.tp", f"{problem}, which is not supported; use 1")
+            remedy = "name linears with model.tp_column and model.tp_row, or use 1"
+            raise ConfigError("mesh.tp", f"{problem}, which is not supported; {remedy}")
     return {f"{prefix}.{pattern}": _STYLES[style] for pattern, style in plan.items()}
 
 
@@ -117,7 +218,7 @@ def split_sizes(config: PretrainedConfig) -> dict[str, int]:
 
 def positions(config: PretrainedConfig) -> int | None:
     """Return the longest sequence that `config` allows, or `None` when it sets no limit."""
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     return longest if isinstance(longest, int) else None
 
 
@@ -166,7 +267,10 @@ def _values(
     own = {name: value for name, value in overrides.items() if name not in aliases}
     general = {_SIZES[size]: value for size, value in sizes.items()} | dict(overrides)
     translated = {aliases.get(name, name): value for name, value in general.items()} | own
-    return _foreign_tokens(defaults, translated["vocab_size"]) | translated
+    fields = vars(defaults)
+    decoder = {name: sizes[size] for size, name in _DECODER_SIZES.items() if size in sizes and name in fields}
+    tokens = _foreign_tokens(defaults, translated["vocab_size"]) if "vocab_size" in translated else {}
+    return tokens | decoder | translated
 
 
 def _divided_heads(defaults: PretrainedConfig, values: Mapping[str, Any]) -> dict[str, int]:
@@ -193,6 +297,32 @@ def _foreign_tokens(defaults: PretrainedConfig, vocab_size: int) -> dict[str, An
         for name, value in fields
         if _TOKEN_FIELD.search(name) and isinstance(value, int) and value >= vocab_size
     }
+
+
+def _table(head: str) -> Any:
+    return HEADS[head]._model_mapping  # type: ignore[attr-defined]  # noqa: SLF001 (the only table of them)
+
+
+def _called_with(
+    config: PretrainedConfig, head: str | None, inputs: Mapping[str, Any], targets: torch.Tensor
+) -> Batch:
+    forward = signature(model_class(config, head).forward)
+    own = forward.replace(parameters=list(forward.parameters.values())[1:])
+    positional, keywords = by_position(own, inputs)
+    return Batch(inputs=positional, keywords=keywords, targets=targets)
+
+
+def _features(config: PretrainedConfig, count: int, random: np.random.Generator) -> torch.Tensor:
+    bins, frames = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if bins is None or frames is None:
+        problem = f"{type(config).__name__} does not say which features it reads, as WhisperConfig does"
+        raise ConfigError("model.config_class", f"{problem}; use model=python")
+    # Whisper's encoder halves the frames before it counts positions
+    return torch.from_numpy(random.standard_normal((count, bins, 2 * frames), dtype=np.float32))
+
+
+def _has_experts(config: PretrainedConfig) -> bool:
+    return any(getattr(config, name, None) is not None for name in _EXPERT_COUNTS)
 
 
 def _one_line(error: Exception) -> str:

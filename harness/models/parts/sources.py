@@ -32,6 +32,17 @@ def user_files(names: Iterable[str]) -> tuple[Path, ...]:
     return tuple(sorted(set(found.values())))
 
 
+def taken_name(name: str) -> str:
+    """Return the end of a message about a module called `name` that was not found; empty where it may be.
+
+    A user's folder with the name of a package of ours is never found, because ours is loaded.
+    """
+    package = name.partition(".")[0]
+    if package not in _OURS:
+        return ""
+    return f"; {package!r} is a package of acbench, so a folder of yours cannot have this name: rename it"
+
+
 def _user_file(name: str) -> Path | None:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)

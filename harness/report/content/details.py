@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.records.record import Record
 from harness.report.content.columns import mark, notes, number_cell
 from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
@@ -54,6 +55,7 @@ def _rows(entry: Entry) -> Iterator[Fact]:
     yield _fact("ended", Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
     for note in notes(record):
         yield _fact("note", note)
+    yield from _model(record)
     line = command(record.experiment)
     if line is not None:
         yield _fact("command", CodeText(text=line))
@@ -71,6 +73,16 @@ def _rows(entry: Entry) -> Iterator[Fact]:
 
 def _fact(what: str, *value: LinePart) -> Fact:
     return (what,), value
+
+
+def _model(record: Record) -> Iterator[Fact]:
+    if record.trained is None:
+        return
+    changed = [f"{count} {what}" for what, count in record.trained.changed.items()]
+    if changed:
+        yield _fact("cast", ", ".join(changed))
+    for remark in record.trained.remarks:
+        yield _fact("model", remark)
 
 
 def _memory(entry: Entry) -> Iterator[Fact]:

@@ -1,4 +1,4 @@
-"""What came of a plan, in sentences: a kept budget, a sharding that shards nothing."""
+"""What a reader may not expect, in sentences: a budget, a sharding that shards nothing, a shared example."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.records.record import Record
-from harness.report.facts.labels import group_name
+from harness.report.facts.labels import group_name, mesh_sizes
 from harness.report.facts.number_words import human_bytes
 
 _SHARDED = re.compile(r"S\d")  # in the name of a candidate, as in `RS0 = RR x RS0`
 
 
 def plan_notes(record: Record) -> Iterator[str]:
-    """Yield what became of a budget, and that a sharding shards nothing."""
+    """Yield who computes an example, what became of a budget, and that a sharding shards nothing."""
     if record.status != "ok":
         return
+    yield from _example(record)
     plan = record.plan or {}
     yield from _chunks(record, plan.get("chunk") or {})
     sharding = plan.get("sharding")
     if sharding is not None and _shards_nothing(sharding):
         yield f"nothing is sharded: {_who(record.experiment)} runs the whole model{_by(record.experiment)}"
+
+
+def _example(record: Record) -> Iterator[str]:
+    """Yield that ranks repeat one another's work where the model's one example is not shared out."""
+    sizes = [*mesh_sizes(record.experiment), 1, 1]
+    ranks = sizes[0] * sizes[1]
+    if record.trained is not None and record.trained.inputs == "example" and ranks > 1:
+        yield (
+            f"each of {ranks} data-parallel ranks computes the whole example; "
+            "model.split_example=true shares its rows out"
+        )
 
 
 def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:

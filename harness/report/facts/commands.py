@@ -16,6 +16,7 @@ _PACKAGE = Path(__file__).parents[2]
 _CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
 _GROUPS = ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
 _CHOICE_KEYS = ("name", "family")
+_FACTORY = "factory"  # the option of a model that is made by the user
 _PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 _REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")
 _MEANT_OTHERWISE = ("null", "true", "false", "nan", "inf")
@@ -47,22 +48,33 @@ def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
             yield f"{group}={name}"
         yield from _options(group, name, options, experiment)
     for name, value in experiment.items():
-        if name not in _GROUPS and (name not in defaults or defaults[name] != value):
+        usual = _usual_dtype(experiment) if name == "dtype" else defaults.get(name)
+        if name not in _GROUPS and (name not in defaults or usual != value):
             yield f"{name}={_written(value)}"
 
 
+def _usual_dtype(experiment: Mapping[str, Any]) -> str:
+    """Return what `dtype` is where nobody sets it."""
+    return "own" if _FACTORY in experiment["model"] else "fp32"
+
+
 def _choice(group: str, options: Mapping[str, Any]) -> str:
-    """Return the file a group was chosen from; a mesh of free numbers is `single` with numbers."""
+    """Return the file a group was chosen from.
+
+    A mesh of free numbers is `single` with numbers, and a model with a name of the user's is its family.
+    """
     name = str(options.get("name"))
     if (_CONF / group / f"{name}.yaml").is_file():
         return name
-    return "single" if group == "mesh" else name
+    return {"mesh": "single", "model": str(options.get("family"))}.get(group, name)
 
 
 def _options(
     group: str, choice: str, options: Mapping[str, Any], experiment: Mapping[str, Any]
 ) -> Iterator[str]:
     defaults = _yaml(f"{group}/{choice}") if (_CONF / group / f"{choice}.yaml").is_file() else {}
+    if group == "model" and options.get("name") not in (choice, options.get(_FACTORY)):
+        yield f"model.name={_written(options.get('name'))}"
     for option, value in options.items():
         if option in _CHOICE_KEYS:
             continue

@@ -18,6 +18,9 @@ _MESH_SIZES = ("dp_replicate", "dp_shard", "tp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
 
+_SPLIT = ("kwargs", "overrides")
+"""Options that hold options."""
+
 _UNKNOWN = "?"
 _MOST_CHARACTERS = 200  # of the value of an option
 
@@ -134,7 +137,7 @@ def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, st
         for group in _GROUPS:
             options = experiment.get(group)
             if isinstance(options, Mapping):
-                peers.setdefault((group, group_name(experiment, group)), []).append(options)
+                peers.setdefault((group, group_name(experiment, group)), []).append(_flat(options))
     return {
         (group, name, option)
         for (group, name), same in peers.items()
@@ -169,10 +172,19 @@ def _is_known(experiment: ExperimentFields, group: str) -> bool:
 def _differing(experiment: ExperimentFields, swept: set[tuple[str, str, str]], group: str) -> Iterator[str]:
     """Yield the options of a group that differ; which one was chosen is said elsewhere."""
     name, options = group_name(experiment, group), experiment.get(group)
-    for option, value in options.items() if isinstance(options, Mapping) else ():
+    for option, value in _flat(options).items() if isinstance(options, Mapping) else ():
         is_swept = option != "name" and (group, name, option) in swept
         if is_swept and not _is_the_models(experiment, option, value):
             yield f"{option}={_plain(value)}"
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group with those of a mapping one by one, as in `kwargs.width`."""
+    found: dict[str, Any] = {}
+    for option, value in options.items():
+        is_split = option in _SPLIT and isinstance(value, Mapping)
+        found |= {f"{option}.{key}": item for key, item in value.items()} if is_split else {option: value}
+    return found
 
 
 def _is_the_models(experiment: ExperimentFields, option: str, value: Any) -> bool:

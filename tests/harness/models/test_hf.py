@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,65 @@ def test_the_shipped_sizes_suit_every_class(
     torch.manual_seed(0)
     with torch.no_grad():
         assert spec.loss(spec.build()(*batch.inputs), batch).isfinite()
+
+
+SMALL: dict[str, Any] = {"n_layers": 1, "width": 16, "n_heads": 2, "vocab_size": 64}
+_SOUND = {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": 8, "num_mel_bins": 4}
+_EXPERTS = {"intermediate_size": 16, "num_local_experts": 2}
+HEADS = {
+    "BertConfig": ("bert.encoder.layer", {"intermediate_size": 32}, "BertForMaskedLM", (2, 16, 64)),
+    "T5Config": ("encoder.block", {"d_ff": 32, "d_kv": 8}, "T5ForConditionalGeneration", (2, 16, 64)),
+    "WhisperConfig": ("model.decoder.layers", _SOUND, "WhisperForConditionalGeneration", (2, 16, 64)),
+    "ViTConfig": ("vit.layers", {"image_size": 16, "patch_size": 8}, "ViTForImageClassification", (2, 2)),
+    "MixtralConfig": ("model.layers", _EXPERTS, "MixtralForCausalLM", (2, 16, 64)),
+}
+
+
+@pytest.mark.parametrize("config_class", HEADS)
+def test_every_kind_of_model_is_trained(make_spec: MakeSpec, batch: Batch, config_class: str) -> None:
+    layers_fqn, overrides, name, shape = HEADS[config_class]
+    spec = make_spec("hf", config_class=config_class, layers_fqn=layers_fqn, overrides=overrides, **SMALL)
+    assert isinstance(spec, LanguageModelSpec)
+    random = np.random.default_rng(0)
+    tokens = Batch(inputs=(batch.inputs[0] % 64,), targets=batch.targets % 64)
+    read = spec.arranged(tokens, random) if spec.reads_tokens() else spec.sample_batch(2, random)
+    model = spec.build()
+    outputs = model(*read.inputs, **read.keywords)
+    spec.loss(outputs, read).backward()  # type: ignore[no-untyped-call]
+    assert (type(model).__name__, tuple(outputs.logits.shape)) == (name, shape)
+    blocks = model.get_submodule(layers_fqn).parameters()
+    assert all(parameter.grad is not None for parameter in blocks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        pytest.param(
+            {},
+            "experts_implementation is eager, which runs in every dtype on every device; model.overrides can "
+            "name another",
+            id="what runs everywhere",
+        ),
+        pytest.param(
+            {"experts_implementation": "batched_mm"},
+            "experts_implementation is batched_mm; model.overrides can name another",
+            id="what is asked for",
+        ),
+    ],
+)
+def test_what_was_decided_is_said(make_spec: MakeSpec, overrides: dict[str, str], said: str) -> None:
+    spec = make_spec(
+        "hf", config_class="MixtralConfig", layers_fqn="model.layers", overrides=overrides, **SMALL
+    )
+    assert spec.remarks() == ("use_cache is off: a training step reads no cache", said)
+
+
+def test_a_plan_of_the_users_wins_over_the_classs(make_spec: MakeSpec) -> None:
+    own = {"tp_column": ["model.layers.*.mlp.up_proj"], "tp_row": ["model.layers.*.mlp.down_proj"]}
+    assert make_spec("hf", **(LLAMA | own)).tensor_parallel_plan() == {
+        "model.layers.*.mlp.up_proj": "column",
+        "model.layers.*.mlp.down_proj": "row",
+    }
 
 
 @pytest.mark.parametrize("changes", [{"overrides": {"vocab_size": 300}}, {"vocab_size": 300}])
@@ -168,10 +228,15 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
             id="a value of another type",
         ),
         pytest.param(
-            {"config_class": "ViTConfig"},
-            "model.config_class: no causal language model has this configuration, got ViTConfig; "
-            "use one that has, such as GPT2Config",
-            id="a model of images",
+            {"config_class": "Wav2Vec2Config"},
+            "model.config_class: must be of a model with one of the heads causal, masked, seq2seq, speech, "
+            "image, got Wav2Vec2Config; use another, such as GPT2Config",
+            id="a model without a head that is known",
+        ),
+        pytest.param(
+            {"head": "seq2seq"},
+            "model.head: must be one of causal for GPT2Config, got 'seq2seq'",
+            id="a head that the class has not",
         ),
         pytest.param(
             {"layers_fqn": "layers"},
@@ -229,7 +294,8 @@ def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
             {"config_class": "MixtralConfig"},
             2,
             "mesh.tp: the tensor parallel plan of MixtralConfig wants 'packed_colwise' for "
-            "'layers.*.mlp.experts.gate_up_proj', which is not supported; use 1",
+            "'layers.*.mlp.experts.gate_up_proj', which is not supported; name linears with "
+            "model.tp_column and model.tp_row, or use 1",
             id="a plan for packed experts",
         ),
     ],

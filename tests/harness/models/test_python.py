@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.__main__ import folder_hiding
 from harness.errors import ConfigError
 from harness.measure.environment import describe, environment_id
 from harness.models import Batch, ModelSpec
@@ -90,7 +91,7 @@ def test_example_inputs_are_real_below_a_meta_device(make_spec: MakeSpec, user_c
         fixed = spec.fixed_batch()
     assert fixed is not None
     assert fixed.inputs[0].device.type == "cpu"
-    assert spec.loss(torch.zeros(2, 4), fixed).device.type == "cpu"
+    assert spec.loss(torch.zeros(2, 4, requires_grad=True), fixed).device.type == "cpu"
 
 
 def test_tensor_parallel_plan_is_the_users(make_spec: MakeSpec) -> None:
@@ -217,3 +218,27 @@ def test_an_edit_of_an_imported_module_is_another_environment(
     assert environment_id(describe("cpu", spec.files())) == before
     (user_package / "widths.py").write_text("WIDTH = 8\n")
     assert environment_id(describe("cpu", spec.files())) != before
+
+
+def test_a_folder_with_the_name_of_a_package_of_ours_is_named(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "strategies").mkdir()
+    (tmp_path / "strategies" / "mine.py").write_text("def make(): ...")
+    with pytest.raises(ConfigError) as refusal:
+        make_spec("python", factory="strategies.mine:make", layers_fqn="").build()
+    assert str(refusal.value) == (
+        "model.factory: cannot import 'strategies.mine': No module named 'strategies.mine'; 'strategies' is "
+        "a package of acbench, so a folder of yours cannot have this name: rename it"
+    )
+    assert folder_hiding("strategies") is None
+    (tmp_path / "strategies" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert folder_hiding("strategies") == tmp_path / "strategies"
+
+
+def test_a_model_is_called_by_its_factory_or_as_the_user_says(make_spec: MakeSpec) -> None:
+    assert make_spec("python", factory="mine:make").name == "mine:make"
+    assert make_spec("python", factory="mine:make", name="wide").name == "wide"

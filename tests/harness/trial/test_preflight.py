@@ -220,8 +220,8 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             "`dropout`, got 0.1",
             f"model.factory={USER}:healthy model.layers_fqn=blocks": "model.layers_fqn: must name a "
             "ModuleList, ModuleDict or Sequential of Stack, got 'blocks'; containers here: layers",
-            f"model.factory={USER}:healthy mesh=tp2": "mesh.tp: model 'python' has no tensor parallel plan, "
-            "got 2; use 1",
+            f"model.factory={USER}:healthy mesh=tp2": f"mesh.tp: model '{USER}:healthy' has no tensor parallel "
+            "plan, got 2; use 1",
         }
     ),
 )
@@ -277,8 +277,8 @@ def test_refuses_what_does_not_suit_images(line: str, message: str) -> None:
         {
             "model.config_class=GPT9Config": "model.config_class: must be a configuration class of "
             "transformers, such as GPT2Config, got 'GPT9Config'",
-            "model.config_class=CLIPConfig": "model.config_class: no causal language model has this "
-            "configuration, got CLIPConfig; use one that has, such as GPT2Config",
+            "model.config_class=Wav2Vec2Config": "model.config_class: must be of a model with one of the heads "
+            "causal, masked, seq2seq, speech, image, got Wav2Vec2Config; use another, such as GPT2Config",
             "model.overrides={attn_pdrop:0.1}": "model.overrides.attn_pdrop: every dropout of the model is set "
             "by model.dropout; set that",
             "model.layers_fqn=layers": "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of "

@@ -84,7 +84,9 @@ RECORD_KEYS = {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
         "status", "error", "verdict", "reason", "parity", "memory", "work", "time", "plan", "environment",
         "note",
+        "trained",
     },
+    "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {
         "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", *PARTS,
     },

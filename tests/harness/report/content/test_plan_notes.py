@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.records.measured import TrainedModel
 from harness.records.record import Record
 from harness.report.content.columns import notes
 from harness.report.content.figures.scatter import front_figure
@@ -38,10 +39,22 @@ def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, nam
     return replace(record(experiment(ac, chunk={"name": name}), result), plan=plan)
 
 
+_EXAMPLE = (
+    "each of 2 data-parallel ranks computes the whole example; model.split_example=true shares its rows out"
+)
+
+
+def _reading(inputs: str) -> Record:
+    trained = TrainedModel(elements={}, computes_in="float32", inputs=inputs)
+    return replace(record(experiment("full", "shard2", mesh={"dp_shard": 2})), trained=trained)
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
         pytest.param(record(), [], id="no plan"),
+        pytest.param(_reading("example"), [_EXAMPLE], id="ranks that repeat one another's work"),
+        pytest.param(_reading("example rows"), [], id="ranks that share the rows"),
         pytest.param(
             sharded(_WHOLE, 0, name="megatron"),
             ["nothing is sharded: every rank runs the whole model"],
@@ -138,11 +151,10 @@ def test_the_figure_names_the_baseline_of_a_sharding() -> None:
     assert "plain model" not in str(figure)
 
 
-def of_model(*, is_timed: bool = True, tokens: int | None = None, **changes: Any) -> Record:
+def of_model(*, reads: str | None = None, **changes: Any) -> Record:
     result = rank_result()
-    result["time"]["tokens_per_step"] = tokens
-    if not is_timed:
-        result["time"]["variant_s"] = []
+    if reads is not None:
+        result["trained"] = {"elements": {"float32": 8}, "computes_in": "float32", "inputs": reads}
     defaults = {"batch_size": 8, "sequence_length": 128}
     return record(experiment(**(defaults | changes)), result)
 
@@ -154,20 +166,20 @@ _FACTORY = {"family": "python", "factory": "mine:model", "vocab_size": 256}
     ("records", "expected"),
     [
         pytest.param(
-            [of_model(model={"vocab_size": 256}, tokens=64)], {"batch_size", "sequence_length"}, id="tokens"
+            [of_model(model={"vocab_size": 256}, reads="tokens")],
+            {"batch_size", "sequence_length"},
+            id="tokens",
         ),
         pytest.param([of_model(model={"family": "vit"})], {"batch_size"}, id="samples of its own"),
-        pytest.param([of_model(model=_FACTORY)], set(), id="a factory with inputs"),
-        pytest.param([of_model(model=_FACTORY, is_timed=False)], set(), id="untimed, with the defaults"),
         pytest.param(
-            [of_model(model=_FACTORY, is_timed=False, sequence_length=32)],
-            {"batch_size", "sequence_length"},
-            id="untimed, with a length",
+            [of_model(model=_FACTORY, reads="tokens")], {"batch_size", "sequence_length"}, id="theirs"
         ),
+        pytest.param([of_model(model=_FACTORY, reads="samples")], {"batch_size"}, id="a batch function"),
+        pytest.param([of_model(model=_FACTORY, reads="example")], set(), id="an example"),
         pytest.param(
-            [of_model(model=_FACTORY, is_timed=False), of_model(model=_FACTORY, tokens=64)],
-            {"batch_size", "sequence_length"},
-            id="a factory without inputs",
+            [failed("failed", experiment(model=_FACTORY)), of_model(model=_FACTORY, reads="example")],
+            set(),
+            id="what failed reads what others read",
         ),
         pytest.param(
             [failed("refused", experiment(model={"family": "vit"}, sequence_length=32))],

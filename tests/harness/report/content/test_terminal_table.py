@@ -228,6 +228,11 @@ LABELS = [
         id="an option of the model",
     ),
     pytest.param(
+        [experiment(model={"kwargs": {"width": 8}}), experiment(model={"kwargs": {"width": 16, "n": 1}})],
+        ["full model.kwargs.width=8", "full model.kwargs.width=16 model.kwargs.n=1"],
+        id="arguments of a factory",
+    ),
+    pytest.param(
         [experiment(data={"name": "text"}), experiment()],
         ["full data=text", "full data=synthetic"],
         id="another choice of data",

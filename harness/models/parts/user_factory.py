@@ -1,0 +1,156 @@
+"""The user's factory: found, called with its arguments, and asked what its model reads."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.errors import ConfigError, Terminated
+from harness.models.parts import sources
+from harness.models.parts.given_inputs import GivenInputs, given_inputs, seeded
+
+_SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactoryCall:
+    """A call of a user's factory.
+
+    Fields:
+        factory: `package.module:function`.
+        dropout: argument of a factory that takes `dropout`.
+        arguments: further arguments by name, as JSON.
+    """
+
+    factory: str
+    dropout: float
+    arguments: str
+
+    @classmethod
+    def of(cls, factory: str, dropout: float, arguments: Mapping[str, Any]) -> FactoryCall:
+        """Return the call of `factory` with `arguments`."""
+        return cls(factory=factory, dropout=dropout, arguments=json.dumps(arguments))
+
+    def function(self) -> Callable[..., Any]:
+        """Return the user's function.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return _imported(self.factory)
+
+    def make(self) -> tuple[nn.Module, GivenInputs | None]:
+        """Return a new module on the current default device, and what it reads; `None` for tokens.
+
+        Raises:
+            ConfigError: the factory cannot be imported or called, or it returns something else.
+        """
+        function = self.function()
+        made = _called(self.factory, function, self._arguments(function))
+        match made:
+            case nn.Module():
+                return made, None
+            case (nn.Module() as model, inputs, loss_fn) if callable(loss_fn):
+                return model, given_inputs(model, inputs, loss_fn)
+        raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {self.factory!r}")
+
+    def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the arguments of the call, all of which the factory takes."""
+        names, takes_any = _parameters(function)
+        given: dict[str, Any] = json.loads(self.arguments)
+        for name in given:
+            if name == "dropout":
+                raise ConfigError("model.kwargs.dropout", "is set by model.dropout; set that")
+            if name not in names and not takes_any:
+                raise ConfigError(f"model.kwargs.{name}", _no_argument(self.factory, name, names))
+        if "dropout" in names:
+            return {**given, "dropout": self.dropout}
+        if self.dropout > 0:
+            problem = f"must be 0, the factory takes no `dropout`, got {self.dropout}"
+            raise ConfigError("model.dropout", problem)
+        return given
+
+
+@functools.cache
+def inputs_of(call: FactoryCall, seed: int = 0, device: str = "cpu") -> GivenInputs | None:
+    """Return what the model of `call` reads, made once a process for each seed and device.
+
+    A loss function may close over targets that belong to its inputs, or over its module. So a module is
+    trained with the loss of its own call, and random numbers start here as there: both make one example.
+
+    Raises:
+        ConfigError: as `FactoryCall.make`; or the factory returns one module for every call.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        first, given = call.make()
+    with seeded(seed), torch.device(device):
+        other, made = call.make() if given is not None else (None, None)
+    if first is other:
+        problem = f"{call.factory!r} returns the same module each time; each model of a trial is a new one"
+        raise ConfigError("model.factory", f"{problem}: make it inside of the function")
+    return made
+
+
+def _imported(factory: str) -> Callable[..., Any]:
+    module, _, function = factory.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # an installed command does not look here by itself
+        sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Terminated:
+        raise
+    except ImportError as error:
+        taken = sources.taken_name(error.name or module)
+        raise ConfigError("model.factory", f"cannot import {module!r}: {error}{taken}") from error
+    except (Exception, SystemExit) as error:
+        problem = f"cannot import {module!r}: {type(error).__name__}: {error}"
+        raise ConfigError("model.factory", problem) from error
+    if not callable(found):
+        raise ConfigError("model.factory", f"module {module!r} has no function {function!r}")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _called(factory: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return what the user's code makes: on the meta device if it can, otherwise on CPU."""
+    try:
+        return function(**arguments)
+    except (MemoryError, torch.OutOfMemoryError, Terminated):
+        raise
+    except SystemExit as error:
+        raise ConfigError("model.factory", f"{factory!r} exited with status {error.code}") from error
+    except Exception as error:
+        if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
+            with torch.device("cpu"):
+                return _called(factory, function, arguments)
+        raise ConfigError("model.factory", f"{factory!r} raised {type(error).__name__}: {error}") from error
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Return the names of the arguments that a function takes by name, and whether it takes any name."""
+    try:
+        parameters = signature(function).parameters.values()
+    except ValueError:  # some builtins do not tell
+        return [], True
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    return [parameter.name for parameter in parameters if parameter.kind in named], takes_any
+
+
+def _no_argument(factory: str, name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    takes = f"it takes: {', '.join(names)}" if names else "it takes none"
+    return f"{factory!r} has no such argument; {meant}{takes}"

@@ -1,0 +1,40 @@
+"""The batches of a trial: which samples a rank trains on at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from harness.experiment.data import source_of
+from harness.experiment.experiment import Experiment
+from harness.models.base import Batch
+
+
+def batches(experiment: Experiment, device: torch.device, dp_rank: int) -> Callable[[int], Batch]:
+    """Return a function from the step number to a rank's share of the batch: each call returns a new copy.
+
+    Args:
+        experiment: has model, data and mesh.
+        device: device of the copies.
+        dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
+    """
+    model, ranks = experiment.model, experiment.mesh.dp
+    fixed = model.fixed_batch(experiment.seed, device.type)
+    if fixed is not None:
+        share = fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed
+        return lambda _step: share.to(device)
+    source = source_of(model, experiment.data, sequence_length=experiment.sequence_length)
+
+    def batch(step: int) -> Batch:
+        """Return rows of the global batch."""
+        share = source.batch(
+            step=step,
+            batch_size=experiment.batch_size,
+            seed=experiment.seed,
+            dp_rank=dp_rank,
+            dp_size=ranks,
+        )
+        return share.to(device)
+
+    return batch
