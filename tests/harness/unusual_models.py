@@ -235,6 +235,23 @@ def odd_outputs() -> Made:
     return Holding(_blocks()), (torch.randn(_ROWS, _WIDTH),), lambda held: held.slots.queue[0].square().mean()
 
 
+class Remembering(Chain):
+    def forward(self, x: Tensor) -> Any:
+        self.seen = x
+        return super().forward(x)
+
+
+def loss_reads_model_and_example() -> Made:
+    """The loss closes over the module that trains, and over the example that it reads."""
+    model, example = Remembering(_blocks()), torch.randn(_ROWS, _WIDTH)
+
+    def loss(outputs: Tensor) -> Tensor:
+        assert torch.equal(model.seen, example)
+        return (outputs - example).square().mean()
+
+    return model, (example,), loss
+
+
 class Yielding(Chain):
     def forward(self, x: Tensor) -> tuple[Tensor, Iterator[Tensor]]:
         y = super().forward(x)

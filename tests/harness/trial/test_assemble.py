@@ -74,6 +74,7 @@ def made(line: str) -> Assembled:
 
 NEUTRAL: Mapping[str, Mapping[str, int]] = {
     "half_linears ac=full": {"float32": 32, "bfloat16": 144},
+    "loss_reads_model_and_example ac=full seed=3": {"float32": 144},
     "all_half ac=selective_op": {"bfloat16": 144},
     "fourier ac=full": {"complex64": 16, "float32": 144},
     "doubles ac=nested": {"float64": 144},
