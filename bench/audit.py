@@ -172,9 +172,8 @@ def answers(chosen: Sequence[Case]) -> Iterator[Answer]:
 
 def _answer(case: Case, record: Mapping[str, Any] | None) -> Answer:
     verdict, sentence = _said(record)
-    blames = (case.part is None or PARTS.get(case.part, case.part) in sentence) and (
-        case.name is None or case.name in sentence
-    )
+    words = {case.part, PARTS.get(case.part or "")} - {None}
+    blames = (not words or any(str(word) in sentence for word in words)) and (case.name or "") in sentence
     is_verdict = verdict == case.expected
     return Answer(
         factory=case.factory,

@@ -56,17 +56,16 @@ def require_trainable(model: nn.Module, *, optimizer: str, is_sharded: bool) -> 
         is_sharded: FSDP will shard it.
 
     Raises:
-        ConfigError: a parameter has no shape yet, none requires a gradient, or a sparse gradient has no use.
+        ConfigError: a parameter has no shape yet, or a sparse gradient has no use.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             problem = f"parameter {name!r} has no shape before the first forward; make it with its sizes"
             raise ConfigError("model.factory", problem)
     for name, module in model.named_modules():
-        if getattr(module, "sparse", None) is True and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if is_table and module.sparse and not _has_gradient_hooks(module.weight):
             _require_sparse(name, optimizer, is_sharded=is_sharded)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError("model.factory", "no parameter of the model requires a gradient")
 
 
 def cast(model: nn.Module, dtype: torch.dtype, *, asked: str, with_buffers: bool) -> dict[str, int]:
@@ -93,6 +92,12 @@ def cast(model: nn.Module, dtype: torch.dtype, *, asked: str, with_buffers: bool
         changed[f"{kind}s from {dtype_name(tensor.dtype)} to {dtype_name(dtype)}"] += 1
         tensor.data = tensor.data.to(dtype)
     return dict(changed)
+
+
+def _has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether the user does something to a gradient before the optimizer sees it, such as making it dense."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None), parameter._backward_hooks  # noqa: SLF001
+    return any(hooks)
 
 
 def _require_sparse(name: str, optimizer: str, *, is_sharded: bool) -> None:

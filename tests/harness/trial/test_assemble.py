@@ -199,7 +199,6 @@ REFUSED = {
     "unit of FSDP2 has one dtype; put them into modules of their own, or use mesh=ddp2",
     "not_sized": f"{_WHERE}parameter 'blocks.0.weight' has no shape before the first forward; make it with its "
     "sizes",
-    "nothing_to_train": f"{_WHERE}no parameter of the model requires a gradient",
     "one_for_all": f"{_WHERE}'tests.harness.unusual_models:one_for_all' returns the same module each time; each "
     "model of a trial is a new one: make it inside of the function",
     "input_with_history": f"{_WHERE}inputs[0] has a history that ends outside of the step; give "
@@ -238,6 +237,11 @@ def test_what_cannot_be_trained_is_refused(line: str, message: str) -> None:
             "many_losses",
             "model.factory: loss_fn must return a real scalar tensor, got a (8,) torch.float32",
             id="a loss that is no scalar",
+        ),
+        pytest.param(
+            "nothing_to_train",
+            "model.factory: the loss depends on no parameter that requires a gradient",
+            id="nothing to train",
         ),
     ],
 )
