@@ -153,7 +153,7 @@ class ModelSpec:
         """Return the one batch that the model brings itself, or `None` when batches are drawn.
 
         Args:
-            seed: of the experiment; what is drawn for the batch is what `make` draws under it.
+            seed: seed of the experiment; what is drawn for the batch is what `make` draws under it.
             device: default device while it is made.
         """
         return None

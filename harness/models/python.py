@@ -120,7 +120,7 @@ class PythonSpec(LanguageModelSpec):
         """Return the factory's example, the same in every process; `None` where it gives none.
 
         Args:
-            seed: of the experiment: the loss of a module that was made under it belongs to this example.
+            seed: seed of the experiment: the loss of a module that was made under it belongs to this example.
             device: default device while it is made.
 
         Raises:
