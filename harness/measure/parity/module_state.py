@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -93,7 +94,7 @@ def _is_bookkeeping(name: str) -> bool:
 
 def _walk(value: Any, name: str, *, depth: int, above: frozenset[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (*_NUMBERS, Tensor)):
-        if not (isinstance(value, Tensor) and value.is_meta):
+        if not isinstance(value, Tensor) or _has_memory(value):
             yield name, value
         return
     if isinstance(value, np.ndarray | np.generic):
@@ -111,6 +112,14 @@ def _walk(value: Any, name: str, *, depth: int, above: frozenset[int]) -> Iterat
         yield f"length of {name}", len(value)
     for child_name, child in children.items():
         yield from _walk(child, child_name, depth=depth + 1, above=above | {id(value)})
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor can be read: FSDP1 leaves views of storages that it has freed in attributes."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    if local.is_meta or local.layout is not torch.strided or local.numel() == 0:
+        return not local.is_meta
+    return local.untyped_storage().nbytes() > 0
 
 
 def _generator_state(generator: Any) -> Any:

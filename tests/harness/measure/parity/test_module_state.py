@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.measure.parity.module_state import StateChanges, module_state
 
@@ -34,6 +34,14 @@ class WithExtraState(nn.Module):
         return {"calls": 2}
 
 
+def freed() -> Tensor:
+    """Return a view of a storage without memory, as FSDP1 leaves them."""
+    tensor = torch.ones(4)
+    view = tensor[1:]
+    tensor.untyped_storage().resize_(0)
+    return view
+
+
 def names(value: Any) -> list[str]:
     return [name for name in module_state(Holder(value)) if name != "training"]
 
@@ -57,6 +65,9 @@ def names(value: Any) -> list[str]:
         pytest.param(lambda: 1, [], id="a function"),
         pytest.param(torch.device("cpu"), [], id="an object of torch"),
         pytest.param(torch.ones(1, device="meta"), [], id="a tensor without memory"),
+        pytest.param(freed(), [], id="a tensor whose memory is freed"),
+        pytest.param(torch.ones(0), ["held"], id="a tensor without elements"),
+        pytest.param(torch.eye(2).to_sparse(), ["held"], id="a sparse tensor"),
     ],
 )
 def test_what_a_module_holds_is_named(value: Any, expected: list[str]) -> None:
