@@ -82,18 +82,23 @@ class _AfterDraws(TorchDispatchMode):
 
 
 class _Inside(AbstractContextManager[None]):
-    """One context within another: the mode entered last is asked first.
+    """One context within another, entered once: the mode entered last is asked first.
 
-    A second backward enters it once more, where torch has a message of its own.
+    What the contexts hold is let go with the last exit, before the region's graph is.
     """
 
     def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
-        self._contexts = outer, inner
+        self._waiting = [outer, inner]
         self._entered = ExitStack()
 
     def __enter__(self) -> None:
-        for context in self._contexts:
-            self._entered.enter_context(context)
+        if not self._waiting:  # in the words of torch, whose modes would say it
+            raise RuntimeError(
+                "Trying to backward an extra time. You are only allowed to backward once on any region "
+                "computed under selective activation checkpoint."
+            )
+        while self._waiting:
+            self._entered.enter_context(self._waiting.pop(0))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -14,11 +14,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -207,7 +207,7 @@ class RewoundCall:
     def contexts(self, inner: Callable[[], _Contexts]) -> _Contexts:
         """Return the contexts of forward and of recomputation; those of `inner` lie inside of them."""
         forward, recompute = inner()
-        return _around(self.forward(), forward), _around(self.recomputation(), recompute)
+        return _Around(self.forward, forward), _Around(self.recomputation, recompute)
 
     def body(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return `body` that finds the context variables of its first call in every other one."""
@@ -233,10 +233,24 @@ class RewoundCall:
         return run
 
 
-@contextmanager
-def _around(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
+class _Around(AbstractContextManager[None]):
+    """A context around another, each time a new one: a graph that is kept is recomputed again."""
+
+    def __init__(
+        self, outer: Callable[[], AbstractContextManager[Any]], inner: AbstractContextManager[Any]
+    ) -> None:
+        self._outer = outer
+        self._inner = inner
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        self._entered.enter_context(self._outer())
+        self._entered.enter_context(self._inner)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -284,6 +284,22 @@ def one_for_all() -> Made:
     return _ONE, (torch.randn(_ROWS, _WIDTH),), _square
 
 
+def one_module_for_all() -> nn.Module:
+    return _ONE
+
+
+_TABLE = torch.ones(1)
+
+
+class OfTheFile(Chain):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x * float(_TABLE.item()))
+
+
+def reads_a_tensor_of_the_file() -> Made:
+    return OfTheFile(_blocks()), (torch.randn(_ROWS, _WIDTH),), _square
+
+
 def many_losses() -> Made:
     return _chain(), (torch.randn(_ROWS, _WIDTH),), lambda outputs: outputs.square().mean(dim=0)
 

@@ -94,8 +94,8 @@ def inputs_of(call: FactoryCall, seed: int = 0, device: str = "cpu") -> GivenInp
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         first, given = call.make()
-    with seeded(seed), torch.device(device):
-        other, made = call.make() if given is not None else (None, None)
+    with seeded(seed), torch.device("meta" if given is None else device):
+        other, made = call.make()
     if first is other:
         problem = f"{call.factory!r} returns the same module each time; each model of a trial is a new one"
         raise ConfigError("model.factory", f"{problem}: make it inside of the function")
@@ -108,7 +108,10 @@ def _imported(factory: str) -> Callable[..., Any]:
     if folder not in sys.path:  # an installed command does not look here by itself
         sys.path.append(folder)
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        with torch.device(
+            "cpu"
+        ):  # whoever makes a model without memory: tensors of the file are no part of it
+            found = getattr(importlib.import_module(module), function, None)
     except Terminated:
         raise
     except ImportError as error:

@@ -147,14 +147,13 @@ def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, st
 
 
 def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:
-    """Return the scalar fields of experiments that differ."""
-    first = {name: value for experiment in reversed(experiments) for name, value in experiment.items()}
-    return {
-        name
-        for experiment in experiments
-        for name, value in experiment.items()
-        if name not in _GROUPS and value != first[name]
-    }
+    """Return the scalar fields of experiments that differ; one left open, as a refused trial may, does not."""
+    values: dict[str, list[object]] = {}
+    for experiment in experiments:
+        for name, value in experiment.items():
+            if name not in _GROUPS and value is not None:
+                values.setdefault(name, []).append(value)
+    return {name for name, given in values.items() if any(value != given[0] for value in given)}
 
 
 def _written(experiment: ExperimentFields, names: set[str]) -> Iterator[str]:

@@ -75,6 +75,7 @@ def made(line: str) -> Assembled:
 NEUTRAL: Mapping[str, Mapping[str, int]] = {
     "half_linears ac=full": {"float32": 32, "bfloat16": 144},
     "loss_reads_model_and_example ac=full seed=3": {"float32": 144},
+    "reads_a_tensor_of_the_file ac=full": {"float32": 144},
     "all_half ac=selective_op": {"bfloat16": 144},
     "fourier ac=full": {"complex64": 16, "float32": 144},
     "doubles ac=nested": {"float64": 144},
@@ -201,6 +202,8 @@ REFUSED = {
     "sizes",
     "one_for_all": f"{_WHERE}'tests.harness.unusual_models:one_for_all' returns the same module each time; each "
     "model of a trial is a new one: make it inside of the function",
+    "one_module_for_all": f"{_WHERE}'tests.harness.unusual_models:one_module_for_all' returns the same module each "
+    "time; each model of a trial is a new one: make it inside of the function",
     "input_with_history": f"{_WHERE}inputs[0] has a history that ends outside of the step; give "
     "`.detach().requires_grad_()`",
     "short_batches": f"{_WHERE}every tensor of a batch of the factory needs a row for each of 8 samples, but "

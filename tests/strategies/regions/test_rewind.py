@@ -222,6 +222,23 @@ def test_two_forwards_may_wait_for_their_backward(name: str) -> None:
         assert torch.equal(plain, rewound)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_graph_that_is_kept_is_recomputed_again(use_reentrant: bool) -> None:
+    def gradients(ac: Full | None) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        model = _MODELS["counting"]() if ac is None else ac.apply(_MODELS["counting"]())
+        loss = model(torch.randn(4, WIDTH)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    rewound = Full(layers_fqn="blocks", rewind=True, use_reentrant=use_reentrant)
+    for plain, found in zip(gradients(None), gradients(rewound), strict=True):
+        assert plain is not None
+        assert found is not None
+        assert torch.equal(plain, found)
+
+
 def test_what_changes_between_forward_and_backward_is_put_back() -> None:
     def gradient(ac: Full | None) -> Tensor:
         torch.manual_seed(0)
