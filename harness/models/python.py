@@ -79,6 +79,8 @@ class PythonSpec(LanguageModelSpec):
         """
         model, given = self._call().make()
         containers.require_container(model, self.layers_fqn)
+        if all(module.training for module in model.modules()):
+            model.train()  # as a training loop does: a module may keep parts of itself in evaluation then
         return model, partial(LanguageModelSpec.loss, self) if given is None else given.loss
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:

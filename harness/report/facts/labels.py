@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from harness.report.facts.number_words import printable
@@ -147,12 +148,11 @@ def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, st
 
 
 def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:
-    """Return the scalar fields of experiments that differ; one left open, as a refused trial may, does not."""
+    """Return the scalar fields of experiments that differ; one that is left open does not."""
     values: dict[str, list[object]] = {}
-    for experiment in experiments:
-        for name, value in experiment.items():
-            if name not in _GROUPS and value is not None:
-                values.setdefault(name, []).append(value)
+    for name, value in chain.from_iterable(experiment.items() for experiment in experiments):
+        if name not in _GROUPS and value is not None:
+            values.setdefault(name, []).append(value)
     return {name for name, given in values.items() if any(value != given[0] for value in given)}
 
 
