@@ -140,6 +140,7 @@ EXAMINED_BY_RUNNING = {
     "harness/__main__.py": "tests/harness/test_deferred.py",
     "harness/report/__main__.py": "tests/harness/report/test_main.py",
     "harness/report/content/figures/bars.py": "tests/harness/report/formats/test_kept_pages.py",
+    "hydra_plugins/acbench/entry.py": "tests/hydra_plugins/test_entry.py",
     "hydra_plugins/acbench/launcher.py": "tests/harness/test_cli.py",
     "hydra_plugins/acbench/sweeper.py": "tests/harness/test_cli.py",
 }

@@ -40,7 +40,7 @@ def _of(folder: str, *, few: bool) -> list[Case]:
 @pytest.mark.parametrize(
     ("folder", "few"),
     [
-        pytest.param("authors", True, id="a few"),
+        pytest.param("authors", True, id="a few", marks=pytest.mark.slow),
         *(pytest.param(folder, False, id=folder, marks=pytest.mark.matrix) for folder in SETS),
     ],
 )

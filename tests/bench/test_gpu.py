@@ -281,6 +281,7 @@ sys.exit(gpu.main())
         assert archive.getnames() == ["results/found"]
 
 
+@pytest.mark.slow
 def test_trials_of_a_stage_run_out_of_memory_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

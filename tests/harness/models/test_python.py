@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.__main__ import folder_hiding
 from harness.errors import ConfigError
 from harness.measure.environment import describe, environment_id
 from harness.models import Batch, ModelSpec
@@ -233,10 +232,6 @@ def test_a_folder_with_the_name_of_a_package_of_ours_is_named(
         "model.factory: cannot import 'strategies.mine': No module named 'strategies.mine'; 'strategies' is "
         "a package of acbench, so a folder of yours cannot have this name: rename it"
     )
-    assert folder_hiding("strategies") is None
-    (tmp_path / "strategies" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert folder_hiding("strategies") == tmp_path / "strategies"
 
 
 def test_a_model_is_called_by_its_factory_or_as_the_user_says(make_spec: MakeSpec) -> None:

@@ -58,6 +58,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ac", ["none", "full"])
 def test_what_is_equal_within_rounding_is_proven_with_sgd(ac: str) -> None:
     (link,) = chain(experiment_of(f"mesh=shard2 ac={ac} chunk=minimum"))
