@@ -35,7 +35,8 @@ def memory_figure(entries: Sequence[Entry]) -> Figure | None:
     bars = {
         "transform": [
             {"fold": kinds, "as": ["kind", "bytes"]},
-            {"calculate": f"datum.bytes / {MIB}", "as": "mib"},
+            # a trial without bytes of a kind has none in its row, and a stack ends at what is no number
+            {"calculate": f"(datum.bytes || 0) / {MIB}", "as": "mib"},
             {"calculate": f"indexof({kinds!r}, datum.kind)", "as": "order"},
         ],
         "mark": {"type": "bar"},
