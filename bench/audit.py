@@ -32,22 +32,30 @@ from harness.records.store import RECORD
 
 MODULES = Path(__file__).parent / "user_modules"
 SETS = ("authors", "newcomer")
-ARCHITECTURES: Mapping[str, str] = {
-    "LlamaConfig": "model.layers",
-    "MistralConfig": "model.layers",
-    "Qwen3Config": "model.layers",
-    "Gemma2Config": "model.layers",
-    "MixtralConfig": "model.layers",
-    "GPT2Config": "transformer.h",
-    "OPTConfig": "model.decoder.layers",
-    "BertConfig": "bert.encoder.layer",
-    "T5Config": "encoder.block",
-    "ViTConfig": "vit.encoder.layer",
+_NARROW = "intermediate_size: 64"
+ARCHITECTURES: Mapping[str, tuple[str, str]] = {
+    "LlamaConfig": ("model.layers", _NARROW),
+    "MistralConfig": ("model.layers", _NARROW),
+    "Qwen3Config": ("model.layers", f"{_NARROW}, head_dim: 8"),
+    "Gemma2Config": ("model.layers", f"{_NARROW}, head_dim: 8"),
+    "MixtralConfig": ("model.layers", f"{_NARROW}, num_local_experts: 4"),
+    "GPT2Config": ("transformer.h", ""),
+    "OPTConfig": ("model.decoder.layers", "ffn_dim: 64, word_embed_proj_dim: 32"),
+    "BertConfig": ("bert.encoder.layer", _NARROW),
+    "T5Config": ("encoder.block", "d_ff: 64, d_kv: 8"),
+    "ViTConfig": ("vit.encoder.layer", f"{_NARROW}, image_size: 32, patch_size: 8"),
 }
-"""Ten configuration classes of `transformers` and the container of their blocks."""
+"""Ten configuration classes of `transformers`: container of the blocks, sizes beside width and heads."""
 
 _VARIANTS = "ac=none,full,selective_layer,selective_op,nested,offload"
 _MESHES = ("single", "shard2")
+_SIZES = (
+    "batch_size=2",
+    "sequence_length=16",
+    "model.width=32",
+    "model.n_heads=4",
+    "protocol.parity_steps=2",
+)
 _DIFFERS_ALL_THE_SAME = {"ac.preserve_rng_state=false", "ac=nested", "ac=offload"}
 _PROTOCOL = ("tracker=none", "protocol=parity", "mesh.device=cpu")
 
@@ -198,12 +206,13 @@ def _said(record: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _architectures(matching: str) -> Iterator[Answer]:
     """Yield what the command says of each architecture, variant and mesh: neutral, or refused."""
-    for config_class, layers_fqn in ARCHITECTURES.items():
+    for config_class, (layers_fqn, sizes) in ARCHITECTURES.items():
         if matching not in config_class:
             continue
         for mesh in _MESHES:
             points = ("model=hf", f"model.config_class={config_class}", f"model.layers_fqn={layers_fqn}")
-            for record in _records(*points, _VARIANTS, f"mesh={mesh}"):
+            points += (f"model.overrides={{{sizes}}}",)
+            for record in _records(*points, *_SIZES, _VARIANTS, f"mesh={mesh}"):
                 verdict, sentence = _said(record)
                 yield Answer(
                     factory=config_class,
