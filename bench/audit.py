@@ -210,7 +210,11 @@ def _architectures(matching: str) -> Iterator[Answer]:
         if matching not in config_class:
             continue
         for mesh in _MESHES:
-            points = ("model=hf", f"model.config_class={config_class}", f"model.layers_fqn={layers_fqn}")
+            points: tuple[str, ...] = (
+                "model=hf",
+                f"model.config_class={config_class}",
+                f"model.layers_fqn={layers_fqn}",
+            )
             points += (f"model.overrides={{{sizes}}}",)
             for record in _records(*points, *_SIZES, _VARIANTS, f"mesh={mesh}"):
                 verdict, sentence = _said(record)

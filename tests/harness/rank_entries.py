@@ -133,6 +133,7 @@ def linger(folder: str, context: RankContext) -> dict[str, Any]:
 def mute(kind: str, context: RankContext) -> dict[str, Any]:
     """Raise on the last rank when it cannot report as usual; the others wait for it in a collective."""
     context.phase("parity")
+    dist.all_reduce(torch.zeros(1))  # every rank has reported: the folder may go
     if context.rank == context.world_size - 1:
         _MUTES[kind](context)
         raise _MuteError if kind == "a mute error" else OSError("\udcff.bin is odd")

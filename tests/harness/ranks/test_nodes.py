@@ -183,11 +183,14 @@ def test_a_report_of_an_earlier_attempt_is_no_report(lane: _Pair, tmp_path: Path
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_the_time_limit_of_either_node_is_that_of_the_trial(lane: _Pair, node: int) -> None:
+    begun: list[_Running] = []
+
     def halt() -> Halt | None:  # not before the trial has begun
-        return LIMIT if running.agents[node].jobs else None
+        return LIMIT if begun and begun[0].agents[node].jobs else None
 
     halts = (halt, _never) if node == 0 else (_never, halt)
     running = lane.start("halted", "halted", halts=halts)
+    begun.append(running)
     outcome = running.run()
     running.director.close()
     running.follower.result()
