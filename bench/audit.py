@@ -216,6 +216,8 @@ def _architectures(matching: str) -> Iterator[Answer]:
                 f"model.layers_fqn={layers_fqn}",
             )
             points += (f"model.overrides={{{sizes}}}",)
+            if "image_size" not in sizes:
+                points += ("sequence_length=16",)
             for record in _records(*points, *_SIZES, _VARIANTS, f"mesh={mesh}"):
                 verdict, sentence = _said(record)
                 yield Answer(
