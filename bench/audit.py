@@ -43,7 +43,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "OPTConfig": ("model.decoder.layers", "ffn_dim: 64, word_embed_proj_dim: 32"),
     "BertConfig": ("bert.encoder.layer", _NARROW),
     "T5Config": ("encoder.block", "d_ff: 64, d_kv: 8"),
-    "ViTConfig": ("vit.encoder.layer", f"{_NARROW}, image_size: 32, patch_size: 8"),
+    "ViTConfig": ("vit.layers", f"{_NARROW}, image_size: 32, patch_size: 8"),
 }
 """Ten configuration classes of `transformers`: container of the blocks, sizes beside width and heads."""
 
@@ -51,7 +51,6 @@ _VARIANTS = "ac=none,full,selective_layer,selective_op,nested,offload"
 _MESHES = ("single", "shard2")
 _SIZES = (
     "batch_size=2",
-    "sequence_length=16",
     "model.width=32",
     "model.n_heads=4",
     "protocol.parity_steps=2",
