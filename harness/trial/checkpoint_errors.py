@@ -50,9 +50,9 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
 def _unpacking(trace: TracebackType | None) -> dict[str, Any] | None:
     """Return the variables of the outermost call that asks a region for a tensor."""
     while trace is not None:
-        found = trace.tb_frame.f_locals
+        found = dict(trace.tb_frame.f_locals)  # Python 3.13 gives a proxy, whose keys are a list
         if trace.tb_frame.f_code.co_name == _UNPACKING and {"frame", "holder"} <= found.keys():
-            return dict(found)
+            return found
         trace = trace.tb_next
     return None
 
