@@ -14,10 +14,11 @@ import yaml
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.nested import listing, nested_forward, scopes
+from strategies.nested import nested_forward, scopes
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.tracing import code_text
 from strategies.tracing import shadow as shadows
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Nested(Strategy):
         return "\n\n".join(
             [
                 forward.layout.text(),
-                *(f"# {each.name}\n{listing.code_text(each.code)}" for each in programs),
+                *(f"# {each.name}\n{code_text.code_text(each.code)}" for each in programs),
             ]
         )
 

@@ -15,8 +15,8 @@ from strategies.chunk.planning.chunk_plan import ChunkPlan
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.running.runtime import ChunkLoop
 from strategies.chunk.running.schedule_code import lower
-from strategies.nested.listing import code_text
 from strategies.regions.blocks import unwrapped
+from strategies.tracing.code_text import code_text
 
 _MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes)_")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,

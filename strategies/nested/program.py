@@ -14,12 +14,13 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from strategies.errors import StrategyError
 from strategies.nested.region_code import Treatment, lower
-from strategies.nested.scopes import Scope, following
+from strategies.nested.scopes import Scope
 from strategies.regions.blocks import submodule
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.recorder import leaves_of, value_read
 from strategies.tracing.shadow import Shadow
+from strategies.tracing.without_data import following
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

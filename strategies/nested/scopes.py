@@ -8,8 +8,7 @@ module and ends outside of it, that module is looked into: its calls become call
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +18,7 @@ from strategies.errors import StrategyError
 from strategies.nested.nested_regions import NestedRegion, Path, every_region, filled, nest, render
 from strategies.tracing.shadow import Shadow
 from strategies.tracing.shape_values import with_known_values
+from strategies.tracing.without_data import following
 
 _SHOWN = 8  # names in a message
 
@@ -132,26 +132,6 @@ def lay_out(
     )
     inputs = {home[-1][0]: listing.inputs[home[-1]] for home in homes.values()}
     return Layout(calls=names, regions=regions, scopes=scopes), inputs
-
-
-@contextmanager
-def following(what: Callable[[], str]) -> Iterator[None]:
-    """Say in one message what could not be followed without data.
-
-    Args:
-        what: names the module that was running.
-    """
-    try:
-        yield
-    except StrategyError:
-        raise
-    except (
-        RuntimeError,
-        NotImplementedError,
-        TypeError,
-    ) as error:  # what torch raises of tensors without data
-        reason = str(error).strip().partition("\n")[0]
-        raise StrategyError("ac", f"{what()} cannot be followed without data: {reason}") from error
 
 
 class _Listing:

@@ -99,7 +99,7 @@ EXAMINED_BY = {
     "strategies/estimate/position.py": "tests/strategies/estimate/test_live_storages.py",
     "strategies/estimate/tensors.py": "tests/strategies/estimate/test_live_storages.py",
     "strategies/nested/nested_forward.py": "tests/strategies/nested/test_programs.py",
-    "strategies/nested/program.py": "tests/strategies/shard/model/test_call_states.py",
+    "strategies/nested/program.py": "tests/strategies/nested/test_programs.py",
     "strategies/nested/region_code.py": "tests/harness/report/content/test_plan_notes.py",
     "strategies/regions/host_copies.py": "tests/strategies/ac/test_offload.py",
     "strategies/regions/offload_kinds.py": "tests/strategies/regions/test_offloading.py",
@@ -133,7 +133,10 @@ EXAMINED_BY = {
     "strategies/shard/show/table.py": "tests/strategies/shard/test_show.py",
     "strategies/tracing/recorder.py": "tests/strategies/tracing/test_operator_graph.py",
     "strategies/tracing/shadow.py": "tests/strategies/tracing/test_operator_graph.py",
-    "strategies/tracing/shape_values.py": "tests/strategies/tracing/test_function_graph.py",
+    "strategies/tracing/code_text.py": "tests/strategies/nested/test_listing.py",
+    "strategies/tracing/function_graph.py": "tests/strategies/shard/model/test_call_states.py",
+    "strategies/tracing/shape_values.py": "tests/strategies/nested/test_parity.py",
+    "strategies/tracing/without_data.py": "tests/strategies/nested/test_refusals.py",
 }
 
 EXAMINED_BY_RUNNING = {

@@ -23,15 +23,16 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.nested.scopes import Scope, following
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.without_data import following
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
 """Results of modules by FQN: the shape on a rank, and the whole tensor."""
 
+_NAME = "forward of the model"
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _OWN = ("torch", "strategies", "contextlib", "functools")
 """Packages and modules whose frames are not the model's code."""
@@ -124,7 +125,7 @@ class Forward:
             StrategyError: it does what a graph cannot hold, or depends on data.
         """
         recorder, inputs = self._recorder({})
-        with following(lambda: self._name), _without_log():
+        with following(lambda: _NAME), _without_log():
             recording = recorder.record(inputs, {})
         return recording.graph, recorder.followed()
 
@@ -157,12 +158,8 @@ class Forward:
     def _recorder(self, parts: Parts) -> tuple[_PlaceRecorder, Any]:
         device = device_of(tree_leaves(self.sample))
         shadow = self.shadow.on(device)
-        recorder = _PlaceRecorder(shadow, self.through, self._name, hooked=self.hooked, parts=parts)
+        recorder = _PlaceRecorder(shadow, self.through, _NAME, hooked=self.hooked, parts=parts)
         return recorder, shadowed(shadow, self.sample, device)
-
-    @property
-    def _name(self) -> str:
-        return Scope(fqn="", through=self.through, paths={}, depth=0).name
 
 
 @contextmanager
