@@ -45,6 +45,7 @@ _FILLS = {
 }
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
 _FULL = frozenset({_aten.full_like.default, _aten.new_full.default})
+_NLL_LOSSES = frozenset({_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default})
 _MASKS = frozenset({torch.bool, torch.uint8})
 
 
@@ -252,8 +253,8 @@ class _OperatorRecorder(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         self._refuse_call(func, args, kwargs)
-        if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
-            return self._by_rows(*args)
+        if func in _NLL_LOSSES and args[3] != 0:
+            return self._by_rows(func, args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
             _on_new_memory(args[0], self._node(args[0]))
@@ -289,15 +290,20 @@ class _OperatorRecorder(TorchDispatchMode):
             return False
         return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options)))
 
-    def _by_rows(self, scores: Tensor, targets: Tensor, weight: None, reduction: int, ignored: int) -> Any:
+    def _by_rows(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Record a reduced loss as one number a row, so that rows can be chunked, and their reduction."""
+        scores, targets, weight, reduction, ignored = args
 
         def run(func: Any, *args: Any) -> Any:
             return self.__torch_dispatch__(func, (), args)
 
-        rows, _ = run(_aten.nll_loss_forward.default, scores, targets, weight, 0, ignored)
-        total = run(_aten.sum.default, rows)
-        count = run(_aten.sum.default, run(_aten.ne.Scalar, targets, ignored))
+        rows, _ = run(func, scores, targets, weight, 0, ignored)
+        total, counted = run(_aten.sum.default, rows), run(_aten.ne.Scalar, targets, ignored)
+        if weight is not None:
+            known = run(_aten.mul.Tensor, targets, counted)
+            weights = run(_aten.index.Tensor, weight, [known])
+            counted = run(_aten.mul.Tensor, weights, counted)
+        count = run(_aten.sum.default, counted)
         is_mean = reduction == 1
         return run(_aten.div.Tensor, total, count) if is_mean else total, count
 

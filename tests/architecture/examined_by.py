@@ -76,7 +76,6 @@ EXAMINED_BY = {
     "strategies/ac/none.py": "tests/strategies/ac/test_laws.py",
     "strategies/base.py": "tests/strategies/ac/test_laws.py",
     "strategies/chunk/base.py": "tests/strategies/chunk/test_minimum.py",
-    "strategies/chunk/flow/axes.py": "tests/strategies/chunk/flow/test_slice_inputs.py",
     "strategies/chunk/flow/chunk_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",
     "strategies/chunk/flow/grow_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",
     "strategies/chunk/loops/backward.py": "tests/strategies/chunk/loops/test_accumulating_products.py",

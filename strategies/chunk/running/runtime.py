@@ -33,24 +33,32 @@ def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: boo
         start, length: positions of the axis.
         copy: whether the chunk shall lie densely in memory of its own.
     """
-    dim, inner, size = axis
-    if axis.outer(tensor.shape) == 1:
-        chunk = tensor.narrow(dim, start * inner, length * inner)
-        return chunk.clone() if copy else chunk
-    parts: Tensor = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
-    return parts.narrow(dim + 1, start, length).flatten(dim, dim + 2)
+    dim, is_one_piece = axis.dim, axis.outer(tensor.shape) == 1
+    if axis.span == 1 and is_one_piece:
+        chunk = tensor.narrow(dim, (axis.before + start) * axis.inner, length * axis.inner)
+    else:
+        chunk = _part(tensor, axis, start, length).flatten(dim, dim + 2)
+        chunk = chunk.unflatten(dim, (*[1] * (axis.span - 1), -1))
+    return chunk.clone() if copy and is_one_piece else chunk
+
+
+def _part(tensor: Tensor, axis: Axis, start: int, length: int) -> Tensor:
+    """Return positions of an axis, seen as (outer, length, inner)."""
+    dim, sizes = axis.dim, (axis.outer(tensor.shape), axis.extent, axis.inner)
+    parts: Tensor = tensor.flatten(dim, axis.dims[-1]).unflatten(dim, sizes)
+    return parts.narrow(dim + 1, axis.before + start, length)
 
 
 def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
     """Write `chunk` to the positions of an axis of `buffer` that begin at `start`."""
-    dim, inner, size = axis
-    outer = axis.outer(buffer.shape)
-    length = chunk.shape[dim] // (inner * outer)
-    if outer == 1:
-        buffer.narrow(dim, start * inner, length * inner).copy_(chunk)
-        return
-    parts = buffer.unflatten(dim, (outer, size, inner)).narrow(dim + 1, start, length)
-    parts.copy_(chunk.unflatten(dim, (outer, length, inner)))
+    dim, last, outer = axis.dim, axis.dims[-1], axis.outer(buffer.shape)
+    length = chunk.shape[last] // (axis.inner * outer)
+    if axis.span == outer == 1:
+        first = (axis.before + start) * axis.inner
+        buffer.narrow(dim, first, length * axis.inner).copy_(chunk)
+    else:
+        part = chunk.flatten(dim, last).unflatten(dim, (outer, length, axis.inner))
+        _part(buffer, axis, start, length).copy_(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +234,8 @@ def _backward(
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
-        totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
+        is_added_to = axis is None or not axis.is_complete
+        totals.append(_total(leaf, is_sum=is_added_to) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
     for span in loop.spans(inputs):
