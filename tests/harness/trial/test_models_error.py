@@ -26,18 +26,22 @@ def _raise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("act", "kind", "words"),
     [
-        pytest.param(_raise, "ValueError: the width is odd", id="its own"),
-        pytest.param(_mismatch, "RuntimeError: mat1 and mat2 shapes", id="an operator that it calls"),
+        pytest.param(_raise, "ValueError", "the width is odd", id="its own"),
+        # torch 2.15 says which operator first
+        pytest.param(_mismatch, "RuntimeError", "mat1 and mat2 shapes", id="an operator that it calls"),
     ],
 )
-def test_what_the_model_raises_is_said_with_its_place(act: Callable[[], object], words: str) -> None:
+def test_what_the_model_raises_is_said_with_its_place(
+    act: Callable[[], object], kind: str, words: str
+) -> None:
     with pytest.raises((ValueError, RuntimeError)) as raised:
         _Raising()(act)
     said = raised_by_model(raised.value)
     assert said is not None
-    assert said.startswith(words)
+    assert said.startswith(f"{kind}: ")
+    assert words in said
     assert "(test_models_error.py, line " in said
     assert said.endswith(f"in {act.__name__})")
 
