@@ -254,7 +254,8 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Gr
             forward = _forward(model, shadow, sample, to_functions=False)
             graph, whole = forward.on_wholes()
     except StrategyError as error:
-        raise StrategyError("shard", f"needs a forward that can be followed; {error.problem}") from error
+        problem = f"needs a forward that can be followed; {error.problem}"
+        raise StrategyError("shard", f"{problem}; use mesh.tp=1") from error
     for step in whole.steps:
         if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
             problem = f"needs sizes that do not depend on data; those of {described(step)} do"
