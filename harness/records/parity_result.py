@@ -275,13 +275,18 @@ class Parity:
         return ()
 
     @property
-    def unproven(self) -> str | None:
-        """Why this comparison proves nothing, neither that the variant is right nor that it is wrong."""
+    def unrepeated(self) -> str | None:
+        """How the plain model differs from itself, where that keeps the variant from being blamed."""
         for link in self.links:
             if link.control is not None and link.differing and not link.blamed:
                 what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"
                 if link.control.differing != ("state",):
                     return f"the plain model does not repeat itself{what}"
+        return None
+
+    @property
+    def unproven(self) -> str | None:
+        """Why equal gradients prove nothing."""
         return next((str(link.weightless) for link in self.links if str(link.weightless)), None)
 
     def differences(self) -> Iterator[str]:

@@ -101,6 +101,22 @@ def sharing(_block: Block, x: Tensor) -> Tensor:
 SHARED = {"calls": 0}
 
 
+class Scheduled(Stack):
+    """A model that reads what its blocks count in the file, from zero in each model."""
+
+    def __init__(self) -> None:
+        super().__init__(counting_in_the_file)
+        SHARED["calls"] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / SHARED["calls"]
+
+
+def counting_in_the_file(_block: Block, x: Tensor) -> Tensor:
+    SHARED["calls"] += 1
+    return x.sin()
+
+
 def without_a_number(_block: Block, x: Tensor) -> Tensor:
     return (-x.square() - 1).log()
 
@@ -121,6 +137,21 @@ class Unrestored(Block):
         y: Tensor = (self.up(x) * self.scale).sin()
         self.scale /= 2
         return y
+
+
+class CountingTogether(Block):
+    """A block whose calls are counted by its class, from zero in each model."""
+
+    calls_of_all = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls_of_all += 1
+        return super().forward(x / type(self).calls_of_all)
+
+
+def counted_together(middle: Middle) -> nn.Module:
+    CountingTogether.calls_of_all = 0
+    return of_blocks(CountingTogether, middle)
 
 
 def of_blocks(cls: type[Block], middle: Middle = right) -> nn.Module:
@@ -156,6 +187,12 @@ CASES = [
         "differs",
         "parity: gradient of 'layers.1.down.weight' differs first at (0, 0) on rank 0 in step 0: ",
         id="numbers of Python",
+    ),
+    pytest.param(
+        lambda: counted_together(right),
+        "differs",
+        "parity: gradient of 'layers.1.down.weight' differs first at (0, 0) on rank 0 in step 0: ",
+        id="a counter of the class, from zero in each model",
     ),
     pytest.param(
         lambda: Stack(drawing_its_own, right),
@@ -199,6 +236,12 @@ CASES = [
         "unverified",
         "the plain model does not repeat itself: output 'outputs' differs first at (0, 0) on rank 0 ",
         id="state of a file that twin and variant share",
+    ),
+    pytest.param(
+        Scheduled,
+        "unverified",
+        "the plain model does not repeat itself: output 'outputs' differs first at (0, 0) on rank 0 ",
+        id="the same, from zero in each model",
     ),
     pytest.param(
         initialised_by_chance,
