@@ -31,10 +31,9 @@ def disguised(mixin: type[Disguised], original: Any, prefix: str = "") -> type[n
         original: class of a module.
         prefix: put before its name.
     """
+    metaclass: Any = type(original)
     namespace = {"__module__": original.__module__, _WEARER: original}
-    made: type[nn.Module] = _mask(type(original))(
-        f"{prefix}{original.__name__}", (mixin, original), namespace
-    )
+    made: type[nn.Module] = _mask(metaclass)(f"{prefix}{original.__name__}", (mixin, original), namespace)
     return made
 
 
