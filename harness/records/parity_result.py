@@ -170,7 +170,8 @@ class Weightless:
         not_finite_from: first step with a gradient that is NaN or infinite on both sides.
         not_finite: name of the first such gradient in backward.
         zero_from: step from which on no gradient is anything but zero or absent.
-        zero_blocks_from: the same of the gradients inside blocks, where blocks have any to expect.
+        zero_blocks_from: the same of the gradients inside the blocks that are checkpointed, where those have
+            any to expect.
     """
 
     not_finite_from: int | None = None
@@ -188,7 +189,7 @@ class Weightless:
             return f"all gradients are zero or absent on both sides from step {self.zero_from} on"
         if self.zero_blocks_from is not None:
             return (
-                "the gradients inside every block are zero or absent on both sides from step "
+                "the gradients inside every checkpointed block are zero or absent on both sides from step "
                 f"{self.zero_blocks_from} on, so nothing shows what was recomputed there"
             )
         return ""

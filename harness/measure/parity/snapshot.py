@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
@@ -99,6 +99,7 @@ class Snapshot:
         changed_state: names in `state`, or gone from it, that changed since before the first step.
         backward_order: names of the gradients in the order in which backward makes them.
         blocks: names of the trained parameters of each block, by the block's FQN, in the model's order.
+        checkpointed: names of the trained parameters of what checkpointing recomputes.
     """
 
     outputs: Leaves
@@ -112,6 +113,7 @@ class Snapshot:
     changed_state: frozenset[str] = frozenset()
     backward_order: tuple[str, ...] = ()
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    checkpointed: frozenset[str] = frozenset()
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""
@@ -208,7 +210,8 @@ def _train_one_step(
         },
         changed_state=changed_state,
         backward_order=order,
-        blocks=_trained_names(trainee),
+        blocks=_trained_names(trainee.model, trainee.blocks),
+        checkpointed=frozenset().union(*_trained_names(trainee.model, trainee.checkpointed).values()),
     )
 
 
@@ -233,12 +236,12 @@ def _gradient(tensor: Tensor, *, whole: bool = False) -> Captured | None:
     return None if tensor.grad is None else Captured.of(tensor.grad, whole=whole)
 
 
-def _trained_names(trainee: Trainee) -> dict[str, frozenset[str]]:
-    """Return the names of the trained parameters of each block."""
-    names = {id(each): name for name, each in trainee.model.named_parameters() if each.requires_grad}
+def _trained_names(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, frozenset[str]]:
+    """Return the names of the trained parameters of each part of `model`."""
+    names = {id(each): name for name, each in model.named_parameters() if each.requires_grad}
     return {
-        fqn: frozenset(names[id(each)] for each in block.parameters() if id(each) in names)
-        for fqn, block in trainee.blocks.items()
+        fqn: frozenset(names[id(each)] for each in part.parameters() if id(each) in names)
+        for fqn, part in parts.items()
     }
 
 
