@@ -24,6 +24,10 @@ class Trainee(Protocol):
     def blocks(self) -> Mapping[str, nn.Module]:
         """FQN of each block to the block of `model` itself."""
 
+    @property
+    def checkpointed(self) -> Mapping[str, nn.Module]:
+        """FQN of each module that checkpointing recomputes to it; the blocks where it names none."""
+
     def forward(self, batch: Any) -> tuple[Any, Tensor]:
         """Return the outputs of the model and the scalar loss."""
 

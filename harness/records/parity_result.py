@@ -170,7 +170,8 @@ class Weightless:
         not_finite_from: first step with a gradient that is NaN or infinite on both sides.
         not_finite: name of the first such gradient in backward.
         zero_from: step from which on no gradient is anything but zero or absent.
-        zero_blocks_from: the same of the gradients inside blocks, where blocks have any to expect.
+        zero_blocks_from: the same of the gradients inside the blocks that are checkpointed, where those have
+            any to expect.
     """
 
     not_finite_from: int | None = None
@@ -188,7 +189,7 @@ class Weightless:
             return f"all gradients are zero or absent on both sides from step {self.zero_from} on"
         if self.zero_blocks_from is not None:
             return (
-                "the gradients inside every block are zero or absent on both sides from step "
+                "the gradients inside every checkpointed block are zero or absent on both sides from step "
                 f"{self.zero_blocks_from} on, so nothing shows what was recomputed there"
             )
         return ""
@@ -275,13 +276,18 @@ class Parity:
         return ()
 
     @property
-    def unproven(self) -> str | None:
-        """Why this comparison proves nothing, neither that the variant is right nor that it is wrong."""
+    def unrepeated(self) -> str | None:
+        """How the plain model differs from itself, where that keeps the variant from being blamed."""
         for link in self.links:
             if link.control is not None and link.differing and not link.blamed:
                 what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"
                 if link.control.differing != ("state",):
                     return f"the plain model does not repeat itself{what}"
+        return None
+
+    @property
+    def unproven(self) -> str | None:
+        """Why equal gradients prove nothing."""
         return next((str(link.weightless) for link in self.links if str(link.weightless)), None)
 
     def differences(self) -> Iterator[str]:

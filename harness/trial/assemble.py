@@ -25,7 +25,8 @@ from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
 from strategies import Observation
 from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
-from strategies.regions.blocks import children_of, find_blocks
+from strategies.regions.blocks import children_of, find_blocks, submodule
+from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
@@ -40,6 +41,7 @@ class Assembled:
         call: callable of a training step: `model`, or a region around it (`wrap_order=call_site`).
         observe: returns the observation of the latest step, with the plans of all strategies.
         blocks: modules that reports name, by their FQN in the plain model.
+        checkpointed: modules that AC recomputes; the blocks where it names none.
         optimizer: optimizer of the parameters.
         loss: function of outputs and a batch, which was made with the model.
         autocast: makes the context in which the model and the loss run.
@@ -51,6 +53,7 @@ class Assembled:
     call: Callable[..., Any]
     observe: Callable[[], Observation]
     blocks: Mapping[str, nn.Module]
+    checkpointed: Mapping[str, nn.Module]
     optimizer: torch.optim.Optimizer
     loss: LossFunction
     autocast: Callable[[], AbstractContextManager[Any]]
@@ -128,6 +131,7 @@ def assemble(
         call=model if site is None else site,
         observe=partial(_observe, experiment, model, site, sharding),
         blocks=blocks,
+        checkpointed=_checkpointed(model, blocks, experiment),
         optimizer=_optimizer(model, experiment),
         loss=loss,
         autocast=autocast(experiment, device),
@@ -231,6 +235,15 @@ def _reported(
     """Return the modules that the variant names by class, or else the blocks of the model."""
     classes: tuple[str, ...] = getattr(experiment.ac, "module_classes", ())
     return find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+
+
+def _checkpointed(
+    model: nn.Module, blocks: Mapping[str, nn.Module], experiment: Experiment
+) -> Mapping[str, nn.Module]:
+    """Return the modules that AC recomputes; the blocks where it has no regions, or one of all."""
+    labels: Mapping[str, Any] = getattr(experiment.ac, "labels", None) or {}
+    chosen = labels or regions(model)
+    return blocks if "" in chosen or not chosen else {fqn: submodule(model, fqn) for fqn in chosen}
 
 
 def _shard(

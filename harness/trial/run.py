@@ -18,6 +18,7 @@ from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
+from harness.measure.parity.snapshot import require_comparable
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
@@ -128,7 +129,7 @@ def _measure(
     trainee = bench.assemble(experiment)
     on_built()
     for step in range(_UNMEASURED_STEPS):
-        _step(trainee, bench.batch(step))
+        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
     batch = bench.batch(_UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
@@ -143,10 +144,16 @@ def _measure(
     }
 
 
-def _step(trainee: Assembled, batch: Batch) -> None:
-    """Train by one step: forget gradients, forward, backward, update."""
+def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
+    """Train by one step: forget gradients, forward, backward, update.
+
+    Raises:
+        ConfigError: the outputs are to be compared later, and cannot be.
+    """
     trainee.zero_grad()
-    _, loss = trainee.forward(batch)
+    outputs, loss = trainee.forward(batch)
+    if is_compared:
+        require_comparable(outputs)
     trainee.backward(loss)
     trainee.update()
 

@@ -64,7 +64,8 @@ class StepParity:
         blocks: whether gradients of each block differ, in the model's order.
         not_finite: name of the first gradient in backward that is NaN or infinite, where both are equal.
         has_gradient: whether a gradient is anything but zero.
-        has_block_gradient: the same inside blocks; true where no block has a parameter to train.
+        has_block_gradient: the same inside what the variant recomputes; true where that has no parameter to
+            train.
     """
 
     parts: Mapping[str, PartParity]
@@ -135,7 +136,7 @@ def compare(
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
         not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),
         has_gradient=any(largest.values()),
-        has_block_gradient=_has_block_gradient(expected.blocks, largest),
+        has_block_gradient=_has_block_gradient(actual.checkpointed, largest),
     )
 
 
@@ -261,9 +262,8 @@ def _largest(snapshot: Snapshot) -> dict[str, float]:
     }
 
 
-def _has_block_gradient(blocks: Mapping[str, frozenset[str]], largest: Mapping[str, float]) -> bool:
-    inside = frozenset().union(*blocks.values())
-    return not inside or any(largest.get(name, 0.0) for name in inside)
+def _has_block_gradient(checkpointed: frozenset[str], largest: Mapping[str, float]) -> bool:
+    return not checkpointed or any(largest.get(name, 0.0) for name in checkpointed)
 
 
 def _weightless(compared: Sequence[StepParity]) -> Weightless:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from strategies.chunk.running.runtime import GIVEN, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
+from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation
 from strategies.tracing.module_state import CONSTANTS, ByIdentity
 from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
@@ -257,7 +258,7 @@ def install(
             alike=alike.setdefault((plain_class(module), scheduler.kind), {}),
             recorded=recorded.setdefault(plain_class(module), {}),
         )
-        module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
+        disguise(module, _RunsInChunks)
 
 
 def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
@@ -278,13 +279,8 @@ class _RunsInChunks(Chunked):
         return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
 
 
-@cache  # one class per class
-def _chunked_class(original: type[Any]) -> type[nn.Module]:
-    return type(original.__name__, (_RunsInChunks, original), {"__module__": original.__module__})
-
-
 def _rebuild(original: Any) -> nn.Module:
-    chunked = _chunked_class(original)
+    chunked = disguised(_RunsInChunks, original)
     return chunked.__new__(chunked)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised
+from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.redistribution import Steps
@@ -195,10 +196,4 @@ def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) 
 
 def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:
     module.__dict__[_PLACED] = run
-    original: Any = type(module)
-    module.__class__ = _disguised_class(original)
-
-
-@cache  # one class per class, so that identical blocks stay identical
-def _disguised_class(original: type[Any]) -> type[nn.Module]:
-    return type(f"Placed{original.__name__}", (_PlacedForward, original), {"__module__": original.__module__})
+    disguise(module, _PlacedForward, "Placed")

@@ -286,8 +286,8 @@ def test_the_first_difference_is_the_first_in_time_on_any_rank() -> None:
         pytest.param([{"zero_from": 0}, {}], None, id="zero on one rank"),
         pytest.param(
             [{"zero_blocks_from": 2}, {"zero_blocks_from": 0}],
-            "the gradients inside every block are zero or absent on both sides from step 2 on, so nothing "
-            "shows what was recomputed there",
+            "the gradients inside every checkpointed block are zero or absent on both sides from step 2 on, "
+            "so nothing shows what was recomputed there",
             id="zero in the blocks",
         ),
         pytest.param(

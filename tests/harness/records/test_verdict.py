@@ -115,6 +115,21 @@ def test_unverified(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "unverified"
 
 
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        pytest.param("gradients", "unverified", id="what nothing repeats is not blamed as idle"),
+        pytest.param("state", "inert", id="a time of day does not hide it"),
+    ],
+)
+def test_a_plain_model_that_does_not_repeat_itself_outranks_inert(part: str, word: str) -> None:
+    control = rank_result()["parity"] | {part: UNEQUAL}
+    drifting = result(memory=SAME, work=IDLE, parity={part: UNEQUAL, "control": control})
+    found = record(experiment("full"), drifting)
+    assert found.verdict == word
+    assert (found.reason == "the plain model does not repeat itself") == (word == "unverified")
+
+
 def test_chunking_alone_can_be_inert() -> None:
     resolved = experiment("none", chunk={"name": "budget"})
     assert record(resolved, result(memory=SAME, work=IDLE)).verdict == "inert"

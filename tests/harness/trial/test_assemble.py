@@ -132,6 +132,23 @@ def test_the_record_says_what_was_cast() -> None:
     assert made("sized dtype=bf16").trained.changed == {"parameters from float32 to bfloat16": 4}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("ac=full", "0 1 2 3"),
+        ("ac=selective_layer", "1 3"),
+        ("ac=selective_layer ac.layers_fqn=blocks ac.ac_freq=4", "3"),
+        ("ac=nested", "0 1 2 3"),
+        ("ac=nested ac.labels={blocks.2:[0]}", "2"),
+        ("ac=full wrap_order=call_site", "0 1 2 3"),
+        ("ac=none", "0 1 2 3"),
+    ],
+)
+def test_blocks_that_are_recomputed_are_known(options: str, expected: str) -> None:
+    found = made(f"sized model.kwargs={{depth:4}} {options}").checkpointed
+    assert list(found) == [f"blocks.{number}" for number in expected.split()]
+
+
 def test_each_step_gets_an_example_of_its_own() -> None:
     batch = experiment_of(f"{_USER}:input_with_gradient").model.fixed_batch()
     assert batch is not None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Signature
 
 import pytest
 import torch
 from torch import nn
 
+from harness.models.base import Batch
+from harness.models.parts.given_inputs import GivenInputs
 from harness.records.store import parsed
 from harness.trial.models_error import raised_by_model
 
@@ -25,6 +28,13 @@ def _raise() -> None:
     raise ValueError("the width is odd")
 
 
+def _as_loss(act: Callable[[], object]) -> None:
+    batch = Batch(inputs=(), targets=None)
+    given = GivenInputs(loss_fn=lambda _outputs: act(), example=batch, draw=None, forward=Signature())
+    given.loss(None, batch)
+
+
+@pytest.mark.parametrize("called", [_Raising(), _as_loss], ids=["a model", "its loss"])
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
@@ -34,10 +44,10 @@ def _raise() -> None:
     ],
 )
 def test_what_the_model_raises_is_said_with_its_place(
-    act: Callable[[], object], kind: str, words: str
+    called: Callable[[Callable[[], object]], None], act: Callable[[], object], kind: str, words: str
 ) -> None:
     with pytest.raises((ValueError, RuntimeError)) as raised:
-        _Raising()(act)
+        called(act)
     said = raised_by_model(raised.value)
     assert said is not None
     assert said.startswith(f"{kind}: ")

@@ -232,15 +232,36 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "planned", "said"),
     [
-        ("raises_when_called", "ac=nested", "ValueError: the width is odd"),
-        ("raises_when_called", "chunk=minimum", "ValueError: the width is odd"),
-        ("mismatches_when_called", "chunk=minimum", "RuntimeError: "),
+        ("raises_when_called", "data=synthetic ac=nested", "ValueError: the width is odd"),
+        ("raises_when_called", "data=synthetic chunk=minimum", "ValueError: the width is odd"),
+        ("mismatches_when_called", "data=synthetic chunk=minimum", "RuntimeError: "),
+        ("loss_raises", "chunk=minimum", "ValueError: the width is odd"),
+        ("loss_reads_a_value", "chunk=minimum", "GuardOnDataDependentSymNode: "),
     ],
 )
 def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planned: str, said: str) -> None:
-    message = refusal_of(f"model=python model.factory={USER}:{factory} data=synthetic {planned}")
+    message = refusal_of(f"model=python model.factory={USER}:{factory} {planned}")
     assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
     assert "(user_models.py, line " in message
+
+
+_BY_NAME = (
+    "plans inputs by position, but forward takes 'x' by name, one of them by name alone; let forward take all of "
+    "them by position, or use"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "chunk=minimum": f"chunk: {_BY_NAME} chunk=none",
+            "shard=megatron mesh=tp2 model.tp_column=[layers.*.up]": f"shard: {_BY_NAME} shard=none",
+        }
+    ),
+)
+def test_refuses_to_plan_inputs_without_a_position(line: str, message: str) -> None:
+    assert refusal_of(f"model=python model.factory={USER}:takes_names {line}") == message
 
 
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])

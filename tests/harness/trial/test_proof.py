@@ -185,7 +185,7 @@ def test_the_plain_model_is_compared_with_itself_before_a_variant_is_blamed(
     assert (parity.control is None) == (verdict is None)
     assert parity.is_equal == (verdict is None)
     if verdict is not None:
-        assert (parity.unproven is None) == (verdict == "the variant")
+        assert (parity.unrepeated is None) == (verdict == "the variant")
         assert bool(parity.blamed) == (verdict == "the variant")
         assert parity.control is not None
         assert parity.control.steps == 1  # no more than until the first difference

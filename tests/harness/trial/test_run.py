@@ -51,7 +51,10 @@ LINES = [
     f"{USER}:draws_weights_elsewhere ac=full",
     f"{USER}:never_the_same ac=full",
     f"{USER}:never_the_same ac=full mesh=shard2",
+    f"{USER}:returns_an_iterator ac=full",
 ]
+BRING_INPUTS = (":regression", ":returns_an_iterator")
+"""Factories that take no batch size."""
 
 _L, _B, _S, _D, _F = 4, 2, 32, 128, 512
 INPUT_BYTES = 4 * _B * _S * _D
@@ -72,8 +75,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(root: Path) -> Trial:
-    # a factory that brings its inputs takes no batch size
-    points = [point_of(f"{SHORT if ':regression' in line else SMALL} {line}") for line in LINES]
+    points = [
+        point_of(f"{SHORT if any(name in line for name in BRING_INPUTS) else SMALL} {line}") for line in LINES
+    ]
     run = Run(outputs_dir=str(root), name="trials")
     records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")).records, strict=True))
     return records.__getitem__
@@ -373,6 +377,16 @@ def test_where_two_models_do_not_fit_they_run_one_after_the_other(trial: Trial) 
     )
     assert record.time is not None
     assert record.time.step_time_s.count == 2
+
+
+def test_outputs_that_cannot_be_compared_are_refused_before_the_first_backward(trial: Trial) -> None:
+    record = trial(f"{USER}:returns_an_iterator ac=full")
+    assert record.error is not None
+    assert (record.status, record.error.kind, record.error.phase) == ("failed", "ConfigError", "instrument")
+    assert record.error.message == (
+        "model: outputs is a list_iterator, which cannot be read twice; return a list, a tuple or a "
+        "dictionary"
+    )
 
 
 def test_example_inputs_have_no_tokens(trial: Trial) -> None:

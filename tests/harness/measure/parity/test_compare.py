@@ -370,6 +370,7 @@ def gradients_of_two_blocks(*values: float) -> Snapshot:
         snapshot(gradients=gradients),
         backward_order=names[::-1],
         blocks={"a": frozenset({"a.weight"}), "b": frozenset({"b.weight"})},
+        checkpointed=frozenset({"a.weight", "b.weight"}),
     )
 
 
@@ -446,8 +447,12 @@ class TestWeight:
         ]
         assert summarise(found).weightless == expected
 
+    def test_only_what_is_recomputed_needs_a_gradient(self) -> None:
+        found = replace(gradients_of_two_blocks(1, 0, 1, 1), checkpointed=frozenset({"a.weight"}))
+        assert summarise([compare(found, found, rank=0, step=0)]).weightless == Weightless(zero_blocks_from=0)
+
     def test_blocks_without_parameters_to_train_expect_no_gradient(self) -> None:
-        frozen = replace(gradients_of_two_blocks(1, 0, 0, 1), blocks={"a": frozenset(), "b": frozenset()})
+        frozen = replace(gradients_of_two_blocks(1, 0, 0, 1), checkpointed=frozenset())
         assert summarise([compare(frozen, frozen, rank=0, step=0)]).weightless == Weightless()
 
     def test_no_gradient_at_all(self) -> None:
