@@ -12,7 +12,7 @@ Not seen are globals, what functions close over, and attributes that code reads 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -77,43 +77,51 @@ class Guard:
     """What the forward of a module depends on, beside its inputs.
 
     Fields:
-        reads: what it has read, by FQN of a module and attribute; of tensors their kind, and which of them
-            and of the inputs are one.
+        reads: what it has read, by FQN of a module and attribute.
+        is_exact: whether kinds of tensors count, which of them and of the inputs are one, and what wraps
+            modules or hooks them for FSDP: all that decides what a graph does, rather than Python.
         writes_to_inputs: whether it writes to its inputs in place.
     """
 
     reads: Mapping[tuple[str, str], object]
+    is_exact: bool = True
     writes_to_inputs: bool = False
 
     @classmethod
     def of(
         cls,
         module: nn.Module,
-        call: Call,
+        tensors: Sequence[Tensor],
         places: Iterable[tuple[str, str]],
         *,
+        is_exact: bool = True,
         writes_to_inputs: bool = False,
     ) -> Guard:
-        """Return what the forward of `module` depends on, which has read `places`."""
-        reads = dict(_values_read(module, call, places))
-        return cls(reads=reads, writes_to_inputs=writes_to_inputs)
+        """Return what the forward of `module` depends on, which has read `places` and takes `tensors`."""
+        reads = dict(_values_read(module, tensors, places, is_exact=is_exact))
+        return cls(reads=reads, is_exact=is_exact, writes_to_inputs=writes_to_inputs)
 
-    def fits(self, module: nn.Module, call: Call) -> bool:
+    def fits(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
         """Return whether all that forward depends on is what it was."""
-        values = _values_read(module, call, self.reads)
-        return self._may_write(call) and all(value == self.reads[place] for place, value in values)
+        return self._may_write(tensors) and self.changed(module, tensors) is None
 
-    def taken_over(self, module: nn.Module, call: Call) -> Guard | None:
+    def changed(self, module: nn.Module, tensors: Sequence[Tensor] = ()) -> str | None:
+        """Return the FQN of the first attribute that is not what it was."""
+        values = _values_read(module, tensors, self.reads, is_exact=self.is_exact)
+        places = (place for place, value in values if value != self.reads[place])
+        return next((".".join(place).lstrip(".") for place in places), None)
+
+    def taken_over(self, module: nn.Module, tensors: Sequence[Tensor]) -> Guard | None:
         """Return the guard of another module of the same code; `None` if that reads something else."""
         reads: dict[tuple[str, str], object] = {}
-        for place, value in _values_read(module, call, self.reads):
+        for place, value in _values_read(module, tensors, self.reads, is_exact=self.is_exact):
             reads[place] = value
             if not _is_alike(value, self.reads[place]):  # what was read next may not be there
                 return None
-        return Guard(reads=reads, writes_to_inputs=self.writes_to_inputs) if self._may_write(call) else None
+        return replace(self, reads=reads) if self._may_write(tensors) else None
 
-    def _may_write(self, call: Call) -> bool:
-        return not (self.writes_to_inputs and share_memory(call.tensors))
+    def _may_write(self, tensors: Sequence[Tensor]) -> bool:
+        return not (self.writes_to_inputs and share_memory(tensors))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -220,36 +228,49 @@ def _kind_of_leaf(leaf: Any) -> Hashable:
 
 
 def _values_read(
-    module: nn.Module, call: Call, places: Iterable[tuple[str, str]]
+    module: nn.Module, tensors: Sequence[Tensor], places: Iterable[tuple[str, str]], *, is_exact: bool
 ) -> Iterator[tuple[tuple[str, str], object]]:
     """Yield what is found in each place, now."""
     numbers: dict[int, int] = {}
-    for tensor in call.tensors:
+    for tensor in tensors:
         numbers.setdefault(id(tensor), len(numbers))
 
-    def numbered(tensor: Tensor) -> object:
-        return numbers.setdefault(id(tensor), len(numbers)), kind_of_tensor(tensor)
+    def numbered(value: Any) -> object:
+        if isinstance(value, nn.Module):
+            return ByIdentity(value)
+        return numbers.setdefault(id(value), len(numbers)), kind_of_tensor(value)
 
     modules: dict[str, nn.Module] = {}
     for fqn, name in places:
         if fqn not in modules:
             modules[fqn] = unwrapped(submodule(module, fqn))
-        yield (fqn, name), _value_read(modules[fqn], name, numbered)
+        yield (fqn, name), _value_read(modules[fqn], name, numbered if is_exact else _as_python_has_it)
 
 
-def _value_read(module: nn.Module, name: str, of_tensor: Callable[[Tensor], object]) -> object:
+def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:
     value = held_by(module, name, _Nothing)
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
-    if isinstance(value, Tensor) or name in _TENSORS:
-        return frozen(value, of_tensor)
-    if name == "forward" or name in HOOKS:
+    if name == "forward":
         return plain_class(module), frozen(value)
+    if name in HOOKS:
+        is_exact = of_torch is not _as_python_has_it
+        return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))
+    if isinstance(value, Tensor) or name in _TENSORS or of_torch is _as_python_has_it:
+        return frozen(value, of_torch)
     return frozen(value, _kind_and_identity)
 
 
-def _kind_and_identity(tensor: Tensor) -> object:
-    return ByIdentity(tensor), kind_of_tensor(tensor)
+def _as_python_has_it(value: Any) -> object:
+    return ByIdentity(unwrapped(value)) if isinstance(value, nn.Module) else Tensor
+
+
+def _kind_and_identity(value: Any) -> object:
+    return ByIdentity(value), kind_of_tensor(value)
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
 
 
 def _is_alike(value: object, other: object) -> bool:

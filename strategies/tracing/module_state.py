@@ -60,18 +60,18 @@ class ByIdentity:
 
 
 def frozen(
-    value: Any, of_tensor: Callable[[Tensor], object] = ByIdentity, seen: dict[int, Any] | None = None
+    value: Any, of_torch: Callable[[Any], object] = ByIdentity, seen: dict[int, Any] | None = None
 ) -> object:
     """Return `value` as it is now, to be compared with what it is later.
 
     Args:
-        value: constants, arrays and generators are compared by value, containers by what they hold, modules,
+        value: constants, arrays and generators are compared by value, containers by what they hold,
             functions and objects of torch by identity, other objects by identity and attributes.
-        of_tensor: what is compared of a tensor.
+        of_torch: what is compared of a tensor or a module.
         seen: containers and objects, by `id`, that have been looked into.
     """
-    if isinstance(value, Tensor):
-        return of_tensor(value)
+    if isinstance(value, Tensor | nn.Module):
+        return of_torch(value)
     if isinstance(value, _VALUES):  # a zero has a sign, and a NaN equals itself here
         return type(value), repr(value) if isinstance(value, float | complex) else value
     seen = {} if seen is None else seen
@@ -80,16 +80,16 @@ def frozen(
     seen[id(value)] = value  # an `id` is only its own while it lives
     for types, content in _CONTENTS:
         if isinstance(value, types):
-            return type(value), _frozen_items(content(value), of_tensor, seen)
+            return type(value), _frozen_items(content(value), of_torch, seen)
     is_closed = type(value).__module__.partition(".")[0] in _CLOSED
-    return ByIdentity(value), () if is_closed else _frozen_items(_attributes(value), of_tensor, seen)
+    return ByIdentity(value), () if is_closed else _frozen_items(_attributes(value), of_torch, seen)
 
 
 def _frozen_items(
-    items: Iterable[tuple[Any, Any]], of_tensor: Callable[[Tensor], object], seen: dict[int, Any]
+    items: Iterable[tuple[Any, Any]], of_torch: Callable[[Any], object], seen: dict[int, Any]
 ) -> object:
     return tuple(
-        (ByIdentity(key) if isinstance(key, Tensor) else key, frozen(each, of_tensor, seen))
+        (ByIdentity(key) if isinstance(key, Tensor) else key, frozen(each, of_torch, seen))
         for key, each in items
     )
 
@@ -113,8 +113,10 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[Any, Any]]]], ...] = 
 """What is compared of values that have no attributes, or have their content elsewhere, by type."""
 
 
-def kind_of_tensor(tensor: Tensor) -> object:
-    """Return what a recording takes for constant of a tensor that a module holds."""
+def kind_of_tensor(tensor: Any) -> object:
+    """Return what a recording takes for constant of a tensor that a module holds; modules as they are."""
+    if isinstance(tensor, nn.Module):
+        return ByIdentity(tensor)
     return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad
 
 

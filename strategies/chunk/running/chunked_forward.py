@@ -70,9 +70,9 @@ class ChunkProgram:
         calls = graph.graph.find_nodes(op="call_module", sort=True)
         return cls(graph=graph, code=code, guard=guard, returns=tuple(node.meta["returns"] for node in calls))
 
-    def taken_over(self, module: nn.Module, call: Call) -> ChunkProgram | None:
+    def taken_over(self, module: nn.Module, tensors: Sequence[Tensor]) -> ChunkProgram | None:
         """Return the program for another module, if that reads the same."""
-        guard = self.guard.taken_over(module, call)
+        guard = self.guard.taken_over(module, tensors)
         return None if guard is None else replace(self, guard=guard)
 
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
@@ -118,12 +118,12 @@ class ChunkedForward:
         refuse_global_hooks("chunk")
         kind = (call.kind, given)
         program = self.programs.find(
-            kind, lambda known: known if known.guard.fits(module, call) else None
-        ) or self.alike.find(kind, lambda known: known.taken_over(module, call))
+            kind, lambda known: known if known.guard.fits(module, call.tensors) else None
+        ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
             with _as_outside_of_inference(), _disable_current_modes(), saved_tensors_hooks(_same, _same):
-                known = self.recorded.find(kind, lambda known: known.taken_over(module, call))
+                known = self.recorded.find(kind, lambda known: known.taken_over(module, call.tensors))
                 if known is None or known.graph.constants:  # they are of another shadow
                     program = self._program(module, call, args, kwargs, given)
                 else:
@@ -172,7 +172,7 @@ class ChunkedForward:
         if writes and share_memory(call.tensors):
             problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
             raise StrategyError("chunk", f"{problem}; give it tensors of their own")
-        guard = Guard.of(module, call, graph.reads, writes_to_inputs=writes)
+        guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
         return ChunkProgram.of(graph, self._code(graph, given), guard)
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:

@@ -112,20 +112,29 @@ def test_changes(change: Callable[[Any], Any], fits: bool) -> None:
     class Own(_Block):
         pass
 
-    block, call = Own(), Call.of("chunk", (X,), {})
+    block, call = Own(), (X,)
     guard = Guard.of(block, call, PLACES)
     change(block)
     assert guard.fits(block, call) is fits
 
 
+def test_what_python_does_depends_on_no_kind_of_tensor() -> None:
+    block = _Block()
+    guard = Guard.of(block, (), PLACES, is_exact=False)
+    block.requires_grad_(False).double()
+    assert guard.changed(block) is None
+    block.linear.weight = None  # type: ignore[assignment]
+    assert guard.changed(block) == "linear.weight"
+
+
 def test_an_input_that_is_a_parameter_of_the_module() -> None:
     block = _Block()
-    other = Call.of("chunk", (nn.Parameter(torch.ones(3)),), {})
-    assert not Guard.of(block, other, PLACES).fits(block, Call.of("chunk", (block.gain,), {}))
+    other = (nn.Parameter(torch.ones(3)),)
+    assert not Guard.of(block, other, PLACES).fits(block, (block.gain,))
 
 
 def test_blocks_that_are_alike_share_programs() -> None:
-    one, other, call = _Block(), _Block(), Call.of("chunk", (X,), {})
+    one, other, call = _Block(), _Block(), (X,)
     guard = Guard.of(one, call, PLACES)
     assert not guard.fits(other, call)
     taken_over = guard.taken_over(other, call)
@@ -137,8 +146,8 @@ def test_blocks_that_are_alike_share_programs() -> None:
 
 def test_a_forward_that_writes_to_inputs_wants_them_apart() -> None:
     rows = torch.zeros(4, 3)
-    call = Call.of("chunk", (rows[:2], rows[2:]), {})
-    assert share_memory(call.tensors)
+    call = rows[:2], rows[2:]
+    assert share_memory(call)
     assert Guard.of(_Block(), call, []).fits(_Block(), call)
     assert not Guard.of(_Block(), call, [], writes_to_inputs=True).fits(_Block(), call)
 
