@@ -31,8 +31,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
+from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
-from strategies.tracing.recorder import Frame
+from strategies.tracing.recorder import OF_CALLS, Frame
 from strategies.tracing.shadow import Shadow
 
 _aten = torch.ops.aten
@@ -57,16 +58,16 @@ class ScopeGraph:
         fqn: FQN of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
-            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does, and
-            `meta["standing"]` has the storages of its results that are no new ones; the rest are ATen
-            operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of them
-            writes in place to memory that the result lies on. `meta["has_gradients"]` of the output says that
-            forward ran with gradients on.
+            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does;
+            `meta["standing"]` has the storages of its results that are no new ones, and `meta["returns"]` the
+            kind of its result; the rest are ATen operators. Each node has its fake result in `meta["val"]`;
+            `meta["written"]` says that one of them writes in place to memory that the result lies on.
+            `meta["has_gradients"]` of the output says that forward ran with gradients on.
         outputs: leaves of the return value; a tensor is its `OutputIndex`.
         structure: tree structure of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
-        reads: FQN, relative to the scope, and attribute of everything that forward read of modules; reads
-            of inner scopes are left out.
+        reads: FQN, relative to the scope, and attribute of everything that forward read of modules, inner
+            scopes included.
     """
 
     fqn: str
@@ -201,6 +202,10 @@ class _OperatorRecorder(TorchDispatchMode):
         output.meta["has_gradients"] = self._has_gradients
         _drop_internal_detaches(frame)
         frame.graph.eliminate_dead_code(_is_impure)
+        for node in frame.graph.find_nodes(op="get_attr"):  # forward may have read it under another name
+            if node.target not in frame.constants:
+                fqn, _, name = str(node.target).rpartition(".")
+                frame.note_read(fqn, name)
         self.graphs.append(
             ScopeGraph(
                 fqn=frame.fqn,
@@ -213,13 +218,17 @@ class _OperatorRecorder(TorchDispatchMode):
         )
 
     def read(self, module: nn.Module, name: str) -> None:
-        """Take note that the forward of the innermost scope reads `module.name`."""
-        frame = self._frames[-1] if self._frames else None
-        if frame is None:
-            return
-        fqn, prefix = self._shadow.fqns[id(module)], f"{frame.fqn}." if frame.fqn else ""
-        if fqn == frame.fqn or fqn.startswith(prefix):
-            frame.note_read("" if fqn == frame.fqn else fqn.removeprefix(prefix), name)
+        """Take note that the forwards of the running scopes read `module.name`.
+
+        What an outer scope does follows from what an inner one returns, and so from what that reads.
+        """
+        fqn = self._shadow.fqns[id(module)]
+        if fqn in self._scopes and name in OF_CALLS:
+            return  # a scope is called as it is
+        for frame in self._frames:
+            prefix = f"{frame.fqn}." if frame.fqn else ""
+            if fqn == frame.fqn or fqn.startswith(prefix):
+                frame.note_read("" if fqn == frame.fqn else fqn.removeprefix(prefix), name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
@@ -242,6 +251,7 @@ class _OperatorRecorder(TorchDispatchMode):
         node = outer.graph.call_module(below, *given)
         node.meta["autocast"] = autocast_dtypes()
         node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
+        node.meta["returns"] = kind_of_result(result)
         self._own_results(result, node)
         node.meta["standing"] = self._standing.intersection(map(key_of, tensors_of(node)))
         return result
@@ -358,7 +368,7 @@ class _OperatorRecorder(TorchDispatchMode):
         name = next((name for name in names or () if name.startswith(prefix)), None)
         if name is not None:
             return name.removeprefix(prefix)
-        if names is not None or isinstance(tensor, FakeTensor):
+        if names is not None or isinstance(tensor, FakeTensor | nn.Parameter):
             problem = (
                 f"{frame.fqn or 'the model'!r} uses a tensor that comes neither from it nor from its inputs"
             )

@@ -10,9 +10,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from strategies.regions.blocks import submodule, unwrapped
-from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, frozen, held_by, kind_of_tensor
+from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, HOOKS, frozen, held_by, kind_of_tensor
 
-_UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}  # attributes that calls read, and no forward
+OF_CALLS = frozenset({*HOOKS, "forward"})
+"""Attributes of a module that its calls read."""
+
+_UNREAD = BOOKKEEPING.difference(HOOKS) | {"_compiled_call_impl"}  # that calls read, and no forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class Frame:
                 yield part, self.graph.call_function(operator.getitem, (node, key))
 
     def note_read(self, fqn: str, name: str) -> None:
-        """Note that forward reads the attribute `name` of the module `fqn`, unless only calls read that."""
-        if name not in _UNREAD:
+        """Note that forward, or a call in it, reads the attribute `name` of the module `fqn`."""
+        if name not in _UNREAD and (fqn or name not in OF_CALLS):
             self.reads[fqn, name] = None
 
     def finish(

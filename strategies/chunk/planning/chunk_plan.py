@@ -13,14 +13,12 @@ from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
-from strategies.chunk.running.chunked_forward import chunked_forwards, install
+from strategies.chunk.running.chunked_forward import chunked_forwards, install, refuse_unseen_calls
 from strategies.errors import StrategyError
 from strategies.estimate.operator_cost import Machine, machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -124,13 +122,14 @@ class ChunkPlan:
         Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
 
         Raises:
-            StrategyError: the model is chunked already, or a module inside a scope has hooks.
+            StrategyError: the model is chunked already, or a module inside a scope has hooks, or a forward of
+                its own.
         """
         plain = unwrapped(model)
         _refuse_chunked(plain)
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
-            _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
+            refuse_unseen_calls(plain.get_submodule(fqn), fqn, frozenset() if fqn else inner)
         install(plain, self.schedulers)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
@@ -229,14 +228,3 @@ def _refuse_chunked(model: nn.Module) -> None:
         raise StrategyError(
             "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"
         )
-
-
-def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
-    """Refuse hooks of modules inside a scope: its program does not call them."""
-    for name, module in scope.named_modules():
-        inside = any(name == block or name.startswith(f"{block}.") for block in inner)
-        if name and not inside and any(getattr(module, hooks) for hooks in _HOOKS):
-            where = f"{fqn}.{name}".lstrip(".")
-            raise StrategyError(
-                "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"
-            )

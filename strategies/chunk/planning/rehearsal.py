@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
+from strategies.tracing.guard import Programs
 from strategies.tracing.operator_graph import ScopeGraph, record_scopes
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
@@ -42,7 +43,7 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
-    _recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] = field(default_factory=dict)
+    _recorded: dict[type[nn.Module], Programs[ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:

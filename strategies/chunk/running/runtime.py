@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.chunk.flow.axes import Axis
+from strategies.errors import StrategyError
 from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
+from strategies.tracing.guard import kind_of_result
 
 _FEW = 3  # chunks, of which the last may be the one that is shorter
 
@@ -103,29 +105,57 @@ GIVEN = "_acbench_given"
 """The attribute of a chunked module that says which inputs of its next call may be overwritten."""
 
 
-def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
-    """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A module that a program calls, and what kinds of results the calls of the program return.
+
+    Fields:
+        module: chunked module.
+        fqn: its FQN, for messages.
+        returns: kinds of results of all calls of the program, in order.
+    """
+
+    module: nn.Module
+    fqn: str
+    returns: Iterator[Hashable]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns.
+
+        Raises:
+            StrategyError: that is of another kind than when the program was recorded.
+        """
+        result = self.module(*args, **kwargs)
+        if kind_of_result(result) != next(self.returns):
+            problem = f"{self.fqn!r} returns a {type(result).__name__} of another structure, shape or dtype"
+            raise StrategyError("chunk", f"{problem} than its forward; remove the hook that makes it")
+        return result
+
+
+def call_giving(callee: Callee, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
+    """Return `callee(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
+    module = callee.module
     is_enclosed = isinstance(module, Enclosed | FSDPModule)
     is_seen = is_enclosed or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
-    return module(*args, **kwargs)
+    return callee(*args, **kwargs)
 
 
 def call_under(
-    module: nn.Module,
+    callee: Callee,
     given: tuple[int, ...],
     dtypes: dict[str, torch.dtype],
     has_gradients: bool,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Return `call_giving(module, given, ...)` under autocast, or without gradients."""
+    """Return `call_giving(callee, given, ...)` under autocast, or without gradients."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             stack.enter_context(torch.autocast(kind, dtype))
         stack.enter_context(torch.set_grad_enabled(has_gradients and torch.is_grad_enabled()))
-        return call_giving(module, given, *args, **kwargs)
+        return call_giving(callee, given, *args, **kwargs)
 
 
 class ChunkLoop(nn.Module):

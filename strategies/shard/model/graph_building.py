@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import _has_any_global_hook  # no public way
 
 from strategies.errors import StrategyError
 from strategies.shard.candidates.candidate_cost import Hardware
@@ -30,8 +29,8 @@ from strategies.shard.model.call_states import (
     states_of_call,
 )
 from strategies.shard.model.forward_recording import Followed, Forward
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
-from strategies.shard.model.leaf_modules import has_hooks, is_seen_through, why_not_placed
+from strategies.shard.model.graph import ModelGraph, Node, PythonState, TensorAxis, kind_of_inputs
+from strategies.shard.model.leaf_modules import is_seen_through, why_not_placed
 from strategies.shard.model.module_options import (
     LeafModule,
     NodeOption,
@@ -41,6 +40,8 @@ from strategies.shard.model.module_options import (
 )
 from strategies.shard.model.placement_state import WHOLE, Value
 from strategies.shard.model.soundness import described, first_conflict
+from strategies.tracing.guard import refuse_global_hooks
+from strategies.tracing.module_state import has_hooks
 from strategies.tracing.shadow import Shadow
 
 
@@ -58,8 +59,7 @@ def model_graph(
     Raises:
         StrategyError: the forward cannot be recorded, or depends on data.
     """
-    if _has_any_global_hook():
-        raise StrategyError("shard", "needs a process without hooks on all modules, which would see shards")
+    refuse_global_hooks("shard")
     forward, graph, whole = _recorded(model, sample)
     builder = _Builder(model, whole, axis, hardware)
     nodes = builder.nodes(graph)
@@ -74,6 +74,7 @@ def model_graph(
         unsplit=builder.unsplit(),
         indices=builder.indices,
         check=partial(first_conflict, forward, whole, leaves, axis.ranks),
+        python=PythonState(inputs=kind_of_inputs(sample, {}), reads=whole.attributes),
     )
 
 

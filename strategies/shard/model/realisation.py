@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -22,8 +23,10 @@ from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.redistribution import Steps
+from strategies.shard.model.graph import PythonState, kind_of_inputs
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
+from strategies.tracing.guard import Guard, refuse_global_hooks
 from strategies.tracing.shadow import PARTS
 
 _PLACED = "_acbench_placed"
@@ -52,10 +55,9 @@ class Placed:
             kwargs: the input, if it is given by name.
 
         Raises:
-            StrategyError: the input, or the mode of the module, is not what was planned for.
+            StrategyError: the input is not what was planned for.
         """
         entered = self._entered(*args, *kwargs.values())
-        self._check_mode(module)
         option, candidate = self.plan.option, self.plan.candidate
         entering, finish, leaving = option.entering, candidate.finish, option.leaving
         entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
@@ -91,11 +93,40 @@ class Placed:
             raise StrategyError("shard", problem)
         return entered
 
-    def _check_mode(self, module: nn.Module) -> None:
-        if module.training is not self.plan.is_training:
-            mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
-            problem = f"{self.plan.fqn!r} is sharded for {mode}, got {other}"
-            raise StrategyError("shard", f"{problem}; plan for that mode")
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What stands around the forward of the whole model: the plan holds for one answer of Python.
+
+    Fields:
+        python: what the planned forward asked.
+        guard: what it found in the model.
+    """
+
+    python: PythonState
+    guard: Guard
+
+    def run(self, module: nn.Module, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return `body(*args, **kwargs)`.
+
+        Raises:
+            StrategyError: inputs, or what forward reads of modules, are not what was planned for.
+        """
+        self.check(module, args, kwargs)
+        return body(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def check(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that was not planned for."""
+        refuse_global_hooks("shard")
+        if kind_of_inputs(args, kwargs) != self.python.inputs:
+            problem = "the model is called with inputs of another structure or shape, with another constant"
+            problem += ", or with one tensor in two places"
+            raise StrategyError("shard", f"{problem}, than it was sharded for; use inputs like the sample")
+        changed = self.guard.changed(module)
+        if changed is not None:
+            problem = f"{changed!r}, which forward reads, is not what it was when the model was sharded"
+            raise StrategyError("shard", f"{problem}; change it before, and plan for it")
 
 
 class _PlacedForward(Disguised):
@@ -130,6 +161,9 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         module.__dict__[PARTS] = stand.on_shadow
     for home, reductions in _by_module(plan).items():
         _disguise(model.get_submodule(home), partial(_run_reduced, reductions, mesh))
+    if plan.python is not None:
+        guard = Guard.of(model, (), plan.python.reads, is_exact=False)
+        _disguise(model, Watched(python=plan.python, guard=guard).run)
     return model
 
 
@@ -195,5 +229,19 @@ def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) 
 
 
 def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:
+    if _PLACED in vars(module):
+        module.__dict__[_PLACED] = partial(_run_both, run, vars(module)[_PLACED])
+        return
     module.__dict__[_PLACED] = run
     disguise(module, _PlacedForward, "Placed")
+
+
+def _run_both(
+    outer: Callable[..., Any],
+    inner: Callable[..., Any],
+    module: nn.Module,
+    body: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return outer(module, partial(inner, module, body), *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from strategies.shard.candidates.layout import Shape, local_shape
 from strategies.shard.candidates.redistribution import Collective
-from strategies.shard.model.graph import ModelGraph
+from strategies.shard.model.graph import ModelGraph, PythonState
 from strategies.shard.model.module_options import LeafModule, ModuleCandidate, NodeOption
 from strategies.shard.model.placement_state import WHOLE
 
@@ -24,7 +24,6 @@ class PlacedModule:
         whole_shape: shape of its whole input.
         shape: shape of its input on one rank.
         output_shape: shape of its output on one rank.
-        is_training: whether it is planned for in training mode.
     """
 
     fqn: str
@@ -32,7 +31,6 @@ class PlacedModule:
     whole_shape: Shape
     shape: Shape
     output_shape: Shape
-    is_training: bool
 
     @property
     def candidate(self) -> ModuleCandidate:
@@ -70,6 +68,7 @@ class ShardPlan:
         ranks: number of ranks on the mesh axis.
         modules: leaf modules, in the order in which they run.
         parameters: parameters of other modules.
+        python: what the planned forward asked of Python; `None` where nothing was recorded.
         seconds: time of one rank in one step: FLOPs of linears and attention, and all collectives.
         memory_bytes: bytes on one rank: parameters, their gradients, and the outputs of all calls.
     """
@@ -79,6 +78,7 @@ class ShardPlan:
     seconds: float
     memory_bytes: int
     parameters: tuple[PlacedParameter, ...] = ()
+    python: PythonState | None = None
 
     @classmethod
     def of(cls, graph: ModelGraph, choice: Sequence[NodeOption], ranks: int) -> ShardPlan:
@@ -96,6 +96,7 @@ class ShardPlan:
             ),
             seconds=sum(option.seconds for option in choice),
             memory_bytes=graph.resident_bytes + sum(option.memory_bytes for option in choice),
+            python=graph.python,
         )
 
     @property
@@ -133,7 +134,6 @@ def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
         whole_shape=leaf.input.shape,
         shape=local_shape(leaf.input.shape, (entered.value,), (ranks,)),
         output_shape=local_shape(leaf.output.shape, (option.output.value,), (ranks,)),
-        is_training=leaf.module.training,
     )
 
 

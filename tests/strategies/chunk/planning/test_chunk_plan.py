@@ -118,7 +118,7 @@ def test_hooks_inside_a_block_are_refused() -> None:
     with pytest.raises(StrategyError) as caught:
         plan.apply(model)
     assert str(caught.value) == (
-        "chunk: 'layers.1.up' has hooks, which a chunked forward does not call; remove them"
+        "chunk: 'layers.1.up' has hooks, which a planned forward does not call; remove them"
     )
 
 

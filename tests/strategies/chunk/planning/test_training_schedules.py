@@ -175,8 +175,8 @@ def test_a_loop_that_nobody_reads_does_not_run_again() -> None:
 
 
 def loops_of(forward: ChunkedForward) -> tuple[ChunkLoop, ...]:
-    assert forward.latest is not None
-    return forward.latest.code.loops
+    assert forward.programs.latest is not None
+    return forward.programs.latest.code.loops
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ def test_hooks_on_all_modules_are_refused() -> None:
             _odd("plain")
     finally:
         hook.remove()
-    assert str(refusal.value) == "shard: needs a process without hooks on all modules, which would see shards"
+    message = "needs a process without hooks on all modules, which would see other calls; remove them"
+    assert str(refusal.value) == f"shard: {message}"
 
 
 def test_data_dependent_sizes_are_refused() -> None:
