@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,13 @@ WRONG = [
 ]
 
 
-def _case(block: str, mesh: str = "tp2", variant: str = "none", shard: str = "none") -> Experiment:
+def _case(
+    block: str, mesh: str = "tp2", variant: str = "none", shard: str = "none", **options: Any
+) -> Experiment:
     case = cases.experiment(
         mesh=cases.MESHES[mesh], variant=variant, shard=shard, parity_steps=1, sequence_length=8
     )
-    return replace(case, model=split_models.spec(block))
+    return replace(case, model=split_models.spec(block, **options))
 
 
 @pytest.mark.parametrize(("block", "difference", "module"), WRONG)
@@ -43,14 +46,15 @@ def test_a_wrong_plan_differs_though_the_twin_has_it_too(
 
 
 @pytest.mark.parametrize(
-    ("block", "variant", "shard"),
+    ("block", "options"),
     [
-        pytest.param("Split", "full", "none", id="dropout on shards, of the model's own"),
-        pytest.param("FusedHeads", "none", "megatron", id="fused heads"),
+        pytest.param("Split", {"variant": "full"}, id="dropout on shards, of the model's own"),
+        pytest.param("FusedHeads", {"shard": "megatron"}, id="fused heads"),
+        pytest.param("NormOfHeads", {"tp_summed": ("layers.*",)}, id="a norm of heads, summed over ranks"),
     ],
 )
-def test_a_right_plan_is_neutral(pool2: RankPool, block: str, variant: str, shard: str) -> None:
-    for parity in pool2.run(cases.parity, _case(block, variant=variant, shard=shard)):
+def test_a_right_plan_is_neutral(pool2: RankPool, block: str, options: dict[str, Any]) -> None:
+    for parity in pool2.run(cases.parity, _case(block, **options)):
         assert list(parity.differences()) == []
         assert str(parity.chain[-1].compared) == _DENSE
         assert parity.chain[-1].outputs.max_rel < 1e-5

@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
-from strategies.shard.candidates.redistribution import Steps
+from strategies.shard.candidates.redistribution import Steps, steps_between
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 from strategies.tracing.shadow import PARTS
@@ -130,6 +130,26 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
     for home, reductions in _by_module(plan).items():
         _disguise(model.get_submodule(home), partial(_run_reduced, reductions, mesh))
     return model
+
+
+def sum_gradients(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Return `module`, changed in place so that gradients of its parameters are sums over a mesh of one axis.
+
+    Each rank runs it on a shard, of heads for example, and so computes one summand.
+    """
+    reductions = {
+        name: steps_between(
+            (Partial(),),
+            (Replicate(),),
+            shape=tuple(parameter.shape),
+            mesh_shape=tuple(mesh.shape),
+            itemsize=parameter.element_size(),
+        )
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    _disguise(module, partial(_run_reduced, reductions, mesh))
+    return module
 
 
 def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
