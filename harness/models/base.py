@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 LossFunction: TypeAlias = "Callable[[Any, Batch], Tensor]"
 """A function from the outputs of a model and the batch to a scalar."""
+
+
+def plan_of(**patterns: Sequence[str]) -> dict[str, str]:
+    """Return a tensor parallel plan from patterns of FQNs by their style."""
+    return {pattern: style for style, named in patterns.items() for pattern in named}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -146,7 +151,11 @@ class ModelSpec:
         return ()
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return `{FQN pattern: "column" | "row"}` of the linears to split; empty when there is no plan."""
+        """Return `{FQN pattern: style}`; empty when there is no plan.
+
+        Styles: `column` and `row` of linears; `summed` of modules between them that run on a shard, whose
+        gradients ranks add up; `column_gathered` and `row_scattered` of linears that give and take wholes.
+        """
         return {}
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:  # noqa: ARG002 (the default has none)

@@ -213,6 +213,8 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         control=_merge_links(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
         chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
+        first_module=next((parity.first_module for parity in parities if parity.first_module), ""),
+        unreached=parities[0].unreached,
         **parts,
     )
 

@@ -228,7 +228,11 @@ class Parity:
             `None` where nothing differs.
         compared: the two; `None` in records of earlier versions.
         chain: what the twin itself was compared with, so that all together reach from the variant to the
-            plain model on the same mesh; empty where the twin is that.
+            plain model on the same mesh, and from there to the dense model where the mesh has `tp`; empty
+            where the twin is that.
+        first_module: FQN of the first module with an output that is not the dense model's, in the order in
+            which they end; empty where there is none, or the baseline is another.
+        unreached: why the chain does not reach the dense model; `None` where it does, or there is no `tp`.
     """
 
     level: str
@@ -247,6 +251,8 @@ class Parity:
     control: Parity | None = None
     compared: Compared | None = None
     chain: tuple[Parity, ...] = ()
+    first_module: str = ""
+    unreached: str | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -287,15 +293,15 @@ class Parity:
 
     @property
     def unproven(self) -> str | None:
-        """Why equal gradients prove nothing."""
-        return next((str(link.weightless) for link in self.links if str(link.weightless)), None)
+        """Why equality proves nothing."""
+        return next((str(link.weightless) for link in self.links if str(link.weightless)), self.unreached)
 
     def differences(self) -> Iterator[str]:
         """Yield a sentence for each link that differs: its first difference in time, then what else does."""
         for link in self.links:
             if link.first is not None:
                 where = "" if link is self else f" ({link.compared})"
-                yield f"{link.first}{_later(link)}{where}"
+                yield f"{link.first}{_later(link)}{_module(link)}{where}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
@@ -330,6 +336,10 @@ def _later(link: Parity) -> str:
         and (difference := getattr(link, part).first_difference) is not None
     ]
     return f"; then {', '.join(others)}" if others else ""
+
+
+def _module(link: Parity) -> str:
+    return f"; the first module with a wrong output is {link.first_module!r}" if link.first_module else ""
 
 
 def _listed(blocks: Sequence[str]) -> str:

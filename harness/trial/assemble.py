@@ -93,6 +93,7 @@ def assemble(
     sample: Batch,
     *,
     sharding: ShardPlan | None = None,
+    is_dense: bool = False,
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
@@ -105,6 +106,7 @@ def assemble(
         devices: the device mesh; `None` for one rank.
         sample: a batch of this rank.
         sharding: plan of the sharding variant; `None`: made here.
+        is_dense: each rank of `tp` computes the whole model.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -119,7 +121,7 @@ def assemble(
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
     blocks = _reported(model, units, experiment)
 
-    model = _shard(model, experiment, devices, sharding)
+    model = model if is_dense else _shard(model, experiment, devices, sharding)
     model = _chunk(model, loss, experiment, device, sample)
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
     model = _distribute(model, units, experiment, devices)

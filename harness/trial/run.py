@@ -30,6 +30,7 @@ from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
+from harness.trial.shared_proof import SharedProof
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
 from strategies.shard.model.shard_plan import ShardPlan
@@ -59,9 +60,10 @@ class _Bench:
     batch: Callable[[int], Batch]
     sharding: ShardPlan | None
 
-    def assemble(self, experiment: Experiment) -> Assembled:
+    def assemble(self, experiment: Experiment, *, is_dense: bool = False) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        return assemble(experiment, self.context.device, self.devices, self.batch(0), sharding=self.sharding)
+        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense}
+        return assemble(experiment, self.context.device, self.devices, self.batch(0), **options)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
@@ -161,14 +163,19 @@ def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> Non
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment, context = bench.plan.experiment, bench.context
+    earliest = partial(_earliest, context.device)
     prover = Prover(
         assembled=bench.assemble,
+        dense=partial(bench.assemble, is_dense=True),
+        once=SharedProof(
+            folder=context.trial_dir.parent, rank=context.rank, device=context.device, earliest=earliest
+        ),
         batch=bench.batch,
         rank=context.rank,
         dp_rank=dp_rank(experiment.mesh, context.rank),
         is_sequential=bench.plan.baseline == "sequential",
         progress=context.progress,
-        earliest=partial(_earliest, context.device),
+        earliest=earliest,
     )
     with _deterministic(enabled=experiment.protocol.deterministic):
         return prover.prove(experiment)

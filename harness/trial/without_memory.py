@@ -21,6 +21,7 @@ from harness.trial.assemble import planned_step
 from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
+from harness.trial.split_check import check_split
 from strategies import Strategy
 from strategies import chunk as chunking
 from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
@@ -64,6 +65,20 @@ def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -
     if training.fsdp is not None:
         units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
         require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
+
+
+def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:
+    """Refuse a tensor parallel plan that does not fit the model.
+
+    Args:
+        model: model of the trial.
+        tp: number of ranks that share tensors.
+        batch: samples of one rank, and tokens of each.
+
+    Raises:
+        ConfigError: naming the pattern or the module.
+    """
+    check_split(model, _batch(model, batch).to(torch.device("meta")), tp)
 
 
 def check_sharding(model: ModelSpec, experiment: Experiment) -> None:

@@ -138,7 +138,7 @@ def steps(
     """
     changes = StateChanges(trainee.model)
     for step, batch in enumerate(batches):
-        device = _device_of(batch)
+        device = device_of_batch(batch)
         with seeded(seed, step=step, dp_rank=dp_rank, device=device):
             snapshot = _train_one_step(trainee, batch, device, changes, whole=whole)
         yield snapshot
@@ -245,7 +245,8 @@ def _trained_names(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str
     }
 
 
-def _device_of(batch: Batch) -> torch.device:
+def device_of_batch(batch: Batch) -> torch.device:
+    """Return the device of what a step reads."""
     # not the parameters' device: FSDP may keep those on the host
     return next((tensor.device for tensor in tensors_held_by(batch)), torch.device("cpu"))
 

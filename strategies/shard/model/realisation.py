@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
-from strategies.shard.candidates.redistribution import Steps
+from strategies.shard.candidates.redistribution import Steps, steps_between
 from strategies.shard.model.graph import PythonState, kind_of_inputs
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
@@ -165,6 +165,26 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         guard = Guard.of(model, (), plan.python.reads, is_exact=False)
         _disguise(model, Watched(python=plan.python, guard=guard).run)
     return model
+
+
+def sum_gradients(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Return `module`, changed in place so that gradients of its parameters are sums over a mesh of one axis.
+
+    Each rank runs it on a shard, of heads for example, and so computes one summand.
+    """
+    reductions = {
+        name: steps_between(
+            (Partial(),),
+            (Replicate(),),
+            shape=tuple(parameter.shape),
+            mesh_shape=tuple(mesh.shape),
+            itemsize=parameter.element_size(),
+        )
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    _disguise(module, partial(_run_reduced, reductions, mesh))
+    return module
 
 
 def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
