@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.ranks.agent import Agent
 from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from harness.report.wandb.publisher import Tracker
@@ -20,6 +21,7 @@ Trial = Callable[[str], Record]
 
 SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1 protocol.deadline_s=600"
 SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
+NANO = f"{SMALL} model.width=32 model.hidden_width=64"
 USER = "model=python model.factory=tests.harness.user_models"
 DROPOUT = "ac=full model.dropout=0.1 protocol.parity_steps=3"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
@@ -56,7 +58,7 @@ LINES = [
 BRING_INPUTS = (":regression", ":returns_an_iterator")
 """Factories that take no batch size."""
 
-_L, _B, _S, _D, _F = 4, 2, 32, 128, 512
+_L, _B, _S, _D, _F = 4, 2, 32, 32, 64
 INPUT_BYTES = 4 * _B * _S * _D
 """Of one block."""
 RNG_BYTES = torch.get_rng_state().nbytes
@@ -74,13 +76,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trial(root: Path) -> Trial:
-    points = [
-        point_of(f"{SHORT if any(name in line for name in BRING_INPUTS) else SMALL} {line}") for line in LINES
-    ]
+def trial(root: Path, standing_agent: Agent) -> Trial:
+    points = [point_of(f"{_options(line)} {line}") for line in LINES]
     run = Run(outputs_dir=str(root), name="trials")
-    records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")).records, strict=True))
-    return records.__getitem__
+    found = run_sweep(points, run, Tracker(name="none"), agent=standing_agent).records
+    return dict(zip(LINES, found, strict=True)).__getitem__
+
+
+def _options(line: str) -> str:
+    if any(name in line for name in BRING_INPUTS):
+        return SHORT
+    return SMALL if USER in line else NANO
 
 
 RECORD_KEYS = {
@@ -136,7 +142,7 @@ def test_a_record_has_the_agreed_keys(trial: Trial, path: str) -> None:
 
 def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
     record = trial("ac=full mesh=shard2")
-    assert record.experiment == experiment_of(f"{SMALL} ac=full mesh=shard2").to_dict()
+    assert record.experiment == experiment_of(f"{NANO} ac=full mesh=shard2").to_dict()
     assert (record.status, record.error, record.note, record.name) == ("ok", None, None, "trials")
     assert record.started_at < record.finished_at
     assert record.environment["world_size"] == 2
@@ -199,7 +205,7 @@ def test_flops_are_exact(trial: Trial, line: str, recomputed: int) -> None:
 def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
     work = trial("ac=none").work
     assert work is not None
-    assert work.forward_flops == experiment_of("").model.flops_per_sample(_S) * _B  # type: ignore[operator]
+    assert work.forward_flops == experiment_of(NANO).model.flops_per_sample(_S) * _B  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
