@@ -111,6 +111,10 @@ class ModelSpec:
         """Return the scalar loss, in float32, by a loss that knows no model but the one it was made with."""
         raise NotImplementedError
 
+    def loss_reads_targets_only(self) -> bool:
+        """Whether the loss reads nothing but outputs and targets, so that a plan may include it."""
+        return False
+
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return `batch_size` samples that the model draws itself, on CPU; rows of every tensor are samples.
 
@@ -225,6 +229,10 @@ class LanguageModelSpec(ModelSpec):
         """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
         assert batch.targets is not None, "a language model's batch has targets"
         return torch.nn.functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+
+    def loss_reads_targets_only(self) -> bool:
+        """Return true."""
+        return True
 
     def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
         """Return the forward FLOPs of a token, counted as `flops_per_sample` says, or `None` if unknown."""

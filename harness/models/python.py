@@ -91,6 +91,10 @@ class PythonSpec(LanguageModelSpec):
         given = self._given()
         return LanguageModelSpec.loss(self, outputs, batch) if given is None else given.loss(outputs, batch)
 
+    def loss_reads_targets_only(self) -> bool:
+        """Return whether the loss is not the factory's own."""
+        return self._given() is None
+
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return samples of the factory's batch function or dataset, on CPU."""
         given = self._given()

@@ -208,6 +208,7 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         first=_merge_first(parts, parities),
         level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
         steps=min(parity.steps for parity in parities),
+        absent=parities[0].absent,
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
         weightless=merge_weightless([parity.weightless for parity in parities]),
         control=_merge_links(controls) if len(controls) == len(parities) else None,

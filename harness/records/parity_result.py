@@ -222,6 +222,7 @@ class Parity:
             one.
         steps: optimizer steps compared.
         first: the first difference in time; `None` where all parts are equal.
+        absent: parts that are not compared, because one of the two never has them as wholes.
         losses: the variant's loss after each step.
         weightless: what makes equal gradients prove nothing.
         control: the plain model compared with itself, in fresh instances, up to the step that differs first;
@@ -247,6 +248,7 @@ class Parity:
     rng_state: PartParity
     parameters: PartParity
     losses: tuple[float, ...]
+    absent: tuple[str, ...] = ()
     weightless: Weightless = Weightless()
     control: Parity | None = None
     compared: Compared | None = None

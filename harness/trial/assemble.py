@@ -24,7 +24,7 @@ from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, 
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
 from strategies import Observation
-from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
+from strategies.base import CallSite, JoinsLoss, LossInputs, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
@@ -44,6 +44,8 @@ class Assembled:
         checkpointed: modules that AC recomputes; the blocks where it names none.
         optimizer: optimizer of the parameters.
         loss: function of outputs and a batch, which was made with the model.
+        has_loss: whether `call` gives the loss where its last input is `LossInputs`: a plan includes it, and
+            outputs are never whole.
         autocast: makes the context in which the model and the loss run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
@@ -56,13 +58,17 @@ class Assembled:
     checkpointed: Mapping[str, nn.Module]
     optimizer: torch.optim.Optimizer
     loss: LossFunction
+    has_loss: bool
     autocast: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
     trained: TrainedModel
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Return the model's outputs and the scalar loss."""
+        """Return the model's outputs, `None` where it has the loss, and the scalar loss."""
         with self.autocast():
+            if self.has_loss:
+                inputs = *batch.inputs, LossInputs((batch.targets,))
+                return None, self.call(*inputs, **batch.keywords)
             outputs = self.call(*batch.inputs, **batch.keywords)
             return outputs, self.loss(outputs, batch)
 
@@ -123,6 +129,7 @@ def assemble(
 
     model = model if is_dense else _shard(model, experiment, devices, sharding)
     model = _chunk(model, loss, experiment, device, sample)
+    has_loss = isinstance(experiment.chunk, JoinsLoss) and experiment.chunk.has_loss(model)
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
     model = _distribute(model, units, experiment, devices)
     model = _checkpoint(model, experiment, sample, "outside_fsdp")
@@ -136,6 +143,7 @@ def assemble(
         checkpointed=_checkpointed(model, blocks, experiment),
         optimizer=_optimizer(model, experiment),
         loss=loss,
+        has_loss=has_loss,
         autocast=autocast(experiment, device),
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
@@ -159,10 +167,13 @@ def planned_step(
     spec, mesh = experiment.model, experiment.mesh
     units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
     sizes = [_parameter_bytes(unit) for unit in units.values()]
+    may_join_loss = spec.loss_reads_targets_only()
+    seen = Batch(inputs=(), targets=None) if may_join_loss else sample  # a plan may keep it
     is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
     return PlannedStep(
-        loss=lambda outputs, targets: loss(outputs, replace(sample, targets=targets)),
+        loss=partial(_loss_of, loss, seen),
         loss_inputs=(sample.targets,),
+        may_join_loss=may_join_loss,
         reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
         enclose=partial(_enclosed, experiment),
         device=device,
@@ -170,6 +181,10 @@ def planned_step(
         computes_in=compute_dtype(experiment, model) if is_cast else None,
         units=tuple(units),
     )
+
+
+def _loss_of(loss: LossFunction, seen: Batch, outputs: Any, targets: Any) -> Tensor:
+    return loss(outputs, replace(seen, targets=targets))
 
 
 def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:

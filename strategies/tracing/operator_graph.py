@@ -85,6 +85,7 @@ def record_scopes(
     kwargs: Mapping[str, Any],
     *,
     where: str = "chunk",
+    forward: Callable[..., Any] | None = None,
 ) -> list[ScopeGraph]:
     """Return the graph of each call of a scope, inner ones first, the model itself last.
 
@@ -93,6 +94,7 @@ def record_scopes(
         scopes: FQNs of inner scopes.
         args, kwargs: inputs of the model, tensors of the shadow.
         where: configuration path that messages name.
+        forward: what runs on the inputs; `None`: forward of the shadow.
 
     Raises:
         StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
@@ -107,7 +109,7 @@ def record_scopes(
             recorder.frame("", args, kwargs),
         ):
             recorder.begin()
-            recorder.finish_model(shadow.model.forward(*args, **kwargs))
+            recorder.finish_model((forward or shadow.model.forward)(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise recorder.unplannable(error.func, "whose result or shape depends on data") from error
     except UnsupportedOperatorException as error:

@@ -60,6 +60,7 @@ class StepParity:
     Fields:
         parts: every key of `PARTS`.
         loss: the variant's.
+        absent: parts that one of the two does not have, so that they are not compared.
         level: `bitwise` or `tolerance`.
         blocks: whether gradients of each block differ, in the model's order.
         not_finite: name of the first gradient in backward that is NaN or infinite, where both are equal.
@@ -69,6 +70,7 @@ class StepParity:
     """
 
     parts: Mapping[str, PartParity]
+    absent: tuple[str, ...]
     loss: float
     level: str
     blocks: Mapping[str, bool]
@@ -113,6 +115,7 @@ def compare(
         rank, step: recorded with differences; steps count from 0.
         tolerance: None asks for equal bits.
     """
+    absent = ("outputs",) if expected.outputs is None or actual.outputs is None else ()
     limits = {part: _limits(tolerance, part, expected) for part in PARTS}
     if tolerance is not None and tolerance.stride:
         idle = frozenset(_without_scale(expected.gradients, limits["gradients"]))
@@ -121,7 +124,9 @@ def compare(
         limits["parameters"] = replace(drifting, drift=(step + 1) * tolerance.stride, drifting=idle)
     changed = expected.changed_state | actual.changed_state
     findings = {
-        part: _in_order(
+        part: []
+        if part in absent
+        else _in_order(
             _findings(_leaves(expected, part, changed), _leaves(actual, part, changed), limits[part]),
             expected.backward_order if part == "gradients" else (),
         )
@@ -131,6 +136,7 @@ def compare(
     largest = _largest(expected)
     return StepParity(
         parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
+        absent=absent,
         loss=actual.loss["loss"].value.item(),
         level="bitwise" if tolerance is None else "tolerance",
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
@@ -154,6 +160,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
         level=compared[0].level,
         steps=len(compared),
         first=first and first_of(merged, compared[first.step].blocks),
+        absent=compared[0].absent,
         losses=tuple(step.loss for step in compared),
         weightless=_weightless(compared),
         **merged,
@@ -199,7 +206,8 @@ def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limit
     assert relative is not None
     if tolerance.floor == 0:
         return _Limits(relative=relative, least=0.0)
-    captured = [leaf for leaf in getattr(expected, part).values() if isinstance(leaf, Captured)]
+    leaves: Leaves = getattr(expected, part) or {}
+    captured = [leaf for leaf in leaves.values() if isinstance(leaf, Captured)]
     scales = [_scale(leaf.value) for leaf in captured if _is_number(leaf.value)]
     return _Limits(relative=relative, least=tolerance.floor * max(scales, default=0.0))
 

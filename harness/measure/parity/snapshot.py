@@ -88,7 +88,8 @@ class Snapshot:
     """One training step of one model on one rank.
 
     Fields:
-        outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`.
+        outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`; `None` where
+            they are never whole.
         loss: the scalar loss, as `loss`.
         gradients: gradients by parameter name, after backward; None where there is none.
         input_gradients: gradients of the inputs that require them, by path.
@@ -102,7 +103,7 @@ class Snapshot:
         checkpointed: names of the trained parameters of what checkpointing recomputes.
     """
 
-    outputs: Leaves
+    outputs: Leaves | None
     loss: Leaves
     gradients: Leaves
     input_gradients: Leaves
@@ -117,7 +118,8 @@ class Snapshot:
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""
-        moved: dict[str, Any] = {part: _to_host(getattr(self, part)) for part in PARTS}
+        parts = {part: getattr(self, part) for part in PARTS}
+        moved: dict[str, Any] = {part: leaves and _to_host(leaves) for part, leaves in parts.items()}
         return dataclasses.replace(self, **moved)
 
 
@@ -178,7 +180,8 @@ def _train_one_step(
     trainee.zero_grad()
     inputs = _differentiated(batch)
     outputs, loss = trainee.forward(batch)
-    captured_outputs, captured_loss = flatten(outputs, "outputs"), flatten(loss, "loss")
+    captured_outputs = None if outputs is None else flatten(outputs, "outputs")
+    captured_loss = flatten(loss, "loss")
     del outputs
     order = backward_order(loss, dict(trainee.model.named_parameters()))
     trainee.backward(loss)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
-from strategies.chunk.running.chunked_forward import chunked_forwards, install, refuse_unseen_calls
+from strategies.chunk.running.chunked_forward import Loss, chunked_forwards, install, refuse_unseen_calls
 from strategies.errors import StrategyError
 from strategies.estimate.operator_cost import Machine, machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
@@ -55,6 +56,8 @@ class ChunkPlan:
         regions: loops in the order of scopes and of operators.
         recomputed: FQNs of scopes whose whole forward, loops included, runs again in backward.
         schedulers: decide the schedule of each scope, by FQN.
+        loss: loss that the planned model goes on to where its last input is `LossInputs`; `None`: it ends
+            with its results.
     """
 
     budget_bytes: int | None
@@ -66,6 +69,7 @@ class ChunkPlan:
     regions: tuple[PlannedRegion, ...]
     recomputed: tuple[str, ...] = ()
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
+    loss: Loss | None = field(default=None, repr=False)
 
     @classmethod
     def make(
@@ -130,7 +134,7 @@ class ChunkPlan:
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
             refuse_unseen_calls(plain.get_submodule(fqn), fqn, frozenset() if fqn else inner)
-        install(plain, self.schedulers)
+        install(plain, self.schedulers, loss=self.loss)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -145,6 +149,7 @@ class ChunkPlan:
             "predicted_slowdown": self.predicted_slowdown,
             "regions": regions,
             "recomputed": list(self.recomputed),
+            "with_loss": self.loss is not None,
         }
 
 
@@ -163,6 +168,8 @@ class Planner:
     where: str
     _machine: Machine
     _schedules: ForwardSchedules | TrainingSchedules
+    _loss: Loss | None = None
+    _joined: Callable[[], TrainingSchedules | None] = lambda: None
 
     @classmethod
     def of(
@@ -184,17 +191,31 @@ class Planner:
         rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training)
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
         unchunked_peak_bytes = rehearsal.peak_bytes({})
-        scopes = ModelScopes(graphs, machine, rehearsal.around() if training else {})
+        around = rehearsal.around() if training else {}
+        scopes = ModelScopes(graphs, machine, around)
+
+        @cache
+        def joined() -> TrainingSchedules | None:
+            if not training or step is None or step.loss is None or not step.may_join_loss:
+                return None
+            whole = replace(rehearsal, joins_loss=True)
+            return TrainingSchedules(ModelScopes(whole.recorded(where), machine, around), whole.peak_bytes)
+
         return cls(
             unchunked_peak_bytes=unchunked_peak_bytes,
             training=training,
             where=where,
             _machine=machine,
             _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
+            _loss=None if step is None else step.loss,
+            _joined=joined,
         )
 
     def plan(self, budget_bytes: int | None) -> ChunkPlan:
         """Return the fastest plan that was found within the budget; `None` asks for the smallest peak.
+
+        The loss joins the model only where less memory follows from it than can be kept without: results
+        that are no longer whole can be compared with nothing.
 
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
@@ -208,6 +229,12 @@ class Planner:
         if budget_bytes is not None and budget_bytes >= unchunked_bytes:
             return ChunkPlan.nothing(budget_bytes, unchunked_bytes, training=self.training)
         chosen, minimum = self._schedules.fastest(budget_bytes)
+        joined = self._joined() if budget_bytes is None or chosen.peak_bytes > budget_bytes else None
+        has_loss = False
+        if joined is not None:
+            other, least = joined.fastest(budget_bytes)
+            has_loss, minimum = other.peak_bytes < chosen.peak_bytes, min(minimum, least)
+            chosen = other if has_loss else chosen
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(self.where, budget_bytes, minimum)
         return ChunkPlan(
@@ -220,6 +247,7 @@ class Planner:
             regions=chosen.regions(),
             recomputed=chosen.recomputed(),
             schedulers=chosen.schedulers(self._machine),
+            loss=self._loss if has_loss else None,
         )
 
 

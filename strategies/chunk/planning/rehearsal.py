@@ -10,9 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from strategies.base import PlannedStep
+from strategies.base import LossInputs, PlannedStep
 from strategies.chunk.loops.backward import SavedFate
-from strategies.chunk.running.chunked_forward import ChunkProgram, Scheduler, install, scopes_of
+from strategies.chunk.running.chunked_forward import (
+    ChunkProgram,
+    Loss,
+    Scheduler,
+    install,
+    scopes_of,
+    with_loss,
+)
 from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
@@ -36,6 +43,7 @@ class Rehearsal:
         device: device that the tensors pretend to be on.
         step: everything else in the training step.
         training: true where the pass has a backward.
+        joins_loss: whether the model goes on to the loss of the step.
     """
 
     model: nn.Module
@@ -43,6 +51,7 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
+    joins_loss: bool = False
     _recorded: dict[type[nn.Module], Programs[ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
@@ -66,10 +75,21 @@ class Rehearsal:
         Raises:
             StrategyError: forward cannot be recorded; it names `where`.
         """
-        shadow, inputs, _ = self.cast()
+        shadow, inputs, targets = self.cast()
         with torch.set_grad_enabled(self.training), self.step.autocast():
             inputs = cast_inputs(inputs, self.step.computes_in)
-            return record_scopes(shadow, scopes_of(self.model), inputs, {}, where=where)
+            forward = None if self.loss is None else with_loss(shadow.model, self.loss)
+            inputs = self._of_a_call(inputs, targets)
+            return record_scopes(shadow, scopes_of(self.model), inputs, {}, where=where, forward=forward)
+
+    @property
+    def loss(self) -> Loss | None:
+        """What the model goes on to; `None` where the loss lies outside of it."""
+        return self.step.loss if self.joins_loss else None
+
+    def _of_a_call(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what the model is called with."""
+        return (*inputs, LossInputs(targets)) if self.joins_loss else inputs
 
     def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
@@ -101,7 +121,7 @@ class Rehearsal:
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        install(shadow.model, schedulers, self._recorded)
+        install(shadow.model, schedulers, self._recorded, loss=self.loss)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
         with torch.set_grad_enabled(self.training), shadow.mode, live:
@@ -119,9 +139,9 @@ class Rehearsal:
         """Run forward and backward of what is called for the model."""
         loss = self.step.loss
         with self.step.autocast():
-            outputs = call(*inputs)
-            total = None if loss is None else loss(outputs, *targets)
-        if total is not None:
+            outputs = call(*self._of_a_call(inputs, targets))
+            total = outputs if loss is None or self.joins_loss else loss(outputs, *targets)
+        if loss is not None:
             del outputs
             total.backward()  # type: ignore[no-untyped-call]
             return

@@ -6,11 +6,11 @@ hooks and names stay. Such a region, and FSDP2, may be put around the module aft
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
+from strategies.base import LossInputs
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
@@ -37,6 +38,9 @@ from strategies.tracing.guard import (
 from strategies.tracing.operator_graph import ScopeGraph, may_run_again, record_scopes
 from strategies.tracing.recorder import leaves_of
 from strategies.tracing.shadow import Shadow, device_of, mapped_once, shadowed
+
+Loss: TypeAlias = "Callable[..., Tensor]"
+"""A function of a model's results and of `LossInputs`."""
 
 _ATTRIBUTE = "_acbench_chunks"
 
@@ -97,6 +101,7 @@ class ChunkedForward:
         alike: programs that scopes of one class and schedule share.
         recorded: programs of scopes of the same class under any scheduler.
         programs: programs of this scope.
+        loss: what the model goes on to where its last input is `LossInputs`; only on the model itself.
         plan: plan of the whole model as JSON values; only on the model itself.
     """
 
@@ -106,6 +111,7 @@ class ChunkedForward:
     alike: Programs[ChunkProgram] = field(default_factory=Programs)
     recorded: Programs[ChunkProgram] = field(default_factory=Programs)
     programs: Programs[ChunkProgram] = field(default_factory=Programs)
+    loss: Loss | None = None
     plan: dict[str, Any] | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +174,8 @@ class ChunkedForward:
         assert shadow.mode is not None
         with shadow.mode:
             inputs = mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
-        graph = record_scopes(shadow, self.scopes, *inputs)[-1]
+        forward = None if self.loss is None else with_loss(shadow.model, self.loss)
+        graph = record_scopes(shadow, self.scopes, *inputs, forward=forward)[-1]
         writes = not may_run_again(graph.graph)
         if writes and share_memory(call.tensors):
             problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
@@ -241,10 +248,23 @@ def scopes_of(model: nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
+def with_loss(model: nn.Module, loss: Loss) -> Callable[..., Any]:
+    """Return the forward of `model`, which goes on to `loss` where its last input is `LossInputs`."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[-1], LossInputs):
+            return model.forward(*args, **kwargs)
+        return loss(model.forward(*args[:-1], **kwargs), *args[-1].values)
+
+    return forward
+
+
 def install(
     model: nn.Module,
     schedulers: Mapping[str, Scheduler],
     recorded: dict[type[nn.Module], Programs[ChunkProgram]] | None = None,
+    *,
+    loss: Loss | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say, in place.
 
@@ -252,6 +272,7 @@ def install(
         model: a model without FSDP and without regions.
         schedulers: schedulers by FQN of the scope.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
+        loss: function of the model's results and of `LossInputs`; `None`: the model ends with its results.
     """
     recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
@@ -264,6 +285,7 @@ def install(
             scopes=frozenset() if fqn else inner,
             alike=alike.setdefault((plain_class(module), scheduler.kind), Programs()),
             recorded=recorded.setdefault(plain_class(module), Programs()),
+            loss=None if fqn else loss,
         )
         disguise(module, _RunsInChunks)
 

@@ -14,6 +14,7 @@ import torch
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from harness.models import ModelSpec
+from harness.models.base import LanguageModelSpec
 from harness.models.python import PythonSpec
 from harness.records.record import Ending, Identity, Record, build
 from harness.trial import run as trial_run
@@ -183,6 +184,18 @@ def test_ranks_train_what_one_rank_trains(pool2: RankPool, line: str) -> None:
 
 def _whole(model: ModelSpec) -> ModelSpec:
     return replace(model, split_example=False) if isinstance(model, PythonSpec) else model
+
+
+@pytest.mark.parametrize("mesh", ["ddp2", "shard2"])
+def test_a_plan_that_includes_the_loss_is_compared_but_for_outputs(pool2: RankPool, mesh: str) -> None:
+    case = cases.experiment(
+        variant="none", chunk="minimum", mesh=cases.MESHES[mesh], parity_steps=2, sequence_length=32
+    )
+    assert isinstance(case.model, LanguageModelSpec)
+    case = replace(case, model=replace(case.model, vocab_size=2_048))
+    for found in pool2.run(cases.parity, case):
+        assert [*found.differences()] == []
+        assert (found.absent, found.level) == (("outputs",), "tolerance")
 
 
 def test_ranks_and_steps_read_different_samples() -> None:

@@ -512,7 +512,8 @@ class TestSummary:
             },
         }
         assert list(plain) == [
-            *("level", "steps", "first", *PARTS, "losses", "weightless", "control", "compared", "chain")
+            *("level", "steps", "first", *PARTS, "losses", "absent", "weightless"),
+            *("control", "compared", "chain"),
         ]
 
 
@@ -783,6 +784,17 @@ def test_steps_on_a_gpu_seed_and_compare_its_generator(device: str) -> None:
     assert device in next(snapshots()).rng_state
     assert compare_steps(snapshots(), (step.to_host() for step in snapshots()), count=2).is_equal
     assert torch.equal(generator(), state)
+
+
+def test_outputs_that_one_of_two_never_has_are_absent() -> None:
+    has, has_not = snapshot(outputs={"outputs": torch.ones(2)}), replace(snapshot(), outputs=None)
+    compared = [compare(*pair, rank=0, step=0) for pair in ((has, has_not), (has_not, has), (has, has))]
+    assert [step.absent for step in compared] == [("outputs",), ("outputs",), ()]
+    assert summarise(compared[:1]).absent == ("outputs",)
+    assert summarise(compared[:1]).is_equal
+    assert has_not.to_host().outputs is None
+    other = replace(has_not, gradients={"w": None})
+    assert not summarise([compare(has, other, rank=0, step=0)]).is_equal
 
 
 def test_the_whole_is_equal_when_all_parts_are() -> None:

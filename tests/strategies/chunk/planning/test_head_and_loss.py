@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strategies.base import LossInputs, PlannedStep
 from strategies.chunk import ChunkPlan
+from strategies.chunk.running.chunked_forward import chunked_forwards
 from tests.strategies.chunk.measuring import training_peak_bytes
 
 VOCABULARY, WIDTH = 96, 16
@@ -126,3 +128,61 @@ def test_logits_are_never_whole(loss: str, batch: int, sequence: int, plain: int
     inputs[0].grad = None
     assert training_peak_bytes(model, inputs) == plain
     assert smallest <= 0.07 * plain
+
+
+def of_results(logits: Tensor, labels: Tensor) -> Tensor:
+    return entropy(logits, labels)
+
+
+def step_outside(labels: Tensor, *, may_join_loss: bool) -> PlannedStep:
+    return PlannedStep(loss=of_results, loss_inputs=(labels,), may_join_loss=may_join_loss)
+
+
+class Results(Head):
+    """A head that returns logits: its loss lies outside."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, logits, __: logits)
+
+    def forward(self, hidden_BSD: Tensor) -> Tensor:  # type: ignore[override]
+        logits: Tensor = self.linear(hidden_BSD)
+        return logits
+
+
+def test_the_loss_outside_of_the_model_joins_it() -> None:
+    torch.manual_seed(0)
+    model, (hidden, labels) = Results(), built("sum", 3, 16)[1]
+    plan = ChunkPlan.make(
+        model, (hidden,), fraction=0.05, training=True, step=step_outside(labels, may_join_loss=True)
+    )
+    assert plan.unchunked_peak_bytes == 55_304
+    assert plan.predicted_peak_bytes <= 0.05 * 55_304
+    assert plan.to_dict()["with_loss"]
+    planned = plan.apply(copy.deepcopy(model))
+    loss = planned(hidden, LossInputs((labels,)))
+    expected = of_results(model(hidden), labels)
+    torch.testing.assert_close(loss, expected)
+    wanted = torch.autograd.grad(expected, model.linear.weight)
+    given = torch.autograd.grad(loss, list(planned.parameters()))
+    torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-7)
+    assert planned(hidden).shape == (3, 16, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "may_join_loss"),
+    [pytest.param(0.95, True, id="results as wholes fit"), pytest.param(0.95, False, id="the loss may not")],
+)
+def test_the_loss_stays_outside(fraction: float, may_join_loss: bool) -> None:
+    class Deep(Results):
+        def forward(self, hidden_BSD: Tensor) -> Tensor:  # type: ignore[override]
+            spread = self.linear(hidden_BSD).tanh().exp().sin()
+            logits: Tensor = spread @ self.linear.weight @ self.linear.weight.t()
+            return logits
+
+    model, (hidden, labels) = Deep(), built("sum", 3, 16)[1]
+    step = step_outside(labels, may_join_loss=may_join_loss)
+    plan = ChunkPlan.make(model, (hidden,), fraction=fraction, training=True, step=step)
+    planned = plan.apply(model)
+    assert plan.regions
+    assert not plan.to_dict()["with_loss"]
+    assert chunked_forwards(planned)[""].loss is None
