@@ -16,11 +16,13 @@ _WIDTH, _HEAD = 16, 4
 class Chain(nn.Module):
     """Embedding, two blocks, head: tokens (B, S) to logits (B, S, 32)."""
 
-    def __init__(self, block: type[nn.Module]) -> None:
+    def __init__(self, block: type[nn.Module], *, is_tied: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, _WIDTH)
         self.layers = nn.ModuleList(block() for _ in range(2))
         self.head = nn.Linear(_WIDTH, 32)
+        if is_tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -104,12 +106,12 @@ BLOCKS: dict[str, type[nn.Module]] = {
 }
 
 
-def chain(block: str) -> nn.Module:
+def chain(block: str, *, is_tied: bool = False) -> nn.Module:
     """Return a chain of such blocks."""
-    return Chain(BLOCKS[block])
+    return Chain(BLOCKS[block], is_tied=is_tied)
 
 
-def spec(block: str, **options: Any) -> PythonSpec:
+def spec(block: str, *, is_tied: bool = False, **options: Any) -> PythonSpec:
     """Return the description of a chain; its plan splits `up` and `down`, unless `options` say otherwise."""
     plan = {"tp_column": ("layers.*.up",), "tp_row": ("layers.*.down",)}
     return PythonSpec(
@@ -118,6 +120,6 @@ def spec(block: str, **options: Any) -> PythonSpec:
         vocab_size=32,
         dropout=0.0,
         factory=f"{__name__}:chain",
-        kwargs={"block": block},
+        kwargs={"block": block, "is_tied": is_tied},
         **{**plan, **options},
     )

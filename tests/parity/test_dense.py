@@ -50,6 +50,9 @@ def test_a_wrong_plan_differs_though_the_twin_has_it_too(
     [
         pytest.param("Split", {"variant": "full"}, id="dropout on shards, of the model's own"),
         pytest.param("FusedHeads", {"shard": "megatron"}, id="fused heads"),
+        pytest.param(
+            "FusedHeads", {"shard": "candidate", "is_tied": True}, id="a tied head beside candidates"
+        ),
         pytest.param("NormOfHeads", {"tp_summed": ("layers.*",)}, id="a norm of heads, summed over ranks"),
     ],
 )

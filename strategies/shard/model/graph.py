@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, fx
 from torch.utils._pytree import tree_flatten
 
+from strategies.shard.candidates.layout import Shape
 from strategies.shard.model.module_options import LeafModule, NodeOption
 from strategies.shard.model.placement_state import State
 from strategies.shard.model.soundness import Conflict
@@ -124,6 +125,8 @@ class ModelGraph:
         resident_bytes: bytes that a rank keeps, however the nodes run: parameters that are in no option,
             because several calls read them or nothing is known of the one that does, with their gradients.
         unsplit: reasons why linears of the model's tensor parallel plan cannot be split, by FQN.
+        kept_whole: reasons why a weight is not split, by FQN of the leaf module.
+        shapes: shapes of the model's parameters, by FQN.
         indices: index of each node of the recording.
         check: finds where a rank's forward differs from the whole one; `None` where nothing was recorded.
         python: what the forward asked of Python; `None` where nothing was recorded.
@@ -133,6 +136,8 @@ class ModelGraph:
     outputs: tuple[int, ...]
     resident_bytes: int = 0
     unsplit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    kept_whole: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shapes: Mapping[str, Shape] = field(default_factory=lambda: MappingProxyType({}))
     indices: Mapping[fx.Node, int] = field(default_factory=lambda: MappingProxyType({}))
     check: Callable[[Mapping[fx.Node, State]], Conflict | None] | None = None
     python: PythonState | None = None

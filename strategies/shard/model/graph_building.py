@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,8 @@ def model_graph(
         outputs=tuple(builder.indices[each] for each in output.all_input_nodes),
         resident_bytes=all_bytes - in_options,
         unsplit=builder.unsplit(),
+        kept_whole=builder.kept_whole(leaves),
+        shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         indices=builder.indices,
         check=partial(first_conflict, forward, whole, leaves, axis.ranks),
         python=PythonState(inputs=kind_of_inputs(sample, {}), reads=whole.attributes),
@@ -202,6 +204,22 @@ class _Builder:
             if fqn in used and self._axis.split(fqn) is not None
         }
         return {fqn: problem for fqn, problem in problems.items() if problem is not None}
+
+    def kept_whole(self, leaves: Iterable[str]) -> dict[str, str]:
+        """Return what `ModelGraph` has of those leaf modules."""
+        reasons = {fqn: self._why_whole(fqn, self._modules[fqn]) for fqn in leaves}
+        return {fqn: reason for fqn, reason in reasons.items() if reason is not None}
+
+    def _why_whole(self, fqn: str, module: nn.Module) -> str | None:
+        for name, parameter in module.named_parameters(recurse=False):
+            own = f"{fqn}.{name}"
+            others = (each for each, held in self._parameters.items() if held is parameter and each != own)
+            other = next(others, None)
+            if other is not None:
+                return f"shares its {name} with {other.rpartition('.')[0]!r}"
+            if self._stays_whole(parameter):
+                return f"has a {name} that functions read, or that has hooks"
+        return None
 
     def _why_unsplit(self, fqn: str, module: nn.Module) -> str | None:
         problem = why_not_placed(module) or self._why_not_called_so(self._calls[fqn])

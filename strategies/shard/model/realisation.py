@@ -143,12 +143,14 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         mesh: mesh of one axis, with the ranks of the plan.
 
     Raises:
-        StrategyError: the mesh has another shape, or the model carries a plan already.
+        StrategyError: the mesh has another shape, the plan is that of another model, or the model carries a
+            plan already.
     """
     if tuple(mesh.shape) != (plan.ranks,):
         raise StrategyError("shard", f"needs a mesh of {plan.ranks} ranks, got {tuple(mesh.shape)}")
     if any(isinstance(module, Disguised) for module in model.modules()):
         raise StrategyError("shard", "needs a plain model; apply it once, and before regions")
+    _require_same(model, plan)
     for placed in plan.modules:
         if placed.is_plain:
             continue
@@ -165,6 +167,17 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         guard = Guard.of(model, (), plan.python.reads, is_exact=False)
         _disguise(model, Watched(python=plan.python, guard=guard).run)
     return model
+
+
+def _require_same(model: nn.Module, plan: ShardPlan) -> None:
+    """Refuse a model with other parameters than that of the plan."""
+    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in {**plan.shapes, **own}:
+        here, there = own.get(name), plan.shapes.get(name)
+        if here != there:
+            shape = "no such parameter" if here is None else f"{here}"
+            problem = f"the plan was made for a model in which {name!r} is {there or 'missing'}, got {shape}"
+            raise StrategyError("shard", f"{problem}; plan this model")
 
 
 def sum_gradients(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.shard.candidates.layout import Shape, local_shape
@@ -71,6 +71,8 @@ class ShardPlan:
         python: what the planned forward asked of Python; `None` where nothing was recorded.
         seconds: time of one rank in one step: FLOPs of linears and attention, and all collectives.
         memory_bytes: bytes on one rank: parameters, their gradients, and the outputs of all calls.
+        kept_whole: reasons why modules that were asked to be split are replicated, by FQN.
+        shapes: shapes of the model's parameters, by FQN; a tied one has one name.
     """
 
     ranks: int
@@ -79,6 +81,8 @@ class ShardPlan:
     memory_bytes: int
     parameters: tuple[PlacedParameter, ...] = ()
     python: PythonState | None = None
+    kept_whole: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: ModelGraph, choice: Sequence[NodeOption], ranks: int) -> ShardPlan:
@@ -97,6 +101,7 @@ class ShardPlan:
             seconds=sum(option.seconds for option in choice),
             memory_bytes=graph.resident_bytes + sum(option.memory_bytes for option in choice),
             python=graph.python,
+            shapes=graph.shapes,
         )
 
     @property
@@ -112,7 +117,8 @@ class ShardPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as it stands in a record."""
-        return {
+        kept_whole = {"kept_whole": dict(self.kept_whole)} if self.kept_whole else {}
+        return kept_whole | {
             "ranks": self.ranks,
             "candidates": {placed.fqn: placed.candidate.name for placed in self.modules},
             "resharding": [
