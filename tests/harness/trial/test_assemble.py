@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
+from harness.measure.environment import describe
 from harness.models import ModelSpec
 from harness.models.base import LanguageModelSpec
 from harness.models.python import PythonSpec
@@ -52,6 +54,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
     """Return a function that runs a trial in this process, under its own allocator."""
     monkeypatch.setattr(trial_run, "install", lambda: None)
     monkeypatch.setattr(trial_run, "allocator_truth", lambda *_: None)
+    monkeypatch.setattr(trial_run, "describe", lambda *_: _environment())
 
     def run(line: str) -> Record:
         experiment = experiment_of(f"{_SHORT} {_USER}:{line}")
@@ -64,6 +67,11 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
         return build(identity, ending, [result])
 
     return run
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    return describe(_CPU)
 
 
 def made(line: str) -> Assembled:
