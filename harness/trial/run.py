@@ -24,6 +24,7 @@ from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, in
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
+from harness.records.measured import MeasuredWork
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
@@ -111,6 +112,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
         if plan.baseline != "none":
             twin = _measure(bench, plan.experiment.twin())
             measured["baseline"] = {key: twin[key] for key in ("memory", "work")}
+            measured["work"] = asdict(MeasuredWork(**variant["work"]).beyond(MeasuredWork(**twin["work"])))
             context.keep(measured)
             measured["parity"] = _prove(bench).as_json()
             context.keep(measured)

@@ -15,11 +15,14 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 FOREVER_S = 600.0
 _WIDTH = 16
@@ -82,6 +85,14 @@ def returns_an_iterator() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Iter
     model, example, _ = regression()
     model.register_forward_hook(lambda _module, _inputs, outputs: iter([outputs]))
     return model, example, lambda outputs: next(outputs).square().mean()
+
+
+def checkpoints_its_head() -> nn.Module:
+    """A model with a checkpoint of its own, beside the blocks."""
+    model = Stack()
+    whole: Any = model.head.forward
+    model.head.forward = partial(checkpoint, whole, use_reentrant=False, early_stop=False)  # type: ignore[method-assign]
+    return model
 
 
 def takes_names() -> tuple[nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]:

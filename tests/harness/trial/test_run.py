@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DROPOUT = "ac=full model.dropout=0.1 protocol.parity_steps=3"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
 TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
 KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
+OWN_CHECKPOINT = f"{USER}:checkpoints_its_head ac=full"
 LINES = [
     "ac=none",
     "ac=full",
@@ -54,6 +56,7 @@ LINES = [
     f"{USER}:never_the_same ac=full",
     f"{USER}:never_the_same ac=full mesh=shard2",
     f"{USER}:returns_an_iterator ac=full",
+    OWN_CHECKPOINT,
 ]
 BRING_INPUTS = (":regression", ":returns_an_iterator")
 """Factories that take no batch size."""
@@ -384,6 +387,16 @@ def test_where_two_models_do_not_fit_they_run_one_after_the_other(trial: Trial) 
     )
     assert record.time is not None
     assert record.time.step_time_s.count == 2
+
+
+def test_a_rank_and_the_record_say_one_number_of_recomputed_flops(trial: Trial, root: Path) -> None:
+    record = trial(OWN_CHECKPOINT)
+    assert record.work is not None
+    assert record.work.baseline is not None
+    rank = json.loads((root / "trials" / record.trial_id / "rank0.json").read_text("utf-8"))["result"]
+    assert record.work.baseline.recomputed_flops == 2 * _B * _S * 16 * 256
+    assert rank["work"]["recomputed_flops"] == record.work.recomputed_flops == 2 * 2 * _B * _S * 16 * 64
+    assert rank["work"]["recomputed_ops"] == record.work.recomputed_ops
 
 
 def test_outputs_that_cannot_be_compared_are_refused_before_the_first_backward(trial: Trial) -> None:
