@@ -193,7 +193,11 @@ class ModelSpec:
         if tp == 1:
             return
         if not self.tensor_parallel_plan():
-            raise ConfigError("mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; use 1")
+            is_open = hasattr(self, "tp_column")
+            remedy = "name linears with model.tp_column and model.tp_row, or use 1" if is_open else "use 1"
+            raise ConfigError(
+                "mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; {remedy}"
+            )
         for where, size in self.tensor_parallel_sizes().items():
             if size % tp:
                 raise ConfigError("mesh.tp", f"must divide {where}, {size}, got {tp}")

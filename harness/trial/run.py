@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
+from harness.experiment.links import Link
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
@@ -169,9 +170,7 @@ def _prove(bench: _Bench) -> Parity:
     prover = Prover(
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
-        once=SharedProof(
-            folder=context.trial_dir.parent, rank=context.rank, device=context.device, earliest=earliest
-        ),
+        once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,
         dp_rank=dp_rank(experiment.mesh, context.rank),
@@ -181,6 +180,18 @@ def _prove(bench: _Bench) -> Parity:
     )
     with _deterministic(enabled=experiment.protocol.deterministic):
         return prover.prove(experiment)
+
+
+def _once(
+    context: RankContext,
+    earliest: Callable[[int | None], int | None],
+    link: Link,
+    compare: Callable[[], Parity | None],
+) -> Parity | None:
+    """Return what `compare` gives, or gave in another trial of the sweep."""
+    folder = context.trial_dir.parent
+    shared = SharedProof(folder=folder, rank=context.rank, device=context.device, earliest=earliest)
+    return shared(link, compare)
 
 
 def _earliest(device: torch.device, step: int | None) -> int | None:
