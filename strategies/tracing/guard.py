@@ -37,7 +37,7 @@ PROGRAMS = 64
 """Programs that are kept; beyond that the one that ran longest ago is dropped."""
 
 P = TypeVar("P")
-_TENSORS = frozenset({"_parameters", "_buffers"})
+_GROUPS = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 class _Nothing:
@@ -78,8 +78,8 @@ class Guard:
 
     Fields:
         reads: what it has read, by FQN of a module and attribute.
-        is_exact: whether kinds of tensors count, which of them and of the inputs are one, and what wraps
-            modules or hooks them for FSDP: all that decides what a graph does, rather than Python.
+        is_exact: whether kinds of tensors count, which of them, of the inputs and of modules are one, and
+            what wraps modules or hooks them for FSDP: what decides what a graph does, rather than Python.
         writes_to_inputs: whether it writes to its inputs in place.
     """
 
@@ -132,6 +132,9 @@ class Programs(Generic[P]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Programs, ()
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     @property
     def latest(self) -> P | None:
@@ -236,8 +239,6 @@ def _values_read(
         numbers.setdefault(id(tensor), len(numbers))
 
     def numbered(value: Any) -> object:
-        if isinstance(value, nn.Module):
-            return ByIdentity(value)
         return numbers.setdefault(id(value), len(numbers)), kind_of_tensor(value)
 
     modules: dict[str, nn.Module] = {}
@@ -252,11 +253,11 @@ def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object])
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
     if name == "forward":
-        return plain_class(module), frozen(value)
+        return of_torch(module), plain_class(module), frozen(value)
     if name in HOOKS:
         is_exact = of_torch is not _as_python_has_it
         return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))
-    if isinstance(value, Tensor) or name in _TENSORS or of_torch is _as_python_has_it:
+    if isinstance(value, Tensor | nn.Module) or name in _GROUPS or of_torch is _as_python_has_it:
         return frozen(value, of_torch)
     return frozen(value, _kind_and_identity)
 

@@ -133,7 +133,11 @@ class ChunkPlan:
         _refuse_chunked(plain)
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
-            refuse_unseen_calls(plain.get_submodule(fqn), fqn, frozenset() if fqn else inner)
+            scope = plain.get_submodule(fqn)
+            if "forward" in vars(scope):
+                problem = f"{fqn or 'the model'!r} has a forward set on the instance, which no plan replaces"
+                raise StrategyError("chunk", f"{problem}; set it after the plan is applied")
+            refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner)
         install(plain, self.schedulers, loss=self.loss)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None

@@ -172,6 +172,8 @@ class ChunkedForward:
         device = device_of(list(call.tensors))
         shadow = Shadow.of(module).on(device)
         assert shadow.mode is not None
+        for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
+            vars(shadow.model.get_submodule(fqn)).pop("forward", None)
         with shadow.mode:
             inputs = mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
         forward = None if self.loss is None else with_loss(shadow.model, self.loss)

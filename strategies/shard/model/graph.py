@@ -103,11 +103,11 @@ class PythonState:
 
 
 def kind_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Return structure, shapes and constants of inputs, and which of them are one tensor."""
+    """Return structure, shapes and constants of inputs, which want gradients, and which are one tensor."""
     leaves, structure = tree_flatten((args, kwargs))
     places = {id(leaf): at for at, leaf in enumerate(leaves)}
     kinds = tuple(
-        (tuple(leaf.shape), places[id(leaf)])
+        (tuple(leaf.shape), leaf.requires_grad, places[id(leaf)])
         if isinstance(leaf, Tensor)
         else (type(leaf), leaf if isinstance(leaf, CONSTANTS) else None)
         for leaf in leaves

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.errors import StrategyError
-from strategies.regions.blocks import Disguised
+from strategies.regions.blocks import Disguised, submodule, unwrapped
 from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
@@ -27,6 +27,7 @@ from strategies.shard.model.graph import PythonState, kind_of_inputs
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 from strategies.tracing.guard import Guard, refuse_global_hooks
+from strategies.tracing.module_state import held_by
 from strategies.tracing.shadow import PARTS
 
 _PLACED = "_acbench_placed"
@@ -101,10 +102,12 @@ class Watched:
     Fields:
         python: what the planned forward asked.
         guard: what it found in the model.
+        frozen: FQNs of parameters whose gradients nobody makes whole, as they have none.
     """
 
     python: PythonState
     guard: Guard
+    frozen: tuple[str, ...]
 
     def run(self, module: nn.Module, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`.
@@ -121,12 +124,18 @@ class Watched:
         refuse_global_hooks("shard")
         if kind_of_inputs(args, kwargs) != self.python.inputs:
             problem = "the model is called with inputs of another structure or shape, with another constant"
-            problem += ", or with one tensor in two places"
+            problem += ", with one tensor in two places, or with inputs that want gradients"
             raise StrategyError("shard", f"{problem}, than it was sharded for; use inputs like the sample")
         changed = self.guard.changed(module)
         if changed is not None:
             problem = f"{changed!r}, which forward reads, is not what it was when the model was sharded"
             raise StrategyError("shard", f"{problem}; change it before, and plan for it")
+        for fqn in self.frozen:
+            home, _, name = fqn.rpartition(".")
+            held = held_by(unwrapped(submodule(module, home)), name)
+            if isinstance(held, nn.Parameter) and held.requires_grad:
+                problem = f"{fqn!r} wants a gradient, which it did not when the model was sharded"
+                raise StrategyError("shard", f"{problem}; thaw it before, and plan for it")
 
 
 class _PlacedForward(Disguised):
@@ -165,7 +174,8 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         _disguise(model.get_submodule(home), partial(_run_reduced, reductions, mesh))
     if plan.python is not None:
         guard = Guard.of(model, (), plan.python.reads, is_exact=False)
-        _disguise(model, Watched(python=plan.python, guard=guard).run)
+        frozen = tuple(name for name, each in model.named_parameters() if not each.requires_grad)
+        _disguise(model, Watched(python=plan.python, guard=guard, frozen=frozen).run)
     return model
 
 

@@ -263,3 +263,20 @@ def test_inputs_may_be_one_tensor(*, one_first: bool, training: bool) -> None:
     plain, planned, x, y = _models(training=training)
     for inputs in ((x, x), (x, y))[:: 1 if one_first else -1]:
         _same(planned, plain, inputs, training=training)
+
+
+def test_a_patched_block_is_planned_first() -> None:
+    model: Any = _Model()
+    model.layers[1].forward = model.layers[1].forward
+    with pytest.raises(StrategyError) as refused:
+        _plan(training=False).apply(model)
+    problem = "'layers.1' has a forward set on the instance, which no plan replaces"
+    assert str(refused.value) == f"chunk: {problem}; set it after the plan is applied"
+
+
+def test_a_patched_block_is_recorded_as_its_class_has_it() -> None:
+    plain, planned, x, y = _models(training=False)
+    for model in (plain, planned):
+        _patch_block(model)
+    for inputs in ((x, y), (x[:1], y[:1]), (x, x)):
+        _same(planned, plain, inputs, training=False)

@@ -144,6 +144,18 @@ def test_blocks_that_are_alike_share_programs() -> None:
     assert guard.taken_over(other, call) is None
 
 
+def test_a_module_under_two_names_is_no_two_modules() -> None:
+    one, other = _Block(), _Block()
+    for block in (one, other):
+        block.add_module("again", block.linear)
+    guard = Guard.of(one, (X,), [("", "again"), *PLACES])
+    assert guard.taken_over(other, (X,)) is not None
+    for block in (one, other):
+        block.linear = nn.Linear(3, 3)
+    assert guard.taken_over(other, (X,)) is None
+    assert not Guard.of(other, (X,), [("", "again"), *PLACES]).fits(one, (X,))
+
+
 def test_a_forward_that_writes_to_inputs_wants_them_apart() -> None:
     rows = torch.zeros(4, 3)
     call = rows[:2], rows[2:]

@@ -28,6 +28,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a forward": lambda model: setattr(model.up, "forward", model.up.forward),
     "another module": lambda model: setattr(model, "up", nn.Linear(16, 32)),
     "another method": lambda model: setattr(model, "between", torch.softmax),
+    "thawed": lambda model: model.requires_grad_(True),
     "a parametrisation": lambda model: parametrize.register_parametrization(
         model.up, "weight", nn.Identity(), unsafe=True
     ),

@@ -91,7 +91,8 @@ _READ = (
 CHANGED = {
     "nothing": "accepted",
     "another batch": "shard: the model is called with inputs of another structure or shape, with another "
-    "constant, or with one tensor in two places, than it was sharded for; use inputs like the sample",
+    "constant, with one tensor in two places, or with inputs that want gradients, than it was sharded for; "
+    "use inputs like the sample",
     "another mode": f"shard: 'dropout.training'{_READ}",
     "a hook": f"shard: 'up._forward_hooks'{_READ}",
     "a forward": f"shard: 'up.forward'{_READ}",
@@ -107,9 +108,17 @@ def test_what_was_not_planned_for_is_refused(pool4: RankPool, what: str, message
     assert pool4.run(odd_ranks.refusal, "dropout at the end", plan, what) == [message] * 4
 
 
+def test_what_was_frozen_stays_so(pool4: RankPool) -> None:
+    plan = dict(_plans("frozen block"))["megatron"]
+    message = "wants a gradient, which it did not when the model was sharded; thaw it before, and plan for it"
+    for refusal in pool4.run(odd_ranks.refusal, "frozen block", plan, "thawed"):
+        assert refusal.endswith(message)
+
+
 def test_inputs_that_are_one_tensor_are_another_call() -> None:
     one, other = inputs(), inputs()
     assert kind_of_inputs((one, one), {}) != kind_of_inputs((one, other), {})
+    assert kind_of_inputs((one, other), {}) != kind_of_inputs((one, other.clone().requires_grad_()), {})
     assert kind_of_inputs((one, 1), {}) != kind_of_inputs((one, 2), {})
     assert kind_of_inputs((one, other), {}) == kind_of_inputs((other, one.float()), {})
 
