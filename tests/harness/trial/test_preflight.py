@@ -232,7 +232,6 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "planned", "said"),
     [
-        ("raises_when_called", "ac=nested", "ValueError: the width is odd"),
         ("raises_when_called", "chunk=minimum", "ValueError: the width is odd"),
         ("mismatches_when_called", "chunk=minimum", "RuntimeError: "),
     ],
@@ -241,6 +240,11 @@ def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planne
     message = refusal_of(f"model=python model.factory={USER}:{factory} data=synthetic {planned}")
     assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
     assert "(user_models.py, line " in message
+
+
+def test_a_model_that_raises_is_no_refusal_of_regions() -> None:
+    found = experiment_of(f"model=python model.factory={USER}:raises_when_called data=synthetic ac=nested")
+    assert found.model.name.endswith(":raises_when_called")
 
 
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
