@@ -6,7 +6,8 @@ O(log N). They cost r more forwards, with early stop less. Kept bytes, and witho
 calls, follow from the levels exactly, and are checked; every row trains beside its twin for three steps,
 with dropout.
 
-Each region also keeps the state of the CPU's generator, in host memory also where the model is on a GPU.
+Each outermost region also keeps the state of the CPU's generator, in host memory also where the model is on a
+GPU.
 
     python -m bench.nested
 """
@@ -15,8 +16,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from itertools import accumulate
-from operator import mul
 
 import torch
 from rich.table import Table
@@ -58,7 +57,7 @@ class NestedStep:
         levels: regions by level; empty for `ac=none`.
         early_stop: whether recomputations end at the last tensor that is needed.
         saved_bytes: kept after forward.
-        rng_bytes: of these the states of the generator, one for each region.
+        rng_bytes: of these the states of the generator, one for each outermost region.
         activation_peak_bytes: highest total of what the step made, gradients of parameters left out.
         recomputed_flops: of operators of forward that ran in backward.
         most_calls: forward calls of the block that had the most.
@@ -137,7 +136,7 @@ def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) 
         levels=levels,
         early_stop=early_stop,
         saved_bytes=report.memory.saved_bytes,
-        rng_bytes=sum(accumulate(levels, mul)) * torch.get_rng_state().nbytes,
+        rng_bytes=(levels[0] if levels else 0) * torch.get_rng_state().nbytes,
         activation_peak_bytes=report.memory.activation_peak_bytes,
         recomputed_flops=report.work.recomputed_flops,
         most_calls=max(report.work.calls.values()),

@@ -51,7 +51,7 @@ EXPENSIVE = {
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
     "tests/strategies/ac/test_laws.py": "full]",
     "tests/strategies/ac/test_nested.py::test_parity": "[gpt-the default]",
-    "tests.strategies.nested.test_parity.py::test_parity": "[one row, and half precision]",
+    "tests/strategies/nested/test_parity.py::test_parity": "[one row, and half precision]",
     "tests/strategies/shard/model/test_realisation.py::test_collectives": "",
     "tests/harness/trial/test_proof.py": "[sharding, and two steps of SGD]",
     "tests/harness/trial/test_plan_sharding.py": "[bf16]",

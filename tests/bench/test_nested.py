@@ -21,8 +21,8 @@ FLAT = NestedStep(
 ROOT = replace(
     FLAT,
     levels=(8, 8),
-    saved_bytes=100 + 8 * BLOCK_INPUT_BYTES + 72 * 5056,
-    rng_bytes=72 * 5056,
+    saved_bytes=100 + 8 * BLOCK_INPUT_BYTES + 8 * 5056,
+    rng_bytes=8 * 5056,
     recomputed_flops=2 * BLOCKS_FLOPS,
     most_calls=3,
 )

@@ -233,7 +233,6 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "planned", "said"),
     [
-        ("raises_when_called", "data=synthetic ac=nested", "ValueError: the width is odd"),
         ("raises_when_called", "data=synthetic chunk=minimum", "ValueError: the width is odd"),
         ("mismatches_when_called", "data=synthetic chunk=minimum", "RuntimeError: "),
         ("loss_raises", "chunk=minimum", "ValueError: the width is odd"),
@@ -263,6 +262,11 @@ _BY_NAME = (
 )
 def test_refuses_to_plan_inputs_without_a_position(line: str, message: str) -> None:
     assert refusal_of(f"model=python model.factory={USER}:takes_names {line}") == message
+
+
+def test_a_model_that_raises_is_no_refusal_of_regions() -> None:
+    found = experiment_of(f"model=python model.factory={USER}:raises_when_called data=synthetic ac=nested")
+    assert found.model.name.endswith(":raises_when_called")
 
 
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])

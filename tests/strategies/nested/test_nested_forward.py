@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -274,3 +275,111 @@ def test_calls_that_part_a_region_in_a_later_step_are_refused() -> None:
         "ac.labels: region 0 ends at 'a' and begins again at 'b'; 'c' stands between: "
         "put what is between into the region, or give the second part another index"
     )
+
+
+def stack() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + functional.dropout(layer(x), 0.2) * 0.5
+            return x
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def two_in_flight(model: nn.Module, x: Tensor) -> None:
+    losses = [model(x).square().mean(), model(x[:1]).square().mean()]
+    with torch.no_grad():
+        model(x)
+    for loss in losses:
+        loss.backward()
+
+
+def two_in_flight_reversed(model: nn.Module, x: Tensor) -> None:
+    first, second = model(x).square().mean(), model(x[:1]).square().mean()
+    second.backward()
+    first.backward()
+
+
+def kept_graph(model: nn.Module, x: Tensor) -> None:
+    loss = model(x).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def double_backward(model: nn.Module, x: Tensor) -> None:
+    x = x.clone().requires_grad_()
+    loss = model(x).square().mean()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+
+
+def gradients_of_parts(model: nn.Module, x: Tensor) -> None:
+    loss = model(x).square().mean()
+    torch.autograd.grad(loss, list(model.get_submodule("layers.2").parameters()), retain_graph=True)
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    "backward", [two_in_flight, two_in_flight_reversed, kept_graph, double_backward, gradients_of_parts]
+)
+@pytest.mark.parametrize("levels", [[4], [2, 2], [1, 2, 2]], ids=["one level", "two", "three"])
+def test_every_order_of_backwards(backward: Callable[[nn.Module, Tensor], None], levels: list[int]) -> None:
+    found = []
+    for model in (stack(), Nested(layers_fqn="layers", levels=levels).apply(stack())):
+        torch.manual_seed(1)
+        backward(model, torch.randn(3, WIDTH))
+        found.append([parameter.grad for parameter in model.parameters()])
+    for expected, actual in zip(*found, strict=True):
+        assert expected is not None
+        assert actual is not None
+        assert torch.equal(expected, actual)
+
+
+def test_no_tensor_outlives_its_step_without_the_collector() -> None:
+    model = Nested(layers_fqn="layers", levels=[2, 2]).apply(stack())
+    x = torch.randn(3, WIDTH)
+    model(x).sum().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        alive = []
+        for _ in range(3):
+            model(x).sum().backward()
+            model(x)  # without a backward
+            alive.append(sum(type(each) is Tensor for each in gc.get_objects()))
+        assert len(set(alive)) == 1
+    finally:
+        gc.enable()
+
+
+def test_a_parameter_changed_between_forward_and_backward_is_an_error() -> None:
+    model = Nested(layers_fqn="layers", levels=[2]).apply(stack())
+    loss = model(torch.randn(3, WIDTH)).sum()
+    with torch.no_grad():
+        model.get_parameter("layers.2.0.weight").mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"ac: a parameter of \[4, 4\] was changed in place after 'layers.2'"
+    ):
+        loss.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_random_numbers_of_a_gpu_are_drawn_again() -> None:
+    found = []
+    for model in (stack(), Nested(layers_fqn="layers", levels=[2, 2]).apply(stack())):
+        torch.manual_seed(1)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model.cuda()(torch.randn(3, WIDTH, device="cuda")).float().sum()
+        loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for expected, actual in zip(*found, strict=True):
+        assert expected is not None
+        assert actual is not None
+        assert torch.equal(expected, actual)

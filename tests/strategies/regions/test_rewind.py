@@ -27,16 +27,18 @@ from bench.user_modules.authors import wrong
 from bench.user_modules.authors.stacks import WIDTH, Plain, Stack
 from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
+from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
 from strategies.regions.rewind import SMALL_BYTES
 
 _STEPS = 3
 _LARGE = SMALL_BYTES // 4 + WIDTH
-_VARIANTS: dict[str, Callable[..., Recomputing]] = {
+_VARIANTS: dict[str, Callable[..., Recomputing | Nested]] = {
     "full": Full,
     "early stop off": partial(Full, early_stop=False),
     "reentrant": partial(Full, use_reentrant=True),
     "selective_op": SelectiveOp,
+    "nested": Nested,
 }
 
 
@@ -157,7 +159,7 @@ def _state(model: nn.Module) -> object:
     return str((held, plain, buffers)), random.getstate(), str(np.random.get_state())  # noqa: NPY002
 
 
-def _trained(make: Callable[[], nn.Module], ac: Recomputing | None = None) -> object:
+def _trained(make: Callable[[], nn.Module], ac: Recomputing | Nested | None = None) -> object:
     """Return outputs, gradients and state after each of three steps."""
     torch.manual_seed(0)
     random.seed(0)
