@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import _has_any_global_hook  # no public way
 from torch.utils._pytree import tree_flatten
 
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import key_of
-from strategies.regions.blocks import plain_class, submodule, unwrapped
+from strategies.regions.blocks import Disguised, plain_class, submodule, unwrapped
 from strategies.tracing.module_state import (
     CONSTANTS,
     HOOKS,
@@ -182,6 +184,17 @@ def refuse_global_hooks(where: str) -> None:
         )
 
 
+def has_another_class(module: nn.Module) -> bool:
+    """Return whether the class of `module` is one that somebody has derived from a dynamic class."""
+    return _is_derived(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _is_derived(cls: type[Any]) -> bool:
+    of_modules = (each for each in cls.__mro__ if issubclass(each, nn.Module))
+    return any(issubclass(each, (Disguised, FSDPModule)) and len(each.__bases__) == 1 for each in of_modules)
+
+
 def share_memory(tensors: Sequence[Tensor]) -> bool:
     """Return whether two different ones of `tensors` lie on the same memory."""
     different = {id(tensor): tensor for tensor in tensors}.values()
@@ -253,7 +266,7 @@ def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object])
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
     if name == "forward":
-        return of_torch(module), plain_class(module), frozen(value)
+        return of_torch(module), plain_class(module), has_another_class(module), frozen(value)
     if name in HOOKS:
         is_exact = of_torch is not _as_python_has_it
         return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))

@@ -31,6 +31,7 @@ from strategies.tracing.guard import (
     Call,
     Guard,
     Programs,
+    has_another_class,
     refuse_global_hooks,
     refuse_unseen,
     share_memory,
@@ -123,6 +124,9 @@ class ChunkedForward:
         given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         call = Call.of("chunk", args, kwargs)
         refuse_global_hooks("chunk")
+        if has_another_class(module):
+            problem = f"{self.fqn or 'the model'!r} has another class than when its plan was applied"
+            raise StrategyError("chunk", f"{problem}; change it before")
         kind = (call.kind, given)
         program = self.programs.find(
             kind, lambda known: known if known.guard.fits(module, call.tensors) else None

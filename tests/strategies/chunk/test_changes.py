@@ -152,6 +152,11 @@ def _new_class(model: nn.Module) -> None:
     _layer(model).up.__class__ = _Twice
 
 
+def _new_class_of_the_block(model: nn.Module) -> None:
+    layer = _layer(model)
+    layer.__class__ = type("Steep", (type(layer),), {"slope": 2.0})
+
+
 def _untie(model: nn.Module) -> None:
     layers: Any = model.get_submodule("layers")
     layers[0] = copy.deepcopy(layers[1])
@@ -182,6 +187,7 @@ CHANGES: dict[str, Callable[[nn.Module], None]] = {
     "a parameter under two names": _new_gain,
     "low rank": _low_rank,
     "another class": _new_class,
+    "another class of the block": _new_class_of_the_block,
     "other layers": _untie,
     "an array in place": _do(lambda layer: layer.table.__setitem__(0, 2.0)),
     "a list in place": _do(lambda layer: layer.numbers.__setitem__(1, 2.0)),
@@ -199,6 +205,7 @@ REFUSED = {
     "a hook before": "'layers.1.up' has hooks",
     "weight norm by hooks": "'layers.1.up' has hooks",
     "a hook of the block that gives a pair": "'layers.1' returns a tuple",
+    "another class of the block": "'layers.1' has another class than when its plan was applied",
     "another forward of a module": "'layers.1.up' has a forward that is a function",
 }
 

@@ -98,7 +98,7 @@ CHANGED = {
     "a forward": f"shard: 'up.forward'{_READ}",
     "another module": f"shard: 'up'{_READ}",
     "another method": f"shard: 'between'{_READ}",
-    "a parametrisation": f"shard: 'up.weight'{_READ}",
+    "a parametrisation": f"shard: 'up.forward'{_READ}",
 }
 
 
