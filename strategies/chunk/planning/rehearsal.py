@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
-from strategies.tracing.operator_graph import ScopeGraph, record_scopes
+from strategies.tracing.following import as_with_data
+from strategies.tracing.operator_graph import ScopeGraph, record
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
 
@@ -32,9 +34,11 @@ class Rehearsal:
     Fields:
         model: plain model on the meta device.
         sample: positional inputs.
+        kwargs: inputs by keyword.
         device: device that the tensors pretend to be on.
         step: everything else in the training step.
         training: true where the pass has a backward.
+        opaque: FQNs of the modules that run as they are, with the reason, once forward is recorded.
     """
 
     model: nn.Module
@@ -42,10 +46,20 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
     _recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
+    def of(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        step: PlannedStep,
+        *,
+        training: bool,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Rehearsal:
         """Return the rehearsal of a plain `model`, with or without memory, on the device of the step."""
         shadow = Shadow.of(model).model
         if step.computes_in is not None:
@@ -54,9 +68,10 @@ class Rehearsal:
         return cls(
             model=shadow,
             sample=sample,
-            device=step.device or device_of(tree_flatten(sample)[0]),
+            device=step.device or device_of(tree_flatten((sample, kwargs))[0]),
             step=step,
             training=training,
+            kwargs=kwargs or {},
         )
 
     def recorded(self, where: str) -> list[ScopeGraph]:
@@ -65,20 +80,25 @@ class Rehearsal:
         Raises:
             StrategyError: forward cannot be recorded; it names `where`.
         """
-        shadow, inputs, _ = self.cast()
-        with torch.set_grad_enabled(self.training), self.step.autocast():
-            inputs = cast_inputs(inputs, self.step.computes_in)
-            return record_scopes(shadow, scopes_of(self.model), inputs, {}, where=where)
 
-    def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
+        def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            shadow, inputs, named, _ = self.cast()
+            return shadow, *cast_inputs((inputs, named), self.step.computes_in)
+
+        with torch.set_grad_enabled(self.training), self.step.autocast():
+            found = record(cast, scopes_of(self.model), self.opaque, where=where)
+        self.opaque.update(found.opaque)
+        return found.graphs
+
+    def cast(self) -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
         shadow = Shadow.of(self.model).on(self.device)
-        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
-        return shadow, inputs, targets
+        given = self.sample, dict(self.kwargs), self.step.loss_inputs
+        return shadow, *shadowed(shadow, given, self.device)
 
     def around(self) -> dict[str, SavedFate]:
         """Return where AC leaves saved tensors of modules, by FQN, unless they stay on the device."""
-        shadow, inputs, _ = self.cast()
+        shadow, inputs, *_ = self.cast()
         if self.step.enclose is None:
             return {}
         self.step.enclose(shadow.model, inputs)
@@ -96,29 +116,29 @@ class Rehearsal:
 
     def peak_bytes(self, schedulers: Mapping[str, Scheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
-        shadow, inputs, targets = self.cast()
+        shadow, inputs, named, targets = self.cast()
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
-        standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        install(shadow.model, schedulers, self._recorded)
+        standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
+        install(shadow.model, schedulers, self.opaque, self._recorded)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
-        with torch.set_grad_enabled(self.training), shadow.mode, live:
+        with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
             live.add_standing(standing)
             if self.training:
-                self._train_once(call, inputs, targets)
+                self._train_once(partial(call, *inputs, **named), targets)
                 gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
                 live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
                 return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
             with self.step.autocast():
-                call(*inputs)
+                call(*inputs, **named)
             return live.ledger.peak(is_activation).nbytes
 
-    def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
+    def _train_once(self, call: Callable[[], Any], targets: tuple[Any, ...]) -> None:
         """Run forward and backward of what is called for the model."""
         loss = self.step.loss
         with self.step.autocast():
-            outputs = call(*inputs)
+            outputs = call()
             total = None if loss is None else loss(outputs, *targets)
         if total is not None:
             del outputs

@@ -6,7 +6,8 @@ hooks and names stay. Such a region, and FSDP2, may be put around the module aft
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -26,7 +27,7 @@ from strategies.errors import StrategyError
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
 from strategies.regions.recomputation import Recomputation
 from strategies.tracing.module_state import CONSTANTS, ByIdentity
-from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record_scopes
+from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record
 from strategies.tracing.recorder import leaves_of, value_read
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 
@@ -88,6 +89,7 @@ class ChunkedForward:
     Fields:
         scheduler: decides the schedule of the module's graphs.
         scopes: FQNs, relative to the module, of inner modules with a chunked forward.
+        opaque: FQNs, relative to the module, of inner modules that run as they are, with the reason.
         alike: programs that scopes of one class and schedule share, by kind of input.
         recorded: programs of scopes of the same class under any scheduler.
         programs: programs of this scope, by kind of input.
@@ -97,6 +99,7 @@ class ChunkedForward:
 
     scheduler: Scheduler
     scopes: frozenset[str]
+    opaque: Mapping[str, str] = field(default_factory=dict)
     alike: dict[Hashable, ChunkProgram] = field(default_factory=dict)
     recorded: dict[Hashable, ChunkProgram] = field(default_factory=dict)
     programs: dict[Hashable, ChunkProgram] = field(default_factory=dict)
@@ -134,6 +137,10 @@ class ChunkedForward:
         with torch.autocast(device, enabled=False):  # the program has its casts
             return self._run(program, module, tensors)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave programs out of copies and files: they are recorded again."""
+        return _without_programs, (self.scheduler, self.scopes, self.opaque, self.plan)
+
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
         return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
@@ -153,11 +160,16 @@ class ChunkedForward:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]
     ) -> ChunkProgram:
         device = device_of(tree_flatten((args, kwargs))[0])
-        shadow = Shadow.of(module).on(device)
-        assert shadow.mode is not None
-        with shadow.mode:
-            inputs = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
-        graph = record_scopes(shadow, self.scopes, *inputs)[-1]
+        _refuse_parametrized(module)
+
+        def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            shadow = Shadow.of(module).on(device)
+            assert shadow.mode is not None
+            with shadow.mode:
+                given = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
+            return shadow, *given
+
+        graph = record(cast, self.scopes, self.opaque).graphs[-1]
         return ChunkProgram(
             graph=graph,
             code=self._code(graph, given),
@@ -166,6 +178,25 @@ class ChunkedForward:
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(self.scheduler.schedule(graph.graph, given))
+
+
+def _without_programs(
+    scheduler: Scheduler, scopes: frozenset[str], opaque: Mapping[str, str], plan: dict[str, Any] | None
+) -> ChunkedForward:
+    return ChunkedForward(scheduler=scheduler, scopes=scopes, opaque=opaque, plan=plan)
+
+
+def _refuse_parametrized(module: nn.Module) -> None:
+    """Refuse parametrizations that were registered on top of a plan, of the module that it runs."""
+    for each in module.modules():
+        plain = plain_class(each)
+        given = getattr(each, "parametrizations", ()) if isinstance(each, Chunked) else ()
+        found = next((name for name in given if not hasattr(plain, name)), None)
+        if found is not None:
+            where = f"{found!r} of {plain.__name__!r}"
+            raise StrategyError(
+                "chunk", f"{where} is parametrized after the plan; parametrize first, then plan"
+            )
 
 
 @contextmanager
@@ -237,6 +268,7 @@ def scopes_of(model: nn.Module) -> frozenset[str]:
 def install(
     model: nn.Module,
     schedulers: Mapping[str, Scheduler],
+    opaque: Mapping[str, str],
     recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say, in place.
@@ -244,6 +276,7 @@ def install(
     Args:
         model: a model without FSDP and without regions.
         schedulers: schedulers by FQN of the scope.
+        opaque: FQNs of modules that run as they are, with the reason.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
     """
     recorded = {} if recorded is None else recorded
@@ -254,10 +287,17 @@ def install(
         module.__dict__[_ATTRIBUTE] = ChunkedForward(
             scheduler=scheduler,
             scopes=frozenset() if fqn else inner,
+            opaque=_below(fqn, opaque),
             alike=alike.setdefault((plain_class(module), scheduler.kind), {}),
             recorded=recorded.setdefault(plain_class(module), {}),
         )
         module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
+
+
+def _below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:
+    """Return what is named below a module, by FQN relative to it."""
+    prefix = f"{fqn}." if fqn else ""
+    return {name.removeprefix(prefix): each for name, each in named.items() if name.startswith(prefix)}
 
 
 def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
@@ -272,10 +312,16 @@ def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
 class _RunsInChunks(Chunked):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         forward: ChunkedForward = vars(self)[_ATTRIBUTE]
-        return forward(self, args, kwargs)  # type: ignore[arg-type]
+        return _not_compiled(forward)(self, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+
+
+def _not_compiled(forward: ChunkedForward) -> Callable[..., Any]:
+    """Return what torch.compile calls as it is: a program is a graph already, and its recording none."""
+    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
+    return forward if dynamo is None else dynamo.disable(forward)
 
 
 @cache  # one class per class
