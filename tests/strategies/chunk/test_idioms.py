@@ -140,7 +140,8 @@ class _Norms(nn.Module):
         self.gate = nn.Linear(D, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x).squeeze().unsqueeze(-1) + x.unsqueeze(1).squeeze(1)
+        gate: Tensor = self.gate(x).squeeze().unsqueeze(-1)
+        return x * gate + x.unsqueeze(1).squeeze(1)
 
 
 def _self_attention(x: Tensor) -> Tensor:
