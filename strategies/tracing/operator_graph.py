@@ -556,9 +556,14 @@ def _leaves_padding_out(
 
 
 def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a second run of the forward finds unchanged inputs and buffers: no operator writes to them."""
+    """Whether a second run of the forward finds what the first one found, and does nothing twice."""
+    return not writes_to_given(graph) and not any(map(is_opaque, graph.nodes))
+
+
+def writes_to_given(graph: fx.Graph) -> bool:
+    """Whether an operator writes to an input, a parameter or a buffer."""
     given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
-    return not any(node.meta["written"] for node in given) and not any(map(is_opaque, graph.nodes))
+    return any(node.meta["written"] for node in given)
 
 
 def is_opaque(node: fx.Node) -> bool:
