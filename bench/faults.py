@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 PATIENCE_S = 5.0
 """How late a record may be after its fault or deadline."""
 
-_HANGING_S = 600.0
+_HANGING_S = 300.0
 _FREED_S = 180.0
 _HUNG_S = 60.0  # a driver ends in two seconds after its last record, on a busy machine in twenty
 _POLL_S = 0.05
@@ -114,8 +114,7 @@ class _Sweep:
             driver = subprocess.Popen(self.command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         with _ending(driver), contextlib.ExitStack() as repairs:
             acted_s = self._act(driver, repairs)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, and is killed
-                driver.wait(_HANGING_S)
+            self._await(driver)
         ended_s = time.time()
         is_freed = self.launcher not in ON_SLURM or await_idle(_FREED_S)
         return [
@@ -124,6 +123,15 @@ class _Sweep:
             for shape in self.shapes
             if case.is_at(self.launcher, shape)
         ]
+
+    def _await(self, driver: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a driver, or until it has written no record for so long that it hangs."""
+        seen = None
+        while (written := set(self.root.glob(f"*/{RECORD}"))) != seen:
+            seen = written
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.wait(_HANGING_S)
+                return
 
     def _act(self, driver: subprocess.Popen[bytes], repairs: contextlib.ExitStack) -> float | None:
         """Do what the group does to its trials as soon as all of them stand in their fault; return when."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from harness import deferred
-from hydra_plugins.acbench.entry import require_ours
+from hydra_plugins.acbench.entry import ended_by_its_reader, require_ours
 
 
 def main() -> None:
@@ -16,4 +16,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_its_reader():
+        main()

@@ -6,7 +6,16 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from strategies.errors import StrategyError
 
@@ -99,6 +108,7 @@ class PlannedStep:
         loss: function of the model's results, followed by `loss_inputs`; its bytes are counted. `None`: the
             sum of all elements of the results.
         loss_inputs: further arguments of `loss`, such as targets.
+        may_join_loss: whether `loss` reads its arguments only, so that a plan may make it part of the model.
         reserved_bytes: bytes that others hold during the whole step; they count as activations.
         enclose: wraps the model in place as the trial will (for example with AC regions); called as
             `enclose(model, example_inputs)`, returns the callable to run. `None`: the model runs as it is.
@@ -110,6 +120,7 @@ class PlannedStep:
 
     loss: Callable[..., Tensor] | None = None
     loss_inputs: tuple[Any, ...] = ()
+    may_join_loss: bool = False
     reserved_bytes: int = 0
     enclose: Callable[[nn.Module, tuple[Any, ...]], Callable[..., Any]] | None = None
     device: torch.device | None = None
@@ -124,6 +135,20 @@ class PlansForStep(Protocol):
 
     def for_step(self, step: PlannedStep) -> Strategy:
         """Return the strategy with plans for `step`."""
+
+
+class LossInputs(NamedTuple):
+    """The last positional input of a model that goes on to its loss: what the loss takes beside results."""
+
+    values: tuple[Any, ...]
+
+
+@runtime_checkable
+class JoinsLoss(Protocol):
+    """A strategy that may make the loss part of the model."""
+
+    def has_loss(self, model: nn.Module) -> bool:
+        """Whether `model`, which `apply` returned, gives the loss where its last input is `LossInputs`."""
 
 
 @runtime_checkable

@@ -23,7 +23,11 @@ def matrix(rows: Sequence[Row], *, always: Collection[Row] = ()) -> list[Paramet
         rows: every combination that is allowed, cheap ones first; values are named by `str`.
         always: rows that run by default for a reason of their own.
     """
-    chosen = {*always, *covering(rows, given=always)}
+    return marked(rows, [*always, *covering(rows, given=always)])
+
+
+def marked(rows: Sequence[Row], chosen: Collection[Row]) -> list[ParameterSet]:
+    """Return one parameter set a row; those that are not chosen are marked `matrix`."""
     return [
         pytest.param(*row, id="-".join(map(str, row)), marks=[] if row in chosen else [pytest.mark.matrix])
         for row in rows

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harness.measure.parity.compare import Snapshot, steps
 from harness.models.base import Batch
+from strategies.regions.blocks import Enclosed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,11 @@ class ToyTrainee:
     optimizer: torch.optim.Optimizer
     call: Callable[..., Any]
     blocks: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def checkpointed(self) -> Mapping[str, nn.Module]:
+        """The blocks that a region stands around."""
+        return {fqn: block for fqn, block in self.blocks.items() if isinstance(block, Enclosed)}
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return outputs and the mean square of the first tensor among them."""

@@ -1,10 +1,12 @@
 """What a trial is compared with: from its variant to the plain model, link by link.
 
     ac=full shard=megatron  --bit for bit-->  ac=none shard=megatron  --within rounding-->  ac=none shard=none
+                                                              ac=none shard=none  --within rounding-->  dense
 
-What recomputes is compared with what is sharded alike, and what is sharded with what is not. A sharding
-does not depend on the precision, so it is proven in fp32 whatever the trial computes in: rounding of half
-precision would hide a lost all-reduce. What is equal within rounding only is trained with SGD for its proof.
+What recomputes is compared with what is sharded alike, what is sharded with what the mesh alone shards, and
+that, where ranks share tensors, with the dense model. A sharding does not depend on the precision, so it is
+proven in fp32 whatever the trial computes in: rounding of half precision would hide a lost all-reduce. What
+is equal within rounding only is trained with SGD for its proof.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from dataclasses import dataclass, replace
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.records.parity_result import Compared
-from strategies import Tolerance
+from strategies import Tolerance, shard_variants
+
+_STEPS = 2
+"""Steps that prove a sharding: the second has gradients behind weights that begin as zeros."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +30,8 @@ class Link:
         steps: optimizer steps to compare.
         tolerance: `None` where all bits must be equal.
         whole: compare gradients and parameters as wholes, which the two place differently.
+        is_dense: each rank of `tp` computes the whole baseline, which no tensor parallel plan splits; nothing
+            is dropped out, because a shard draws other random numbers than the whole.
     """
 
     variant: Experiment
@@ -32,6 +39,7 @@ class Link:
     steps: int
     tolerance: Tolerance | None
     whole: bool
+    is_dense: bool = False
 
     @property
     def compared(self) -> Compared:
@@ -39,7 +47,7 @@ class Link:
         accepted = self.tolerance
         return Compared(
             variant=_choices(self.variant),
-            baseline=_choices(self.baseline),
+            baseline="the dense model" if self.is_dense else _choices(self.baseline),
             dtype=self.variant.dtype,
             optimizer=self.variant.optimizer,
             relative=None if accepted is None else accepted.relative,
@@ -49,7 +57,15 @@ class Link:
 
 
 def chain(experiment: Experiment) -> tuple[Link, ...]:
-    """Return what is compared with what; the first link is the variant and its twin."""
+    """Return what is compared with what; the first link is the variant and its twin.
+
+    The last one, where the mesh has `tp`, is the same for all variants on it.
+    """
+    return (*_to_the_mesh(experiment), *_to_the_dense_model(experiment))
+
+
+def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
+    """Return the links that end at the model as the mesh alone shards it."""
     first = Link(
         variant=experiment,
         baseline=experiment.twin(),
@@ -61,17 +77,29 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
     if not experiment.is_sharded:
         return (first if first.tolerance is None else _under_sgd(first),)
     plain = experiment.plain()
-    # what is made in full precision may hold numbers that fp32 cannot
-    full = experiment.dtype if experiment.dtype == "own" and not experiment.is_reduced else "fp32"
-    single = replace(plain, dtype=full, optimizer="sgd")
-    # the second step has gradients behind weights that begin as zeros
-    others = [(single, experiment.shard.step_tolerance, 2)]
+    others = [(_in_full_precision(plain), experiment.shard.step_tolerance, _STEPS)]
     if plain != experiment and experiment.is_reduced:
         others.insert(0, (plain, plain.tolerance, 1))
     return first, *(
         Link(variant=each, baseline=each.twin(), steps=steps, tolerance=tolerance, whole=True)
         for each, tolerance, steps in others
     )
+
+
+def _to_the_dense_model(experiment: Experiment) -> tuple[Link, ...]:
+    if experiment.mesh.tp == 1:
+        return ()
+    split = replace(_in_full_precision(experiment.plain()), shard=shard_variants["none"]())
+    tolerance = split.shard.step_tolerance
+    return (
+        Link(variant=split, baseline=split, steps=_STEPS, tolerance=tolerance, whole=True, is_dense=True),
+    )
+
+
+def _in_full_precision(plain: Experiment) -> Experiment:
+    # what is made in full precision may hold numbers that fp32 cannot
+    full = plain.dtype if plain.dtype == "own" and not plain.is_reduced else "fp32"
+    return replace(plain, dtype=full, optimizer="sgd")
 
 
 def _under_sgd(link: Link) -> Link:

@@ -206,7 +206,7 @@ def note_of(experiment: Experiment, baseline: str) -> str | None:
         parts += [
             f"{link.compared} within {_in_words(link.tolerance)}{_floor_of(link.tolerance)}"
             for link in others
-            if link.tolerance is not None
+            if link.tolerance is not None and not link.is_dense  # of the twin, and its numbers stay
         ]
     return "; ".join(part for part in parts if part) or None
 

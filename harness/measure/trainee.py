@@ -24,8 +24,12 @@ class Trainee(Protocol):
     def blocks(self) -> Mapping[str, nn.Module]:
         """FQN of each block to the block of `model` itself."""
 
+    @property
+    def checkpointed(self) -> Mapping[str, nn.Module]:
+        """FQN of each module that checkpointing recomputes to it; the blocks where it names none."""
+
     def forward(self, batch: Any) -> tuple[Any, Tensor]:
-        """Return the outputs of the model and the scalar loss."""
+        """Return the outputs of the model, `None` where they are never whole, and the scalar loss."""
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of `loss`."""

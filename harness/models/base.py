@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 LossFunction: TypeAlias = "Callable[[Any, Batch], Tensor]"
 """A function from the outputs of a model and the batch to a scalar."""
+
+
+def plan_of(**patterns: Sequence[str]) -> dict[str, str]:
+    """Return a tensor parallel plan from patterns of FQNs by their style."""
+    return {pattern: style for style, named in patterns.items() for pattern in named}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -106,6 +111,10 @@ class ModelSpec:
         """Return the scalar loss, in float32, by a loss that knows no model but the one it was made with."""
         raise NotImplementedError
 
+    def loss_reads_targets_only(self) -> bool:
+        """Whether the loss reads nothing but outputs and targets, so that a plan may include it."""
+        return False
+
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return `batch_size` samples that the model draws itself, on CPU; rows of every tensor are samples.
 
@@ -146,7 +155,11 @@ class ModelSpec:
         return ()
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return `{FQN pattern: "column" | "row"}` of the linears to split; empty when there is no plan."""
+        """Return `{FQN pattern: style}`; empty when there is no plan.
+
+        Styles: `column` and `row` of linears; `summed` of modules between them that run on a shard, whose
+        gradients ranks add up; `column_gathered` and `row_scattered` of linears that give and take wholes.
+        """
         return {}
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:  # noqa: ARG002 (the default has none)
@@ -180,7 +193,11 @@ class ModelSpec:
         if tp == 1:
             return
         if not self.tensor_parallel_plan():
-            raise ConfigError("mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; use 1")
+            is_open = hasattr(self, "tp_column")
+            remedy = "name linears with model.tp_column and model.tp_row, or use 1" if is_open else "use 1"
+            raise ConfigError(
+                "mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; {remedy}"
+            )
         for where, size in self.tensor_parallel_sizes().items():
             if size % tp:
                 raise ConfigError("mesh.tp", f"must divide {where}, {size}, got {tp}")
@@ -216,6 +233,10 @@ class LanguageModelSpec(ModelSpec):
         """Return the mean cross entropy of `outputs`, logits of shape (B, S, V), in float32."""
         assert batch.targets is not None, "a language model's batch has targets"
         return torch.nn.functional.cross_entropy(outputs.flatten(0, 1).float(), batch.targets.flatten())
+
+    def loss_reads_targets_only(self) -> bool:
+        """Return true."""
+        return True
 
     def flops_per_token(self, sequence_length: int) -> int | None:  # noqa: ARG002 (the default knows none)
         """Return the forward FLOPs of a token, counted as `flops_per_sample` says, or `None` if unknown."""

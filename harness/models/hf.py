@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.errors import ConfigError, optional_package
-from harness.models.base import Batch, LanguageModelSpec, ModelSpec
+from harness.models.base import Batch, LanguageModelSpec, ModelSpec, plan_of
 from harness.models.parts import containers
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class HFSpec(LanguageModelSpec):
         tp_column: FQN patterns of linears that tensor parallelism splits by column; empty for the class's
             own plan.
         tp_row: the same by row.
+        tp_summed: FQN patterns of modules between them that run on a shard, such as a norm of heads: their
+            parameters stay whole, and ranks add up their gradients.
     """
 
     config_class: str
@@ -47,6 +49,7 @@ class HFSpec(LanguageModelSpec):
     head: str | None = None
     tp_column: tuple[str, ...] = ()
     tp_row: tuple[str, ...] = ()
+    tp_summed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -93,13 +96,14 @@ class HFSpec(LanguageModelSpec):
         return found
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the linears of `tp_column` and `tp_row`, or else the plan of the configuration class.
+        """Return the modules that the options name, or else the plan of the configuration class.
 
         Raises:
-            ConfigError: it asks for more than splitting linears by column or row.
+            ConfigError: it asks for another way to split.
         """
-        if self.tp_column or self.tp_row:
-            return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
+        given = plan_of(column=self.tp_column, row=self.tp_row, summed=self.tp_summed)
+        if given:
+            return given
         plan: dict[str, str] = _transformers().tensor_parallel_plan(self._config(), self.head)
         return plan
 

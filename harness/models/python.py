@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.errors import ConfigError
-from harness.models.base import Batch, LanguageModelSpec, LossFunction, ModelSpec
+from harness.models.base import Batch, LanguageModelSpec, LossFunction, ModelSpec, plan_of
 from harness.models.parts import containers, given_inputs, made_model, sources, user_factory
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class PythonSpec(LanguageModelSpec):
         factory: `package.module:function`, importable, or below the current folder.
         tp_column: FQN patterns of linears that tensor parallelism splits by column.
         tp_row: FQN patterns of linears that tensor parallelism splits by row.
+        tp_summed: FQN patterns of modules between them that run on a shard, such as a norm of heads: their
+            parameters stay whole, and ranks add up their gradients.
         kwargs: further arguments of the factory, by name; null for none.
         split_example: share the rows of one example out to data-parallel ranks; else each computes all.
         cast_buffers: let `dtype` cast floating-point buffers too.
@@ -54,6 +56,7 @@ class PythonSpec(LanguageModelSpec):
     kwargs: dict[str, Any] | None = field(default=None, hash=False)
     split_example: bool = False
     cast_buffers: bool = False
+    tp_summed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -88,6 +91,10 @@ class PythonSpec(LanguageModelSpec):
         given = self._given()
         return LanguageModelSpec.loss(self, outputs, batch) if given is None else given.loss(outputs, batch)
 
+    def loss_reads_targets_only(self) -> bool:
+        """Return whether the loss is not the factory's own."""
+        return self._given() is None
+
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return samples of the factory's batch function or dataset, on CPU."""
         given = self._given()
@@ -115,8 +122,8 @@ class PythonSpec(LanguageModelSpec):
         return _files(self._call())
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the linears of `tp_column` and `tp_row`."""
-        return dict.fromkeys(self.tp_column, "column") | dict.fromkeys(self.tp_row, "row")
+        """Return the modules that the options name."""
+        return plan_of(column=self.tp_column, row=self.tp_row, summed=self.tp_summed)
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:
         """Return the factory's example, the same in every process; `None` where it gives none.

@@ -5,7 +5,7 @@ Bytes are integers. FLOPs count multiply and add as two. Times are seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.records.parity_result import Parity
@@ -128,7 +128,8 @@ class MeasuredWork:
     Fields:
         forward_flops: FLOPs of the model and the loss.
         backward_flops: FLOPs of the backward pass, recomputation included.
-        recomputed_flops: FLOPs of forward operators that ran during the backward pass.
+        recomputed_flops: FLOPs of forward operators that ran during the backward pass, beyond those that the
+            twin recomputes by itself; all of them where no twin was measured.
         recomputed_ops: number of those operators by name.
         kernel_recomputed_flops: FLOPs of attention scores that backward kernels compute once more, part of
             `backward_flops`.
@@ -148,6 +149,17 @@ class MeasuredWork:
     calls: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def beyond(self, twin: MeasuredWork) -> MeasuredWork:
+        """Return the same with what is recomputed beyond what `twin`, the plain model, recomputes."""
+        operators = {
+            name: count - twin.recomputed_ops.get(name, 0) for name, count in self.recomputed_ops.items()
+        }
+        return replace(
+            self,
+            recomputed_flops=max(0, self.recomputed_flops - twin.recomputed_flops),
+            recomputed_ops={name: count for name, count in operators.items() if count > 0},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

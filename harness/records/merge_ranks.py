@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 from harness.records.measured import (
@@ -90,7 +90,6 @@ class Work(MeasuredWork):
     """The work of a trial, maximum over ranks.
 
     Fields:
-        recomputed_flops, recomputed_ops: what is recomputed beyond what the twin recomputes by itself.
         named, never_fired: operators that the save list names; never fired means on no rank.
     """
 
@@ -166,8 +165,8 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
     twins = _baselines(ranks, is_plain=is_plain)
     works = [rank.work for rank in ranks]
-    if twins:
-        works = [_beyond(work, twin.work) for work, twin in zip(works, twins, strict=True)]
+    if is_plain:  # what it recomputes, it recomputes by itself
+        works = [work.beyond(work) for work in works]
     seen = [rank.observation for rank in ranks]
     silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
     return Work(
@@ -180,18 +179,6 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         never_fired=tuple(name for name in seen[0].never_fired if name in silent),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
         baseline=_baseline_work(twins),
-    )
-
-
-def _beyond(work: MeasuredWork, twin: MeasuredWork) -> MeasuredWork:
-    """Return `work` with what it recomputes beyond what the plain model recomputes by itself."""
-    operators = {
-        name: count - twin.recomputed_ops.get(name, 0) for name, count in work.recomputed_ops.items()
-    }
-    return replace(
-        work,
-        recomputed_flops=max(0, work.recomputed_flops - twin.recomputed_flops),
-        recomputed_ops={name: count for name, count in operators.items() if count > 0},
     )
 
 
@@ -208,11 +195,14 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         first=_merge_first(parts, parities),
         level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
         steps=min(parity.steps for parity in parities),
+        absent=parities[0].absent,
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
         weightless=merge_weightless([parity.weightless for parity in parities]),
         control=_merge_links(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
         chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
+        first_module=next((parity.first_module for parity in parities if parity.first_module), ""),
+        unreached=parities[0].unreached,
         **parts,
     )
 

@@ -170,7 +170,8 @@ class Weightless:
         not_finite_from: first step with a gradient that is NaN or infinite on both sides.
         not_finite: name of the first such gradient in backward.
         zero_from: step from which on no gradient is anything but zero or absent.
-        zero_blocks_from: the same of the gradients inside blocks, where blocks have any to expect.
+        zero_blocks_from: the same of the gradients inside the blocks that are checkpointed, where those have
+            any to expect.
     """
 
     not_finite_from: int | None = None
@@ -188,7 +189,7 @@ class Weightless:
             return f"all gradients are zero or absent on both sides from step {self.zero_from} on"
         if self.zero_blocks_from is not None:
             return (
-                "the gradients inside every block are zero or absent on both sides from step "
+                "the gradients inside every checkpointed block are zero or absent on both sides from step "
                 f"{self.zero_blocks_from} on, so nothing shows what was recomputed there"
             )
         return ""
@@ -221,13 +222,18 @@ class Parity:
             one.
         steps: optimizer steps compared.
         first: the first difference in time; `None` where all parts are equal.
+        absent: parts that are not compared, because one of the two never has them as wholes.
         losses: the variant's loss after each step.
         weightless: what makes equal gradients prove nothing.
         control: the plain model compared with itself, in fresh instances, up to the step that differs first;
             `None` where nothing differs.
         compared: the two; `None` in records of earlier versions.
         chain: what the twin itself was compared with, so that all together reach from the variant to the
-            plain model on the same mesh; empty where the twin is that.
+            plain model on the same mesh, and from there to the dense model where the mesh has `tp`; empty
+            where the twin is that.
+        first_module: FQN of the first module with an output that is not the dense model's, in the order in
+            which they end; empty where there is none, or the baseline is another.
+        unreached: why the chain does not reach the dense model; `None` where it does, or there is no `tp`.
     """
 
     level: str
@@ -242,10 +248,13 @@ class Parity:
     rng_state: PartParity
     parameters: PartParity
     losses: tuple[float, ...]
+    absent: tuple[str, ...] = ()
     weightless: Weightless = Weightless()
     control: Parity | None = None
     compared: Compared | None = None
     chain: tuple[Parity, ...] = ()
+    first_module: str = ""
+    unreached: str | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -275,21 +284,26 @@ class Parity:
         return ()
 
     @property
-    def unproven(self) -> str | None:
-        """Why this comparison proves nothing, neither that the variant is right nor that it is wrong."""
+    def unrepeated(self) -> str | None:
+        """How the plain model differs from itself, where that keeps the variant from being blamed."""
         for link in self.links:
             if link.control is not None and link.differing and not link.blamed:
                 what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"
                 if link.control.differing != ("state",):
                     return f"the plain model does not repeat itself{what}"
-        return next((str(link.weightless) for link in self.links if str(link.weightless)), None)
+        return None
+
+    @property
+    def unproven(self) -> str | None:
+        """Why equality proves nothing."""
+        return next((str(link.weightless) for link in self.links if str(link.weightless)), self.unreached)
 
     def differences(self) -> Iterator[str]:
         """Yield a sentence for each link that differs: its first difference in time, then what else does."""
         for link in self.links:
             if link.first is not None:
                 where = "" if link is self else f" ({link.compared})"
-                yield f"{link.first}{_later(link)}{where}"
+                yield f"{link.first}{_later(link)}{_module(link)}{where}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
@@ -324,6 +338,10 @@ def _later(link: Parity) -> str:
         and (difference := getattr(link, part).first_difference) is not None
     ]
     return f"; then {', '.join(others)}" if others else ""
+
+
+def _module(link: Parity) -> str:
+    return f"; the first module with a wrong output is {link.first_module!r}" if link.first_module else ""
 
 
 def _listed(blocks: Sequence[str]) -> str:

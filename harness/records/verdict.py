@@ -37,12 +37,14 @@ def verdict(
     Returns:
         `differs`: variant and twin are not equal, although the plain model repeats itself; it outranks
             everything, a wrong result is no result.
+        `unverified`: the plain model was seen not to repeat itself, there was nothing to compare with, or
+            what was compared proves nothing; the first outranks `inert`, which chance may make of it.
         `inert`: the strategy is enabled and did nothing that it promises.
-        `unverified`: there was nothing to compare with, or what was compared proves nothing.
         `neutral`: equal in all parts.
     """
-    if parity is not None and any(link.blamed for link in parity.links):
-        return Verdict(word="differs", reason=next(parity.differences(), None))
+    seen = None if parity is None else _different(parity)
+    if seen is not None:
+        return seen
     idle = None if saves_nothing or memory is None or work is None else inert_because(memory, work)
     if idle is not None:
         return Verdict(word="inert", reason=idle)
@@ -51,6 +53,14 @@ def verdict(
     if parity.unproven is not None:
         return Verdict(word="unverified", reason=parity.unproven)
     return Verdict(word="neutral")
+
+
+def _different(parity: Parity) -> Verdict | None:
+    """Return what it means that something differs; `None` where nothing does."""
+    if any(link.blamed for link in parity.links):
+        return Verdict(word="differs", reason=next(parity.differences(), None))
+    unrepeated = parity.unrepeated
+    return None if unrepeated is None else Verdict(word="unverified", reason=unrepeated)
 
 
 def inert_because(memory: Memory, work: Work) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,9 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _made_or_refused(options)
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does; the files are written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int("wandb" in options.format)
     except KeyboardInterrupt:
         return 0 if options.watch else 1
 

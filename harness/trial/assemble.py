@@ -24,8 +24,9 @@ from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, 
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
 from strategies import Observation
-from strategies.base import CallSite, PlannedStep, PlansForStep, call_site_of
-from strategies.regions.blocks import children_of, find_blocks
+from strategies.base import CallSite, JoinsLoss, LossInputs, PlannedStep, PlansForStep, call_site_of
+from strategies.regions.blocks import children_of, find_blocks, submodule
+from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
 
 _NUMPY_SEEDS = 1 << 32
@@ -40,8 +41,11 @@ class Assembled:
         call: callable of a training step: `model`, or a region around it (`wrap_order=call_site`).
         observe: returns the observation of the latest step, with the plans of all strategies.
         blocks: modules that reports name, by their FQN in the plain model.
+        checkpointed: modules that AC recomputes; the blocks where it names none.
         optimizer: optimizer of the parameters.
         loss: function of outputs and a batch, which was made with the model.
+        has_loss: whether `call` gives the loss where its last input is `LossInputs`: a plan includes it, and
+            outputs are never whole.
         autocast: makes the context in which the model and the loss run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
@@ -51,15 +55,20 @@ class Assembled:
     call: Callable[..., Any]
     observe: Callable[[], Observation]
     blocks: Mapping[str, nn.Module]
+    checkpointed: Mapping[str, nn.Module]
     optimizer: torch.optim.Optimizer
     loss: LossFunction
+    has_loss: bool
     autocast: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
     trained: TrainedModel
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Return the model's outputs and the scalar loss."""
+        """Return the model's outputs, `None` where it has the loss, and the scalar loss."""
         with self.autocast():
+            if self.has_loss:
+                inputs = *batch.inputs, LossInputs((batch.targets,))
+                return None, self.call(*inputs, **batch.keywords)
             outputs = self.call(*batch.inputs, **batch.keywords)
             return outputs, self.loss(outputs, batch)
 
@@ -90,6 +99,7 @@ def assemble(
     sample: Batch,
     *,
     sharding: ShardPlan | None = None,
+    is_dense: bool = False,
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
@@ -102,6 +112,7 @@ def assemble(
         devices: the device mesh; `None` for one rank.
         sample: a batch of this rank.
         sharding: plan of the sharding variant; `None`: made here.
+        is_dense: each rank of `tp` computes the whole model.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -116,8 +127,9 @@ def assemble(
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
     blocks = _reported(model, units, experiment)
 
-    model = _shard(model, experiment, devices, sharding)
+    model = model if is_dense else _shard(model, experiment, devices, sharding)
     model = _chunk(model, loss, experiment, device, sample)
+    has_loss = isinstance(experiment.chunk, JoinsLoss) and experiment.chunk.has_loss(model)
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
     model = _distribute(model, units, experiment, devices)
     model = _checkpoint(model, experiment, sample, "outside_fsdp")
@@ -128,8 +140,10 @@ def assemble(
         call=model if site is None else site,
         observe=partial(_observe, experiment, model, site, sharding),
         blocks=blocks,
+        checkpointed=_checkpointed(model, blocks, experiment),
         optimizer=_optimizer(model, experiment),
         loss=loss,
+        has_loss=has_loss,
         autocast=autocast(experiment, device),
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
@@ -153,10 +167,13 @@ def planned_step(
     spec, mesh = experiment.model, experiment.mesh
     units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
     sizes = [_parameter_bytes(unit) for unit in units.values()]
+    may_join_loss = spec.loss_reads_targets_only()
+    seen = Batch(inputs=(), targets=None) if may_join_loss else sample  # a plan may keep it
     is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
     return PlannedStep(
-        loss=lambda outputs, targets: loss(outputs, replace(sample, targets=targets)),
+        loss=partial(_loss_of, loss, seen),
         loss_inputs=(sample.targets,),
+        may_join_loss=may_join_loss,
         reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
         enclose=partial(_enclosed, experiment),
         device=device,
@@ -164,6 +181,10 @@ def planned_step(
         computes_in=compute_dtype(experiment, model) if is_cast else None,
         units=tuple(units),
     )
+
+
+def _loss_of(loss: LossFunction, seen: Batch, outputs: Any, targets: Any) -> Tensor:
+    return loss(outputs, replace(seen, targets=targets))
 
 
 def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
@@ -231,6 +252,15 @@ def _reported(
     """Return the modules that the variant names by class, or else the blocks of the model."""
     classes: tuple[str, ...] = getattr(experiment.ac, "module_classes", ())
     return find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+
+
+def _checkpointed(
+    model: nn.Module, blocks: Mapping[str, nn.Module], experiment: Experiment
+) -> Mapping[str, nn.Module]:
+    """Return the modules that AC recomputes; the blocks where it has no regions, or one of all."""
+    labels: Mapping[str, Any] = getattr(experiment.ac, "labels", None) or {}
+    chosen = labels or regions(model)
+    return blocks if "" in chosen or not chosen else {fqn: submodule(model, fqn) for fqn in chosen}
 
 
 def _shard(

@@ -1,4 +1,4 @@
-"""Whose code raised an exception: that of a model, or ours."""
+"""Whose code raised an exception: that of a model or of its loss, or ours."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _HARNESS = Path(__file__).parents[1]
 _OURS = (_HARNESS, _HARNESS.parent / "strategies")
 _MODELS = _HARNESS / "models"
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
+_GIVEN = ("harness.models.parts.given_inputs", "GivenInputs")
+"""The class that calls the user's loss; its module imports torch, and this one does not."""
+
 _PACKAGES = ("site-packages", "dist-packages")
 
 
 def raised_by_model(error: Exception) -> str | None:
-    """Return what the code of a model raised, with the place; `None` where the error is not its own.
+    """Return what the code of a model or its loss raised, with the place; `None` where it is not their own.
 
-    It is the model's where a module called what raised, torch for example, and nothing of ours raised it:
-    what we do around a model can raise, too.
+    It is theirs where a module or the user's loss called what raised, torch for example, and nothing of ours
+    raised it: what we do around a model can raise, too.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames or _is_ours(Path(frames[-1][0].f_code.co_filename)):
         return None
     found = [(frame, line) for frame, line in frames if _is_of_model(frame)]
-    if not any(_is_module(frame.f_locals.get("self")) for frame, _ in found):
+    if not any(_calls_the_users(frame.f_locals.get("self")) for frame, _ in found):
         return None
     frame, line = found[-1]
     code, words = frame.f_code, last_words(error)
@@ -41,6 +44,10 @@ def _is_of_model(frame: FrameType) -> bool:
     if _is_installed(path):
         return _is_module(frame.f_locals.get("self"))
     return not path.is_relative_to(_LIBRARY)
+
+
+def _calls_the_users(value: object) -> bool:
+    return _is_module(value) or (type(value).__module__, type(value).__name__) == _GIVEN
 
 
 def _is_module(value: object) -> bool:

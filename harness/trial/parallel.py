@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -31,8 +33,24 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from strategies.estimate.patched import replaced
+from strategies.shard.model.realisation import sum_gradients
 
-_STYLES: Mapping[str, Callable[[], ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
+
+class SummedGradients(ParallelStyle):
+    """A module that each rank runs on its own heads: its parameters are whole, and their gradients sums."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return sum_gradients(module, device_mesh)
+
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "summed": SummedGradients,
+    "column_gathered": partial(ColwiseParallel, output_layouts=Replicate()),
+    "row_scattered": partial(RowwiseParallel, input_layouts=Replicate()),
+}
+"""Ways to split a module, by the words of tensor parallel plans."""
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
@@ -49,8 +67,8 @@ def dp_rank(mesh: Mesh, rank: int) -> int:
 
 
 def parallelise_tensors(model: nn.Module, plan: Mapping[str, str], devices: DeviceMesh) -> nn.Module:
-    """Shard the linears of `plan` over the one dimension of `devices`, in place."""
-    styles = {pattern: _STYLES[style]() for pattern, style in plan.items()}
+    """Split the modules of `plan` over the one dimension of `devices`, in place."""
+    styles = {pattern: STYLES[style]() for pattern, style in plan.items()}
     return parallelize_module(model, devices, styles)
 
 

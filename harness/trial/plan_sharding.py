@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
         compute_in(compute_dtype(experiment, model), model, units.values())
     axis = TensorAxis(
         ranks=mesh.tp,
-        splits=spec.tensor_parallel_plan(),
+        splits=_pairs(spec.tensor_parallel_plan()),
         data_ranks=mesh.dp,
         parameter_shards=mesh.dp_shard,
         parameter_itemsize=PARAMETER_DTYPE[experiment.dtype].itemsize if is_cast else None,
     )
     with autocast(experiment, device)():
         return experiment.shard.plan(model, inputs, axis)
+
+
+def _pairs(plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the linears between which the model's code runs on a shard of features."""
+    return {pattern: style for pattern, style in plan.items() if style in ("column", "row")}

@@ -78,6 +78,8 @@ class Preflight:
         batch = experiment.batch_size // mesh.dp, tokens
         variant = experiment.ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
+        if mesh.tp > 1:
+            self._once(deadline_s, "check_tensor_parallel_plan", model, mesh.tp, batch)
         if experiment.is_sharded:
             usual = replace(experiment.plain(), wrap_order="inside_fsdp", protocol=Protocol(), seed=0)
             self._once(deadline_s, "check_sharding", model, usual)

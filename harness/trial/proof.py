@@ -5,19 +5,29 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+
+import torch
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.links import Link, chain
 from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.parity.module_outputs import first_wrong, module_outputs
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
 from harness.models.base import Batch
 from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
+from harness.trial.without_dropout import WithoutDropout
 
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
+
+_UNREACHED = (
+    "the tensor parallel plan was not compared with the dense model, which does not fit into a rank; "
+    "prove the plan on fewer blocks"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +43,9 @@ class Prover:
         progress: told the number of steps done, and of all.
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
+        dense: makes a fresh model of an experiment that each rank of `tp` computes as a whole.
+        once: returns what a comparison with the dense model gave, which is the same for all variants; it
+            calls the function that it is given where nobody knows.
     """
 
     assembled: Callable[[Experiment], Assembled]
@@ -42,18 +55,26 @@ class Prover:
     is_sequential: bool = False
     progress: Callable[[int, int], None] = lambda _done, _total: None
     earliest: Callable[[int | None], int | None] = lambda step: step
+    dense: Callable[[Experiment], Assembled] | None = None
+    once: Callable[[Link, Callable[[], Parity | None]], Parity | None] = lambda _link, compare: compare()
 
     def prove(self, experiment: Experiment) -> Parity:
-        """Return how the links of `experiment` compare: the first one's numbers, and the others after it."""
+        """Return how the links of `experiment` compare: the first one's numbers, and the others after it.
+
+        The level is that of the links to the model as the mesh shards it, which the variant decides.
+        """
         links = chain(experiment)
         total = sum(link.steps for link in links)
         found: list[Parity] = []
         for link in links:
+            if link.is_dense:
+                break
             done = sum(parity.steps for parity in found)
             found.append(self.compare(link, done=done, total=total))
             gc.collect()  # before the next two models are built
         is_exact = all(parity.level == "bitwise" for parity in found)
-        return replace(found[0], level="bitwise" if is_exact else "tolerance", chain=tuple(found[1:]))
+        proven = replace(found[0], level="bitwise" if is_exact else "tolerance", chain=tuple(found[1:]))
+        return self._reaching(links[-1], proven, total) if links[-1].is_dense else proven
 
     def compare(self, link: Link, *, done: int = 0, total: int | None = None) -> Parity:
         """Return how one link compares; `done` of `total` steps are reported as done before."""
@@ -62,7 +83,45 @@ class Prover:
             self._reported(self._trained(link, link.variant), done, total or link.steps),
             count=link.steps,
         )
-        return replace(parity, compared=link.compared, control=self._control(link, parity.first))
+        control = self._control(link, parity.first)
+        is_named = link.is_dense and control is not None  # on all ranks or on none
+        return replace(
+            parity,
+            compared=link.compared,
+            control=control,
+            first_module=self._first_module(link) if is_named else "",
+        )
+
+    def _reaching(self, link: Link, proven: Parity, total: int) -> Parity:
+        """Return `proven` with the link to the dense model, or with why there is none."""
+        parity = self.once(link, partial(self._against_dense, link, total))
+        if parity is None:
+            return replace(proven, unreached=_UNREACHED)
+        return replace(proven, chain=(*proven.chain, parity))
+
+    def _against_dense(self, link: Link, total: int) -> Parity | None:
+        """Return how the twin compares with the dense model; `None` where that does not fit."""
+        try:
+            parity: Parity | None = self.compare(link, done=total - link.steps, total=total)
+        except torch.OutOfMemoryError:
+            parity = None
+        gc.collect()
+        return parity if self.earliest(0 if parity is None else None) is None else None
+
+    def _first_module(self, link: Link) -> str:
+        """Return the first module of the variant that gives something else than the dense model's does."""
+        assert link.tolerance is not None
+        whole, split = (
+            module_outputs(
+                self._made(link, is_dense=is_dense),
+                self.batch(0),
+                seed=link.variant.seed,
+                dp_rank=self.dp_rank,
+            )
+            for is_dense in (True, False)
+        )
+        tp = link.variant.mesh.tp
+        return first_wrong(whole, split, relative=link.tolerance.relative, part=self.rank % tp, parts=tp)
 
     def _control(self, link: Link, first: First | None) -> Parity | None:
         """Return how the plain model compares with itself where the variant differs, before that is blamed.
@@ -75,25 +134,35 @@ class Prover:
             return None
         for _ in range(CONTROLS):
             gc.collect()  # before the next two models are built
-            control = self._compared(link, self._trained(link, link.baseline), count=step + 1)
+            control = self._compared(link, self._baseline(link), count=step + 1)
             if self.earliest(None if control.first is None else control.first.step) is not None:
                 break
         return control
 
     def _compared(self, link: Link, actual: Iterator[Snapshot], *, count: int) -> Parity:
         """Return how `actual` compares with a fresh baseline of `link`."""
-        expected = self._trained(link, link.baseline)
-        if self.is_sequential:
+        expected = self._baseline(link)
+        if self.is_sequential or link.is_dense:
             expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
             actual = (snapshot.to_host() for snapshot in actual)
         return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=_accepted(link))
 
-    def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
+    def _baseline(self, link: Link) -> Iterator[Snapshot]:
+        return self._trained(link, link.baseline, is_dense=link.is_dense)
+
+    def _trained(self, link: Link, experiment: Experiment, *, is_dense: bool = False) -> Iterator[Snapshot]:
         """Yield what each step computes; the model lives as long as the iterator."""
         batches = map(self.batch, range(link.steps))
+        trainee = self._made(link, is_dense=is_dense) if link.is_dense else self.assembled(experiment)
         yield from trained_steps(
-            self.assembled(experiment), batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
+            trainee, batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
         )
+
+    def _made(self, link: Link, *, is_dense: bool) -> Assembled:
+        """Return the dense model of a link, or its variant, neither of which drops anything out."""
+        assert self.dense is not None, "a mesh with tp has a dense model"
+        made = (self.dense if is_dense else self.assembled)(link.variant)
+        return replace(made, autocast=WithoutDropout)
 
     def _reported(self, snapshots: Iterator[Snapshot], done: int, total: int) -> Iterator[Snapshot]:
         for step, snapshot in enumerate(snapshots, done):

@@ -15,20 +15,24 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
+from harness.experiment.links import Link
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
+from harness.measure.parity.snapshot import require_comparable
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
+from harness.records.measured import MeasuredWork
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
+from harness.trial.shared_proof import SharedProof
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
 from strategies.shard.model.shard_plan import ShardPlan
@@ -58,9 +62,10 @@ class _Bench:
     batch: Callable[[int], Batch]
     sharding: ShardPlan | None
 
-    def assemble(self, experiment: Experiment) -> Assembled:
+    def assemble(self, experiment: Experiment, *, is_dense: bool = False) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        return assemble(experiment, self.context.device, self.devices, self.batch(0), sharding=self.sharding)
+        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense}
+        return assemble(experiment, self.context.device, self.devices, self.batch(0), **options)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
@@ -108,6 +113,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
         if plan.baseline != "none":
             twin = _measure(bench, plan.experiment.twin())
             measured["baseline"] = {key: twin[key] for key in ("memory", "work")}
+            measured["work"] = asdict(MeasuredWork(**variant["work"]).beyond(MeasuredWork(**twin["work"])))
             context.keep(measured)
             measured["parity"] = _prove(bench).as_json()
             context.keep(measured)
@@ -128,7 +134,7 @@ def _measure(
     trainee = bench.assemble(experiment)
     on_built()
     for step in range(_UNMEASURED_STEPS):
-        _step(trainee, bench.batch(step))
+        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
     batch = bench.batch(_UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
@@ -143,10 +149,16 @@ def _measure(
     }
 
 
-def _step(trainee: Assembled, batch: Batch) -> None:
-    """Train by one step: forget gradients, forward, backward, update."""
+def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
+    """Train by one step: forget gradients, forward, backward, update.
+
+    Raises:
+        ConfigError: the outputs are to be compared later, and cannot be.
+    """
     trainee.zero_grad()
-    _, loss = trainee.forward(batch)
+    outputs, loss = trainee.forward(batch)
+    if is_compared:
+        require_comparable(outputs)
     trainee.backward(loss)
     trainee.update()
 
@@ -154,17 +166,32 @@ def _step(trainee: Assembled, batch: Batch) -> None:
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment, context = bench.plan.experiment, bench.context
+    earliest = partial(_earliest, context.device)
     prover = Prover(
         assembled=bench.assemble,
+        dense=partial(bench.assemble, is_dense=True),
+        once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,
         dp_rank=dp_rank(experiment.mesh, context.rank),
         is_sequential=bench.plan.baseline == "sequential",
         progress=context.progress,
-        earliest=partial(_earliest, context.device),
+        earliest=earliest,
     )
     with _deterministic(enabled=experiment.protocol.deterministic):
         return prover.prove(experiment)
+
+
+def _once(
+    context: RankContext,
+    earliest: Callable[[int | None], int | None],
+    link: Link,
+    compare: Callable[[], Parity | None],
+) -> Parity | None:
+    """Return what `compare` gives, or gave in another trial of the sweep."""
+    folder = context.trial_dir.parent
+    shared = SharedProof(folder=folder, rank=context.rank, device=context.device, earliest=earliest)
+    return shared(link, compare)
 
 
 def _earliest(device: torch.device, step: int | None) -> int | None:

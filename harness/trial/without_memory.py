@@ -21,6 +21,7 @@ from harness.trial.assemble import planned_step
 from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
+from harness.trial.split_check import check_split
 from strategies import Strategy
 from strategies import chunk as chunking
 from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
@@ -66,14 +67,31 @@ def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -
         require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
 
 
+def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:
+    """Refuse a tensor parallel plan that does not fit the model.
+
+    Args:
+        model: model of the trial.
+        tp: number of ranks that share tensors.
+        batch: samples of one rank, and tokens of each.
+
+    Raises:
+        ConfigError: naming the pattern or the module.
+    """
+    check_split(model, _batch(model, batch).to(torch.device("meta")), tp)
+
+
 def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
     """Refuse a sharding variant that finds no plan for the model.
 
     Raises:
+        ConfigError: the model takes an input by name alone.
         StrategyError: naming the operator or the limit.
     """
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    plan_sharding(experiment, _batch(model, batch).inputs, torch.device(_PLANNED_FOR))
+    sample = _batch(model, batch)
+    _require_positions(sample, "shard")
+    plan_sharding(experiment, sample.inputs, torch.device(_PLANNED_FOR))
 
 
 def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
@@ -82,9 +100,11 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     Kernels of another device may keep a budget that the CPU's do not: there the ranks decide.
 
     Raises:
+        ConfigError: the model takes an input by name alone.
         StrategyError: naming the operator, the budget or the unit.
     """
     chunk, built, sample = _planned(experiment, experiment.chunk)
+    _require_positions(sample, "chunk")
     try:
         built = chunk.apply(built, sample.inputs)
     except chunking.InfeasibleBudget:
@@ -93,6 +113,14 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
         raise
     if experiment.mesh.is_sharded and model.layers_fqn and isinstance(chunk, ChecksUnits):
         chunk.check_units(built, children_of(built, model.layers_fqn))
+
+
+def _require_positions(sample: Batch, group: str) -> None:
+    """Refuse inputs that have no position, which a plan of positional inputs would leave out."""
+    if sample.keywords:
+        names = ", ".join(map(repr, sample.keywords))
+        problem = f"plans inputs by position, but forward takes {names} by name, one of them by name alone"
+        raise ConfigError(group, f"{problem}; let forward take all of them by position, or use {group}=none")
 
 
 def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:

@@ -14,18 +14,18 @@ import yaml
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.nested import listing, nested_forward, scopes
+from strategies.nested import labels as labelling
+from strategies.nested import nested_forward, tape_listing, tape_writer
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.tracing import shadow as shadows
+from strategies.tracing import without_data
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from strategies.nested.nested_forward import NestedForward
-    from strategies.nested.program import NestedProgram
-    from strategies.nested.scopes import Labels
+    from strategies.nested.labels import Labels
+    from strategies.nested.tape_writer import Nest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,8 @@ class Nested(Strategy):
         preserve_rng_state: recompute with the random numbers of forward; without it, dropout makes
             gradients wrong and nothing says so.
         early_stop: end a recomputation when the last needed tensor is there.
+        rewind: recompute with the state that forward found: buffers and attributes of modules, Python's and
+            NumPy's random numbers, context variables; afterwards all is as it was before.
 
     Source: Chen et al. 2016, arXiv:1604.06174, section 4.1 and algorithm 2 (recursion); ColossalAI's
         nested activation checkpoint code generation for the labels.
@@ -70,6 +72,7 @@ class Nested(Strategy):
     keep: Any = ()  # a list of paths
     preserve_rng_state: bool = True
     early_stop: bool = True
+    rewind: bool = True
 
     def __post_init__(self) -> None:
         check_simple_fields("ac", self)
@@ -105,16 +108,18 @@ class Nested(Strategy):
                 )
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
-        """Return `model`, with a region around each forward that holds some.
+        """Return `model`, with a region around its forward that writes the tapes of the others.
 
-        Without a sample, the labels are only compared with the model's modules here, and with its calls
-        when it is first called.
+        With a sample the labels are compared with the model's calls here, if these can be followed without
+        data; otherwise when the model is first called.
 
         Raises:
-            StrategyError: the labels do not fit the model, the model is checkpointed already, its forward
-                cannot be recorded, or FSDP1 stands around a module already.
+            StrategyError: the labels do not fit the model, or the model is checkpointed already.
         """
-        self._applied(model, sample)
+        settings, plain = self._settings(model)
+        if sample:
+            _check_calls(settings, plain, sample)
+        region.enclose(plain, nested_forward.NestedForward(settings), holds_call=False)
         return model
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
@@ -123,72 +128,65 @@ class Nested(Strategy):
         Raises:
             StrategyError: naming the unit.
         """
-        for forward in _forwards(model):
-            for fqn in forward.looked_through():
-                if fqn in units:
-                    problem = f"a region begins inside {fqn!r}, an FSDP unit, and ends outside of it"
-                    raise StrategyError(
-                        "ac.labels", f"{problem}, or the other way round; end it with {fqn!r}"
-                    )
+        labels_of_model = self._labels(blocks.unwrapped(model))
+        for fqn in units:
+            if labels_of_model.crosses(fqn):
+                problem = f"a region begins inside {fqn!r}, an FSDP unit, and ends outside of it"
+                raise StrategyError("ac.labels", f"{problem}, or the other way round; end it with {fqn!r}")
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
-        """Return the tree of regions and the code of each forward that holds some."""
-        forward, programs = self._applied(model, sample)
-        assert forward.layout is not None
-        return "\n\n".join(
-            [
-                forward.layout.text(),
-                *(f"# {each.name}\n{listing.code_text(each.code)}" for each in programs),
-            ]
-        )
+        """Return the tree of regions, and the tape of a step as code."""
+        settings, plain = self._settings(model)
+        with without_data.following(lambda: "the model"):
+            return tape_listing.follow(settings, plain, sample).text()
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the bytes that the latest step moved, and the regions."""
-        forwards = _forwards(model)
-        moved = {path: each for forward in forwards for path, each in forward.offloadings.items()}
-        plans = [plan for forward in forwards if (plan := forward.plan(moved)) is not None]
-        offloaded_bytes = max((forward.observe().offloaded_bytes for forward in forwards), default=0)
-        return Observation(offloaded_bytes=offloaded_bytes, plan=plans[0] if plans else None)
+        found = region.regions(blocks.unwrapped(model)).get("")
+        return Observation() if found is None else found.observe()
 
-    def _applied(
-        self, model: nn.Module, sample: tuple[Any, ...]
-    ) -> tuple[NestedForward, list[NestedProgram]]:
+    def _settings(self, model: nn.Module) -> tuple[Nest, nn.Module]:
+        """Return what is to be done, and the plain model; refuse what cannot fit."""
         region.refuse_enclosed(model)
         plain = blocks.unwrapped(model)
-        shadow = shadows.Shadow.of(plain)
-        labels = self._labels(plain)
-        scopes.check_names(shadow, labels)
-        nest = nested_forward.Nest(
-            labels=labels,
-            options={"use_reentrant": False} | self._unusual_options(),
-            offload=_kinds(self.offload or {}),
-            kept=frozenset(self.keep),
-        )
+        found = self._labels(plain)
+        found.check(plain)
+        kinds = _kinds(self.offload or {})
+        found.check_regions("ac.keep", self.keep)
+        found.check_regions("ac.offload", kinds)
         region.refuse_own_forward({blocks.plain_class(plain).__name__: plain})
-        forward = nested_forward.NestedForward(nest, shadow=shadow)
-        programs = forward.lay_out(plain, sample, {}) if sample else []
-        region.enclose(plain, forward, holds_call=False)
-        return forward, programs
-
-    def _unusual_options(self) -> dict[str, bool]:
-        """Return what `checkpoint` must be told, which does both of these unless it is."""
-        switches = {"preserve_rng_state": self.preserve_rng_state, "early_stop": self.early_stop}
-        return {name: False for name, is_on in switches.items() if not is_on}
+        settings = tape_writer.Nest(
+            labels=found,
+            kept=frozenset(self.keep),
+            preserve_rng_state=self.preserve_rng_state,
+            early_stop=self.early_stop,
+            rewind=self.rewind,
+            offload=kinds,
+        )
+        return settings, plain
 
     def _labels(self, model: nn.Module) -> Labels:
         if self.labels is not None:
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
-            return scopes.Labels(paths=paths, where="ac.labels", is_partial=False)
+            return labelling.Labels(paths=paths, where="ac.labels", is_partial=False)
         names = blocks.names_of_children(model, self.layers_fqn)
         if self.levels is None:
             split = _root_paths(len(names))
         else:
             split = even_paths(len(names), self.levels, "ac.levels")
-        return scopes.Labels(paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True)
+        return labelling.Labels(
+            paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True
+        )
 
 
-def _forwards(model: nn.Module) -> list[NestedForward]:
-    return [each for each in region.regions(model).values() if isinstance(each, nested_forward.NestedForward)]
+def _check_calls(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> None:
+    """Refuse labels that do not fit the calls of `model`, where these can be followed without data."""
+    try:
+        tape_listing.follow(settings, model, sample)
+    except StrategyError:
+        raise
+    except Exception:  # noqa: BLE001 (a forward may need data in any way; it will say so when it has them)
+        return
 
 
 def _root_paths(count: int) -> tuple[Path, ...]:

@@ -63,6 +63,11 @@ class Chunking(Strategy):
         """
         raise NotImplementedError
 
+    def has_loss(self, model: nn.Module) -> bool:
+        """Whether the plan on `model` goes on to the loss."""
+        forward = chunked_forward.chunked_forwards(model).get("")
+        return forward is not None and forward.loss is not None
+
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         """Refuse an FSDP unit inside a chunked forward, which would never call the unit.
 

@@ -25,7 +25,7 @@ class Budget(Chunking):
 
     Saved: in training, the inputs of loops, and of blocks that run again as a whole.
     Recomputed: in backward, the operators of loops and of such blocks, once.
-    The loss outside the model is counted, and not chunked.
+    The loss outside the model is counted; that of a language model is chunked where a budget needs it.
 
     Fields:
         budget_mib: MiB of activations, above 0.

@@ -15,10 +15,11 @@ from strategies.chunk.planning.chunk_plan import ChunkPlan
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.running.runtime import ChunkLoop
 from strategies.chunk.running.schedule_code import lower
-from strategies.nested.listing import code_text
 from strategies.regions.blocks import unwrapped
+from strategies.tracing.code_text import code_text
 
 _MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes)_")
+_WHOLE_DIMENSIONS = re.compile(r"(Axis\(\d+, \d+, \d+), 1, 0, 0\)")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
 such as its inputs and what other scopes keep for backward, is not among them."""
 
@@ -48,8 +49,8 @@ def memory_view(plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step
 
 
 def _plain(code: str) -> str:
-    """Return code with short names of the modules that functions come from."""
-    return _MODULES.sub(r"\1.", code)
+    """Return code with short names of the modules that functions come from, and without usual values."""
+    return _WHOLE_DIMENSIONS.sub(r"\1)", _MODULES.sub(r"\1.", code))
 
 
 def _summary(plan: ChunkPlan) -> str:

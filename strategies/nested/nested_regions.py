@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from strategies.errors import StrategyError
 
@@ -128,7 +128,7 @@ def filled(paths: Sequence[Path | None]) -> tuple[Path, ...]:
     for path in reversed(paths):
         latest = latest if path is None else path
         after.append(latest)
-    return tuple(_common(left, right) for left, right in zip(before, reversed(after), strict=True))
+    return tuple(common(left, right) for left, right in zip(before, reversed(after), strict=True))
 
 
 def render(regions: Sequence[NestedRegion], names: Sequence[str]) -> str:
@@ -136,7 +136,8 @@ def render(regions: Sequence[NestedRegion], names: Sequence[str]) -> str:
     return "\n".join(_lines(regions, names, start=0, stop=len(names), indent=""))
 
 
-def _common(left: Path, right: Path) -> Path:
+def common(left: Path, right: Path) -> Path:
+    """Return the path of the innermost region around both."""
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
     return tuple(index for index, _ in pairs)
 
@@ -153,20 +154,33 @@ def _regions(
         first, behind = positions[0], positions[-1] + 1
         path = paths[first][: depth + 1]
         if index in ends:
-            raise StrategyError(where, _gap(path, names, end=ends[index], begin=first))
+            refuse_gap(path, names, ends[index], first, where)
         ends[index] = behind
         inner = _regions(paths, names, where, depth=depth + 1, start=first, stop=behind)
         yield NestedRegion(path=path, start=first, stop=behind, regions=tuple(inner))
 
 
-def _gap(path: Path, names: Sequence[str], *, end: int, begin: int) -> str:
+def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: str) -> NoReturn:
+    """Refuse a region that ends and begins again.
+
+    Args:
+        path: its path.
+        names: names of all nodes.
+        end, begin: positions behind its last node, and of the one where it begins again.
+        where: configuration path of the labels.
+
+    Raises:
+        StrategyError: naming the nodes between.
+    """
     between = names[end:begin]
     more = f" and {len(between) - _SHOWN} more" if len(between) > _SHOWN else ""
     listed = ", ".join(map(repr, between[:_SHOWN])) + more
     verb = "stands" if len(between) == 1 else "stand"
-    return (
+    raise StrategyError(
+        where,
         f"region {path_name(path)} ends at {names[end - 1]!r} and begins again at {names[begin]!r}; "
-        f"{listed} {verb} between: put what is between into the region, or give the second part another index"
+        f"{listed} {verb} between: put what is between into the region, or give the second part another "
+        "index",
     )
 
 

@@ -22,6 +22,9 @@ _WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})
 class Disguised:
     """Mark of the dynamic classes that strategies put before a user's; see also `FSDPModule`."""
 
+    def __init_subclass__(cls) -> None:
+        """Tell nobody: a user's class that keeps a list of its subclasses has no more of them."""
+
 
 class Enclosed(Disguised):
     """Mark of the dynamic classes that put a region around a module; see `strategies.regions.region`."""

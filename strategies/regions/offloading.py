@@ -113,7 +113,7 @@ class _Pack:
         self.is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
         self.enclosing: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
         self._region = region
-        self._kept = _KeptStorages(module, inputs)
+        self._kept = KeptStorages(module, inputs)
         self._inputs = {_identity(tensor) for tensor in inputs} if region.kind != "all" else set()
         owned = chain(inputs, module.parameters(), module.buffers())
         # where there is an accelerator, tensors of the CPU are on the host already
@@ -143,7 +143,7 @@ def _unpack(packed: Packed) -> Tensor:
     return packed()
 
 
-class _KeptStorages:
+class KeptStorages:
     """Storages that stay on the device: weights, buffers, and tensors kept as attributes.
 
     Where FSDP gathers inside the region, the weights are other storages once forward runs, so they

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Protocol
 
 from torch import nn
@@ -18,8 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 from strategies.base import Observation
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Enclosed, plain_class, plain_named_modules
+from strategies.regions.disguise import disguise, disguised
 
 _ATTRIBUTE = "_acbench_region"
+_PREFIX = "Enclosed"
 
 _OWN_CHECKPOINTING = {  # flag of a module -> the call on the model that clears it
     "gradient_checkpointing": "gradient_checkpointing_disable()",  # transformers
@@ -94,8 +95,8 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
         holds_call: false for a region that holds `forward` on a sharded module too.
     """
     module.__dict__[_ATTRIBUTE] = region
-    original: Any = type(module)
-    module.__class__ = _enclosed_class(original, holds_call and isinstance(module, FSDPModule))
+    mixin = _EnclosedCall if holds_call and isinstance(module, FSDPModule) else _EnclosedForward
+    disguise(module, mixin, _PREFIX)
 
 
 def regions(model: nn.Module) -> dict[str, Region]:
@@ -151,12 +152,6 @@ class _EnclosedCall(Enclosed):
         return region(self, super().__call__, args, kwargs)  # type: ignore[misc, arg-type]
 
 
-@cache  # one class per class, so that identical blocks stay identical to compilers and pickles
-def _enclosed_class(original: type[Any], holds_call: bool) -> type[nn.Module]:
-    mixin = _EnclosedCall if holds_call else _EnclosedForward
-    return type(f"Enclosed{original.__name__}", (mixin, original), {"__module__": original.__module__})
-
-
 def _rebuild(original: Any) -> nn.Module:
-    enclosed = _enclosed_class(original, False)  # what FSDP2 shards is not copied
+    enclosed = disguised(_EnclosedForward, original, _PREFIX)  # what FSDP2 shards is not copied
     return enclosed.__new__(enclosed)

@@ -33,7 +33,7 @@ from strategies.regions.versions import Version, version_of
 SMALL_BYTES = 2**16
 """Tensors of at most so many bytes are copied whether they change or not."""
 
-_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region"}
+_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", "_compiled_call_impl"}
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
 _DEPTH = 4  # a configuration inside a list inside an attribute
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,9 @@ class OneCandidate(Sharding):
             `RR = RS0 x S0R` input features, `S0R = S0R x RR_0` the first dimension of the batch. On two axes,
             0 is the data-parallel ranks, each with rows of the batch, and 1 is `tp`: `S0S1 = S0R x RS1_0` is
             then the first of the three.
-        modules: pattern of FQNs of linears; `*` stands for any characters.
+        modules: pattern of FQNs of linears; `*` stands for any characters. What has a weight in common with
+            others, such as a tied head, is not split: it stays replicated, and the record's plan says why. A
+            pattern that matches nothing else is refused.
     """
 
     candidate: str = "RS0 = RR x RS0"
@@ -54,7 +56,9 @@ class OneCandidate(Sharding):
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
         graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
-        names = self._names(graph, axis)
+        matching = self._matching(graph)
+        kept_whole = self._kept_whole(graph, matching, axis)
+        names = {fqn: self._name(fqn, node, axis) for fqn, node in matching.items() if fqn not in kept_whole}
         if any(node.is_random or (node.leaf is not None and node.leaf.split) for node in graph.nodes):
             # what it is compared with, which must be right itself
             graph = choices.with_random_numbers_of(graph, choices.megatron(graph))
@@ -62,13 +66,13 @@ class OneCandidate(Sharding):
         if choice is None:
             problem = f"{self.candidate!r} would draw other random numbers than shard=none"
             raise StrategyError("shard.candidate", f"{problem}; use model.dropout=0, or other modules")
-        return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
+        return replace(shard_plan.ShardPlan.of(graph, choice, axis.ranks), kept_whole=kept_whole)
 
-    def _names(self, graph: ModelGraph, axis: TensorAxis) -> dict[str, str]:
-        """Return the candidate on `tp` of each linear that matches, by its FQN.
+    def _matching(self, graph: ModelGraph) -> dict[str, Node]:
+        """Return the linears that match, by their FQN.
 
         Raises:
-            StrategyError: no linear matches, or one that does has no such candidate.
+            StrategyError: none does.
         """
         linears = {
             node.leaf.fqn: node
@@ -81,29 +85,67 @@ class OneCandidate(Sharding):
             raise StrategyError(
                 "shard.modules", f"{self.modules!r} matches no linear; there are {some or 'none'}"
             )
-        return {fqn: self._name(fqn, node, axis) for fqn, node in matching.items()}
+        return matching
 
-    def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
-        on_tp = {
-            option.candidate.name: option.candidate.choice
-            for option in node.options
-            if option.candidate is not None
+    def _kept_whole(
+        self, graph: ModelGraph, matching: Mapping[str, Node], axis: TensorAxis
+    ) -> dict[str, str]:
+        """Return why some of the linears that match lack the candidate: their weight cannot be split.
+
+        Raises:
+            StrategyError: that holds for all of them.
+        """
+        found = {
+            fqn: graph.kept_whole[fqn]
+            for fqn, node in matching.items()
+            if fqn in graph.kept_whole and self._found(node, axis) is None
         }
+        if matching.keys() == found.keys():
+            fqn, reason = next(iter(found.items()))
+            problem = f"{fqn!r} {reason}, so that it is not split, and {self.modules!r} matches nothing else"
+            raise StrategyError("shard.modules", f"{problem}; use a candidate of rows, S0R = S0R x RR_0")
+        return found
+
+    def _found(self, node: Node, axis: TensorAxis) -> str | None:
+        """Return the candidate of a linear on `tp`, if it has the one that is asked for."""
+        on_tp = _on_tp(node)
         if self.candidate in on_tp:
             return self.candidate
-        assert node.leaf is not None
-        on_both = {
-            _name_on_both(node.leaf, choice): name for name, choice in on_tp.items() if choice is not None
-        }
-        if axis.data_ranks > 1 and self.candidate in on_both:
-            return on_both[self.candidate]
+        return _on_both(node).get(self.candidate) if axis.data_ranks > 1 else None
+
+    def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
+        """Return the candidate of a linear on `tp`.
+
+        Raises:
+            StrategyError: it has none of that name.
+        """
+        found = self._found(node, axis)
+        if found is not None:
+            return found
+        names, on_both = list(_on_tp(node)), _on_both(node)
         problem = f"{fqn!r} has no candidate {self.candidate!r}"
         if self.candidate in on_both:
             problem += ", because there are no data-parallel ranks to be axis 0; use mesh=shard2_tp2"
         elif axis.data_ranks > 1:
-            on_tp |= dict.fromkeys(on_both)
+            names = [*dict.fromkeys((*names, *on_both))]
             problem += " on axes 0, the data-parallel ranks with rows of their own, and 1, tp, or on tp alone"
-        raise StrategyError("shard.candidate", f"{problem}; it has: {', '.join(on_tp)}")
+        raise StrategyError("shard.candidate", f"{problem}; it has: {', '.join(names)}")
+
+
+def _on_tp(node: Node) -> dict[str, Label]:
+    """Return what the candidates of a linear shard, by their name on `tp`."""
+    return {
+        option.candidate.name: option.candidate.choice
+        for option in node.options
+        if option.candidate is not None
+    }
+
+
+def _on_both(node: Node) -> dict[str, str]:
+    """Return the names of candidates on `tp`, by their name beside an axis of data-parallel ranks."""
+    leaf = node.leaf
+    assert leaf is not None
+    return {_name_on_both(leaf, choice): name for name, choice in _on_tp(node).items() if choice is not None}
 
 
 def _name_on_both(leaf: LeafModule, choice: Label) -> str:

@@ -19,11 +19,12 @@ class Unsharded(Sharding):
     """Leave operators where the mesh puts them; the baseline of every comparison.
 
     Use when: the mesh has no `tp`, or the model's own tensor parallel plan shall run as torch realises it.
+
+    Where the mesh has `tp`, `step_tolerance` is that of the comparison with the dense model.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
-    step_tolerance: ClassVar[Tolerance | None] = None
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> None:
         """Return `None`: nothing is decided."""

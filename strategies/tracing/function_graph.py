@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from strategies.errors import StrategyError
+from strategies.tracing.guard import switches
 from strategies.tracing.module_state import CONSTANTS, SideEffects
 from strategies.tracing.recorder import Frame
 from strategies.tracing.shadow import Shadow
@@ -306,18 +307,4 @@ def _is_named_tuple(value: Any) -> bool:
 
 def _context() -> tuple[Any, ...]:
     """Return what decides, beside its inputs, what an operator does and what autograd keeps of it."""
-    devices = ("cpu", "cuda")
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices),
-        torch._C._autograd._top_saved_tensors_default_hooks(True),  # noqa: SLF001 (no public way to see them)
-        torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.enabled,
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.cuda.cudnn_sdp_enabled(),
-    )
+    return switches(), torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (no public way)

@@ -7,10 +7,13 @@ attributes or generators. Comparing the state before and after finds both.
 from __future__ import annotations
 
 import random
+import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -29,9 +32,17 @@ BOOKKEEPING = frozenset(
 )
 """Attributes of every module that are not of its forward."""
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Attributes of a module that have the hooks around its calls."""
+
 _GROUPS = ("_parameters", "_buffers", "_modules")
 _UNWATCHED = BOOKKEEPING.union(_GROUPS)
+_VALUES = (*CONSTANTS, bytes, range, slice)
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_OPEN = frozenset({"argparse", "collections", "enum", "functools", "types"})
+_CLOSED = (sys.stdlib_module_names | {"torch"}) - _OPEN
+"""Packages whose objects are not looked into: loggers, locks, device meshes."""
+
 _FIRST_SEED = 2**40  # no user's
 
 
@@ -48,46 +59,75 @@ class ByIdentity:
         return id(self.value)
 
 
-def frozen(  # noqa: PLR0911 (one for each kind of value)
-    value: Any, of_tensor: Callable[[Tensor], object] = ByIdentity, *, depth: int = 1
+def frozen(
+    value: Any, of_torch: Callable[[Any], object] = ByIdentity, seen: dict[int, Any] | None = None
 ) -> object:
     """Return `value` as it is now, to be compared with what it is later.
 
     Args:
-        value: constants are compared by value, containers by what they hold, modules by identity, other
-            objects by identity and attributes.
-        of_tensor: what is compared of a tensor.
-        depth: levels of objects whose attributes count: a configuration's own, not those of what it holds.
+        value: constants, arrays and generators are compared by value, containers by what they hold,
+            functions and objects of torch by identity, other objects by identity and attributes.
+        of_torch: what is compared of a tensor or a module.
+        seen: containers and objects, by `id`, that have been looked into.
     """
-    if isinstance(value, CONSTANTS):
-        return type(value), value
-    if isinstance(value, Tensor):
-        return of_tensor(value)
-    if isinstance(value, Mapping):
-        return type(value), _frozen_items(value.items(), of_tensor, depth)
-    if isinstance(value, list | tuple | deque):
-        return type(value), _frozen_items(enumerate(value), of_tensor, depth)
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(value)
-    if isinstance(value, _OPAQUE) or not depth:
+    if isinstance(value, Tensor | nn.Module):
+        return of_torch(value)
+    if isinstance(value, _VALUES):  # a zero has a sign, and a NaN equals itself here
+        return type(value), repr(value) if isinstance(value, float | complex) else value
+    seen = {} if seen is None else seen
+    if isinstance(value, _OPAQUE) or id(value) in seen:
         return ByIdentity(value)
-    return ByIdentity(value), _frozen_items(_attributes(value), of_tensor, depth - 1)
+    seen[id(value)] = value  # an `id` is only its own while it lives
+    for types, content in _CONTENTS:
+        if isinstance(value, types):
+            return type(value), _frozen_items(content(value), of_torch, seen)
+    is_closed = type(value).__module__.partition(".")[0] in _CLOSED
+    return ByIdentity(value), () if is_closed else _frozen_items(_attributes(value), of_torch, seen)
 
 
 def _frozen_items(
-    items: Iterable[tuple[Any, Any]], of_tensor: Callable[[Tensor], object], depth: int
+    items: Iterable[tuple[Any, Any]], of_torch: Callable[[Any], object], seen: dict[int, Any]
 ) -> object:
-    return tuple((key, frozen(each, of_tensor, depth=depth)) for key, each in items)
+    return tuple(
+        (ByIdentity(key) if isinstance(key, Tensor) else key, frozen(each, of_torch, seen))
+        for key, each in items
+    )
 
 
-def kind_of_tensor(tensor: Tensor) -> object:
-    """Return what a recording takes for constant of a tensor that a module holds."""
-    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad
+def _of_an_array(value: Any) -> Iterator[tuple[str, Any]]:
+    yield "kind", f"{value.dtype} {value.shape}"
+    yield "values", repr(value.tolist()) if value.dtype.hasobject else value.tobytes()
 
 
-def held_by(module: nn.Module, name: str) -> Any:
-    """Return what `module` itself, not its class, holds under `name`; `None` where it holds nothing."""
-    return next((group[name] for group in _groups(module) if name in group), None)
+_CONTENTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[Any, Any]]]], ...] = (
+    (Mapping, lambda value: value.items()),
+    ((list, tuple, deque), enumerate),
+    ((set, frozenset), lambda value: ((each, None) for each in sorted(value, key=hash))),
+    ((np.ndarray, np.generic), _of_an_array),
+    ((bytearray, memoryview, array), lambda value: [("values", bytes(value))]),
+    (partial, lambda value: [("of", value.func), *enumerate(value.args), *value.keywords.items()]),
+    (random.Random, lambda value: enumerate(value.getstate())),
+    (np.random.Generator, lambda value: value.bit_generator.state.items()),
+    (np.random.RandomState, lambda value: enumerate(value.get_state())),
+)
+"""What is compared of values that have no attributes, or have their content elsewhere, by type."""
+
+
+def kind_of_tensor(tensor: Any) -> object:
+    """Return what a recording takes for constant of a tensor that a module holds; modules as they are."""
+    if isinstance(tensor, nn.Module):
+        return ByIdentity(tensor)
+    return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether something else than the forward happens when `module` is called."""
+    return any(vars(module)[name] for name in HOOKS)
+
+
+def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:
+    """Return what `module` itself, not its class, holds under `name`; `otherwise` where it holds nothing."""
+    return next((group[name] for group in _groups(module) if name in group), otherwise)
 
 
 @contextmanager

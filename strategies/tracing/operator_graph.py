@@ -39,8 +39,9 @@ from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
 from strategies.tracing.following import as_with_data
+from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
-from strategies.tracing.recorder import Frame
+from strategies.tracing.recorder import OF_CALLS, Frame
 from strategies.tracing.shadow import Shadow
 
 _aten = torch.ops.aten
@@ -62,6 +63,7 @@ _NOT_THEIRS = (
 )
 _REMEDY = "move the call out of the model, or use chunk=none"
 _SQUEEZES = frozenset({_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims})
+_NLL_LOSSES = frozenset({_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default})
 _MASKS = frozenset({torch.bool, torch.uint8})
 
 
@@ -73,16 +75,17 @@ class ScopeGraph:
         fqn: FQN of the scope in the model, `""` for the model itself.
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
-            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does, and
-            `meta["standing"]` has the storages of its results that are no new ones, and `meta["opaque"]` says
-            that the module is no scope but opaque; the rest are ATen operators. Each node has its result in
-            `meta["val"]`; `meta["written"]` says that one of them writes in place to memory that it lies on.
+            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does;
+            `meta["standing"]` has the storages of its results that are no new ones, `meta["returns"]` the
+            kind of its result, and `meta["opaque"]` says that the module is no scope but opaque; the rest are
+            ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of
+            them writes in place to memory that the result lies on.
             `meta["has_gradients"]` of the output says that forward ran with gradients on.
         outputs: leaves of the return value; a tensor is its `OutputIndex`.
         structure: tree structure of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
-        reads: FQN, relative to the scope, and attribute of everything that forward read of modules; reads
-            of inner scopes are left out.
+        reads: FQN, relative to the scope, and attribute of everything that forward read of modules, inner
+            scopes included.
     """
 
     fqn: str
@@ -114,7 +117,7 @@ class Recorded:
     """The forward of a model as graphs.
 
     Fields:
-        graphs: of each call of a scope, inner ones first, the model itself last.
+        graphs: graph of each call of a scope, inner ones first, the model itself last.
         opaque: FQNs of the modules that run as they are, with the reason.
     """
 
@@ -128,6 +131,7 @@ def record(
     opaque: Mapping[str, str],
     *,
     where: str = "chunk",
+    forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
 ) -> Recorded:
     """Return the graphs of a forward, in which as little as possible is opaque.
 
@@ -136,6 +140,7 @@ def record(
         scopes: FQNs of inner scopes.
         opaque: FQNs of modules that are known to be opaque, with the reason.
         where: configuration path that messages name.
+        forward: makes of the shadow of the model what runs on the inputs; `None`: its forward.
 
     Raises:
         StrategyError: forward depends on data, an operator cannot run without it, or the model itself does
@@ -145,8 +150,10 @@ def record(
     while True:
         shadow, args, kwargs = cast()
         found |= dict.fromkeys(_recurrent(shadow.model), "is a recurrent layer")
-        cut = frozenset(fqn for fqn in scopes if not _is_within(fqn, found))
-        once = partial(record_scopes, shadow, cut, args, kwargs, opaque=frozenset(found), where=where)
+        cut = frozenset(fqn for fqn in scopes if not is_within(fqn, found))
+        run = None if forward is None else forward(shadow.model)
+        known = frozenset(found)
+        once = partial(record_scopes, shadow, cut, args, kwargs, opaque=known, where=where, forward=run)
         try:
             return Recorded(graphs=_forgiven(once), opaque=found)
         except OpaquePart as part:
@@ -179,7 +186,8 @@ def _recurrent(model: nn.Module) -> list[str]:
     return [fqn for fqn, module in model.named_modules() if fqn and isinstance(module, nn.RNNBase)]
 
 
-def _is_within(fqn: str, others: Iterable[str]) -> bool:
+def is_within(fqn: str, others: Iterable[str]) -> bool:
+    """Whether a module is one of `others`, or lies below one of them; all by FQN."""
     return any(fqn == other or fqn.startswith(f"{other}.") for other in others)
 
 
@@ -195,6 +203,7 @@ def record_scopes(
     *,
     opaque: frozenset[str] = frozenset(),
     where: str = "chunk",
+    forward: Callable[..., Any] | None = None,
 ) -> list[ScopeGraph]:
     """Return the graph of each call of a scope, inner ones first, the model itself last.
 
@@ -204,6 +213,7 @@ def record_scopes(
         args, kwargs: inputs of the model, tensors of the shadow.
         opaque: FQNs of the modules whose calls are one node each.
         where: configuration path that messages name.
+        forward: what runs on the inputs; `None`: forward of the shadow.
 
     Raises:
         OpaquePart: a module does what a graph would not repeat; the message names it.
@@ -219,7 +229,7 @@ def record_scopes(
             recorder.frame("", args, kwargs),
         ):
             recorder.begin()
-            recorder.finish_model(shadow.model.forward(*args, **kwargs))
+            recorder.finish_model((forward or shadow.model.forward)(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise recorder.unplannable(error.func, "whose result or shape depends on data", error) from error
     except UnsupportedOperatorException as error:
@@ -327,6 +337,10 @@ class _OperatorRecorder(TorchDispatchMode):
         output.meta["has_gradients"] = self._has_gradients
         _drop_internal_detaches(frame)
         frame.graph.eliminate_dead_code(_is_impure)
+        for node in frame.graph.find_nodes(op="get_attr"):  # forward may have read it under another name
+            if node.target not in frame.constants:
+                fqn, _, name = str(node.target).rpartition(".")
+                frame.note_read(fqn, name)
         self.graphs.append(
             ScopeGraph(
                 fqn=frame.fqn,
@@ -339,13 +353,18 @@ class _OperatorRecorder(TorchDispatchMode):
         )
 
     def read(self, module: nn.Module, name: str) -> None:
-        """Take note that the forward of the innermost scope reads `module.name`."""
-        frame = self._frames[-1] if self._frames else None
-        if frame is None or self._is_inside_opaque:
-            return
-        fqn, prefix = self._shadow.fqns[id(module)], f"{frame.fqn}." if frame.fqn else ""
-        if fqn == frame.fqn or fqn.startswith(prefix):
-            frame.note_read("" if fqn == frame.fqn else fqn.removeprefix(prefix), name)
+        """Take note that the forwards of the running scopes read `module.name`.
+
+        What an outer scope does follows from what an inner one returns, and so from what that reads. What an
+        opaque module reads is its own: it runs as it is.
+        """
+        fqn = self._shadow.fqns[id(module)]
+        if self._is_inside_opaque or (fqn in self._scopes and name in OF_CALLS):
+            return  # a scope is called as it is
+        for frame in self._frames:
+            prefix = f"{frame.fqn}." if frame.fqn else ""
+            if fqn == frame.fqn or fqn.startswith(prefix):
+                frame.note_read("" if fqn == frame.fqn else fqn.removeprefix(prefix), name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
@@ -406,6 +425,7 @@ class _OperatorRecorder(TorchDispatchMode):
         node = outer.graph.call_module(fqn.removeprefix(f"{outer.fqn}.") if outer.fqn else fqn, *given)
         node.meta["autocast"] = autocast_dtypes()
         node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
+        node.meta["returns"] = kind_of_result(result)
         self._own_results(result, node)
         node.meta["standing"] = self._standing.intersection(map(key_of, tensors_of(node)))
         return node
@@ -428,8 +448,8 @@ class _OperatorRecorder(TorchDispatchMode):
             self._written |= _written_by(func, args, kwargs)
             return func(*args, **kwargs)
         self._refuse_call(func, args, kwargs)
-        if func is _aten.nll_loss_forward.default and args[3] != 0 and args[2] is None:
-            return self._by_rows(*args)
+        if func in _NLL_LOSSES and args[3] != 0:
+            return self._by_rows(func, args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
             _on_new_memory(args[0], self._node(args[0]))
@@ -467,15 +487,20 @@ class _OperatorRecorder(TorchDispatchMode):
             return False
         return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options)))
 
-    def _by_rows(self, scores: Tensor, targets: Tensor, weight: None, reduction: int, ignored: int) -> Any:
+    def _by_rows(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Record a reduced loss as one number a row, so that rows can be chunked, and their reduction."""
+        scores, targets, weight, reduction, ignored = args
 
         def run(func: Any, *args: Any) -> Any:
             return self.__torch_dispatch__(func, (), args)
 
-        rows, _ = run(_aten.nll_loss_forward.default, scores, targets, weight, 0, ignored)
-        total = run(_aten.sum.default, rows)
-        count = run(_aten.sum.default, run(_aten.ne.Scalar, targets, ignored))
+        rows, _ = run(func, scores, targets, weight, 0, ignored)
+        total, counted = run(_aten.sum.default, rows), run(_aten.ne.Scalar, targets, ignored)
+        if weight is not None:
+            known = run(_aten.mul.Tensor, targets, counted)
+            weights = run(_aten.index.Tensor, weight, [known])
+            counted = run(_aten.mul.Tensor, weights, counted)
+        count = run(_aten.sum.default, counted)
         is_mean = reduction == 1
         return run(_aten.div.Tensor, total, count) if is_mean else total, count
 
@@ -533,7 +558,7 @@ class _OperatorRecorder(TorchDispatchMode):
         name = next((name for name in names or () if name.startswith(prefix)), None)
         if name is not None:
             return name.removeprefix(prefix)
-        if names is not None or isinstance(tensor, FakeTensor):
+        if names is not None or isinstance(tensor, FakeTensor | nn.Parameter):
             problem = (
                 f"{frame.fqn or 'the model'!r} uses a tensor that comes neither from it nor from its inputs"
             )

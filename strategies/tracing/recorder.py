@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from strategies.regions.blocks import submodule, unwrapped
-from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, frozen, held_by, kind_of_tensor
+from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, HOOKS
 
-_UNREAD = BOOKKEEPING | {"_compiled_call_impl", "forward"}  # attributes that calls read, and no forward
+OF_CALLS = frozenset({*HOOKS, "forward"})
+"""Attributes of a module that its calls read."""
+
+_UNREAD = BOOKKEEPING.difference(HOOKS) | {"_compiled_call_impl"}  # that calls read, and no forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class Frame:
                 yield part, self.graph.call_function(operator.getitem, (node, key))
 
     def note_read(self, fqn: str, name: str) -> None:
-        """Note that forward reads the attribute `name` of the module `fqn`, unless only calls read that."""
-        if name not in _UNREAD:
+        """Note that forward, or a call in it, reads the attribute `name` of the module `fqn`."""
+        if name not in _UNREAD and (fqn or name not in OF_CALLS):
             self.reads[fqn, name] = None
 
     def finish(
@@ -93,8 +95,3 @@ def leaves_of(outputs: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
         results: output of the graph.
     """
     return [results[each.index] if isinstance(each, OutputIndex) else each for each in outputs]
-
-
-def value_read(module: nn.Module, fqn: str, name: str) -> object:
-    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
-    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)

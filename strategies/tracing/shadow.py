@@ -127,11 +127,16 @@ class Shadow:
 
 def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
     """Return `inputs` with every tensor as one of `shadow`, on `device`; the same one for the same."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
     assert shadow.mode is not None
     with shadow.mode:
-        fakes = {key: _empty_like(tensor, device) for key, tensor in tensors.items()}
-    return tree_map_only(Tensor, lambda tensor: fakes[id(tensor)], inputs)
+        return mapped_once(partial(_empty_like, device=device), inputs)
+
+
+def mapped_once(make: Callable[[Tensor], Tensor], inputs: Any) -> Any:
+    """Return `inputs` with `make` of every tensor, the same one for the same."""
+    tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    made = {key: make(tensor) for key, tensor in tensors.items()}
+    return tree_map_only(Tensor, lambda tensor: made[id(tensor)], inputs)
 
 
 def device_of(leaves: list[Any]) -> torch.device:

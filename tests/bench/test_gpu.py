@@ -49,7 +49,7 @@ def of_module(start: str) -> list[Any]:
     return [pytest.param(command, id=command.name) for command, module in named if module.startswith(start)]
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", ["cuda", pytest.param("cpu", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("command", of_module("harness"))
 def test_every_point_of_a_sweep_is_an_experiment(
     command: Command, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

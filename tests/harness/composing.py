@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
@@ -16,21 +20,38 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import Local
 from harness.launchers.task import Point
+from harness.models.base import ModelSpec
+from harness.models.python import PythonSpec
 from harness.schema import settings
-from harness.trial.preflight import Preflight
+from harness.trial.preflight import Preflight, Refusal, built_refusal
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes; choices of groups are composed once, values are set in a copy."""
+    values = [word for word in overrides if _is_value(word)]
+    config: DictConfig = pickle.loads(_chosen(tuple(word for word in overrides if word not in values)))
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    return config
+
+
+@cache
+def _chosen(overrides: tuple[str, ...]) -> bytes:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return pickle.dumps(compose("config", overrides=list(overrides)))
+
+
+def _is_value(word: str) -> bool:
+    """Whether an override sets a value that is there, and so chooses nothing; a name may be of a group."""
+    name = word.partition("=")[0]
+    return name.replace(".", "").isidentifier() and not (CONF / name).is_dir()
 
 
 def point_of(line: str) -> Point:
     """Return the point of a command without quotes, `acbench <line>`."""
-    return cli.point(composed(_words(line)), Local(), Preflight())
+    return cli.point(composed(_words(line)), Local(), _preflight())
 
 
 def experiment_of(line: str) -> Experiment:
@@ -44,11 +65,28 @@ def refusal_of(line: str) -> str:
     try:
         config = composed(_words(line))
         settings(config)
-        refusal = cli.point(config, Local(), Preflight()).refusal
+        refusal = cli.point(config, Local(), _preflight()).refusal
     except (HydraException, ConfigError) as error:
         return cli._explain(error)
     assert refusal is not None, f"nothing is wrong with {line!r}"
     return str(refusal)
+
+
+def _preflight() -> Preflight:
+    """Return the checks of one command; what they find of a model of ours is remembered for all."""
+    return Preflight(built=_built)
+
+
+def _built(check: str, deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
+    if isinstance(model, PythonSpec):
+        return built_refusal(check, deadline_s, model, *others)
+    key = repr((check, deadline_s, model, others))
+    if key not in _refusals:
+        _refusals[key] = built_refusal(check, deadline_s, model, *others)
+    return _refusals[key]
+
+
+_refusals: dict[str, Refusal] = {}
 
 
 def rows(messages: Mapping[str, str]) -> list[Any]:

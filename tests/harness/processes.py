@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from harness.process_tree import children_of
 from harness.ranks.culprit import is_waiting
 from harness.ranks.node_report import Halt
 from harness.ranks.rank_report import log_path, read_reports
@@ -30,6 +32,13 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def below(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`."""
+    for child in children_of(pid):
+        yield child
+        yield from below(child)
 
 
 def has_begun(folder: Path, *ranks: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from harness.launchers.base import Sweep
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.progress import SweepProgress
+from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point, Task
 from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
@@ -24,6 +25,16 @@ ENVIRONMENT = "0123456789ab"
 FAILED = Outcome(
     status="failed", error=Failure(kind="SIGTERM", message="it died", rank=0, phase="parity", log=None)
 )
+
+
+class StandingAgent(Agent):
+    """An agent whose fork server stands from one sweep to the next, until `close`."""
+
+    def __init__(self) -> None:
+        super().__init__(PRELOAD)
+
+    def __exit__(self, *_error: object) -> None:
+        """Leave the server as it is."""
 
 
 @cache

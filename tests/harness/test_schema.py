@@ -48,7 +48,8 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     return {
         ("model", "python"): "model.factory=tests.harness.user_models:healthy",
         ("data", "tokens"): f"data.path={path}",
-        ("chunk", "budget"): "chunk.fraction=0.5",
+        ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
+        ("chunk", "minimum"): "model=mlp model.n_layers=1",
         **{("shard", name): "mesh=tp2" for name in shard_variants if name != "none"},
     }
 

@@ -14,12 +14,15 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 FOREVER_S = 600.0
 _WIDTH = 16
@@ -37,6 +40,19 @@ class Block(nn.Module):
         self.before(self)
         output: Tensor = x + self.down(self.up(x).relu())
         return output
+
+
+class ByName(nn.Module):
+    """A model that takes its input by name alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(lambda _block: None) for _ in range(_BLOCKS))
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 class Stack(nn.Module):
@@ -63,6 +79,24 @@ def regression() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tens
     blocks = [nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh()) for _ in range(3)]
     model = nn.Sequential(OrderedDict(layers=nn.Sequential(*blocks)))
     return model, (torch.randn(4, _WIDTH),), lambda outputs: outputs.square().mean()
+
+
+def returns_an_iterator() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Iterator[Tensor]], Tensor]]:
+    model, example, _ = regression()
+    model.register_forward_hook(lambda _module, _inputs, outputs: iter([outputs]))
+    return model, example, lambda outputs: next(outputs).square().mean()
+
+
+def checkpoints_its_head() -> nn.Module:
+    """A model with a checkpoint of its own, beside the blocks."""
+    model = Stack()
+    whole: Any = model.head.forward
+    model.head.forward = partial(checkpoint, whole, use_reentrant=False, early_stop=False)  # type: ignore[method-assign]
+    return model
+
+
+def takes_names() -> tuple[nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    return ByName(), {"x": torch.randn(4, _WIDTH)}, lambda outputs: outputs.square().mean()
 
 
 def reads_values() -> nn.Module:
@@ -117,6 +151,16 @@ def raises() -> nn.Module:
 
 def raises_when_called() -> nn.Module:
     return Stack(lambda _block: _raise())
+
+
+def loss_raises() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], None]]:
+    model, example, _ = regression()
+    return model, example, lambda _outputs: _raise()
+
+
+def loss_reads_a_value() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    model, example, _ = regression()
+    return model, example, lambda outputs: outputs.mean() * max(1.0, outputs.mean().item())
 
 
 def mismatches_when_called() -> nn.Module:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hydra_plugins.acbench.entry import ended_by_its_reader
+
 _ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +32,26 @@ def test_a_folder_that_hides_ours_is_named(tmp_path: Path, package: str, functio
     assert ended.stderr.startswith(
         f"{command}: {tmp_path / package} hides a package of acbench with the same"
     )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("-c 'import hydra_plugins.acbench.entry as e; e.main()' --help", id="acbench"),
+        pytest.param("-c 'import hydra_plugins.acbench.entry as e; e.report()' --help", id="acbench-report"),
+        pytest.param("-m harness --help", id="python -m harness"),
+    ],
+)
+def test_a_command_whose_output_nobody_reads_ends_quietly(program: str) -> None:
+    line = f"(sleep 0.2; {sys.executable} {program}; echo $? >&2) | true"
+    ended = subprocess.run(["bash", "-c", line], cwd=_ROOT, capture_output=True, text=True, check=False)
+    # argparse takes no notice where Python writes without a buffer
+    assert ended.stderr in ({"0\n", "141\n"} if "report" in program else {"141\n"})
+
+
+def test_another_broken_pipe_is_no_reader_that_left() -> None:
+    with pytest.raises(BrokenPipeError), ended_by_its_reader():
+        raise BrokenPipeError
 
 
 def test_a_folder_that_is_no_package_hides_nothing(tmp_path: Path) -> None:

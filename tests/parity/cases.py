@@ -86,6 +86,7 @@ MESHES = {
 _make_plan = ChunkPlan.make
 _chunk_plans: dict[str, ChunkPlan] = {}
 _sharding_plans: dict[str, ShardPlan | None] = {}
+_against_dense: dict[str, Parity | None] = {}
 _steps: dict[str, list[Snapshot]] = {}
 """Steps of models that neither recompute nor chunk nor are sharded by a plan: twins of many cases."""
 
@@ -140,6 +141,8 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         plan = sharding_plan(case, batch(0))
         prover = _Prover(
             assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
+            dense=lambda each: assembled(each, batch(0), is_dense=True),
+            once=_once,
             batch=batch,
             rank=rank,
             dp_rank=dp_rank(case.mesh, rank),
@@ -154,14 +157,22 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
 class _Prover(Prover):
     """Trains the plain model once for all cases that have it as their baseline."""
 
-    def _trained(self, link: Link, experiment: Experiment) -> Iterator[Snapshot]:
-        fresh = Prover._trained(self, link, experiment)
-        if experiment is not link.baseline or experiment.is_sharded or experiment != experiment.plain():
+    def _baseline(self, link: Link) -> Iterator[Snapshot]:
+        fresh = Prover._baseline(self, link)
+        if link.baseline.is_sharded or link.baseline != link.baseline.plain():
             return fresh
-        key = repr((experiment, link.steps, link.whole))
+        key = repr((link.baseline, link.steps, link.whole, link.is_dense))
         if key not in _steps:
             _steps[key] = list(fresh)
         return iter(_steps[key])
+
+
+def _once(link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
+    """Compare with a dense model once for all cases that share it."""
+    key = repr(link)
+    if key not in _against_dense:
+        _against_dense[key] = compare()
+    return _against_dense[key]
 
 
 def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:
@@ -179,6 +190,7 @@ def assembled(
     sharding: ShardPlan | None = None,
     *,
     planned_for: Experiment | None = None,
+    is_dense: bool = False,
 ) -> Assembled:
     """Return the model of `case` on its mesh; the process group stands.
 
@@ -187,9 +199,10 @@ def assembled(
         sample: a batch of one rank.
         sharding: what its sharding variant shall do.
         planned_for: the case whose chunks it has, if any; they depend on AC.
+        is_dense: each rank of `tp` computes the whole model.
     """
     with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(planned_for or case))):
-        return assemble(case, _CPU, _devices(case), sample, sharding=sharding)
+        return assemble(case, _CPU, _devices(case), sample, sharding=sharding, is_dense=is_dense)
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:

@@ -18,7 +18,9 @@ from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.verdict import verdict
 from harness.trial.proof import Prover
+from strategies import Strategy
 from strategies.ac.full import Full
+from strategies.ac.selective_layer import SelectiveLayer
 from tests.harness.composing import experiment_of
 from tests.toy_trainee import ToyTrainee, toy_batches
 
@@ -101,6 +103,22 @@ def sharing(_block: Block, x: Tensor) -> Tensor:
 SHARED = {"calls": 0}
 
 
+class Scheduled(Stack):
+    """A model that reads what its blocks count in the file, from zero in each model."""
+
+    def __init__(self) -> None:
+        super().__init__(counting_in_the_file)
+        SHARED["calls"] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / SHARED["calls"]
+
+
+def counting_in_the_file(_block: Block, x: Tensor) -> Tensor:
+    SHARED["calls"] += 1
+    return x.sin()
+
+
 def without_a_number(_block: Block, x: Tensor) -> Tensor:
     return (-x.square() - 1).log()
 
@@ -121,6 +139,21 @@ class Unrestored(Block):
         y: Tensor = (self.up(x) * self.scale).sin()
         self.scale /= 2
         return y
+
+
+class CountingTogether(Block):
+    """A block whose calls are counted by its class, from zero in each model."""
+
+    calls_of_all = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls_of_all += 1
+        return super().forward(x / type(self).calls_of_all)
+
+
+def counted_together(middle: Middle) -> nn.Module:
+    CountingTogether.calls_of_all = 0
+    return of_blocks(CountingTogether, middle)
 
 
 def of_blocks(cls: type[Block], middle: Middle = right) -> nn.Module:
@@ -156,6 +189,12 @@ CASES = [
         "differs",
         "parity: gradient of 'layers.1.down.weight' differs first at (0, 0) on rank 0 in step 0: ",
         id="numbers of Python",
+    ),
+    pytest.param(
+        lambda: counted_together(right),
+        "differs",
+        "parity: gradient of 'layers.1.down.weight' differs first at (0, 0) on rank 0 in step 0: ",
+        id="a counter of the class, from zero in each model",
     ),
     pytest.param(
         lambda: Stack(drawing_its_own, right),
@@ -201,6 +240,12 @@ CASES = [
         id="state of a file that twin and variant share",
     ),
     pytest.param(
+        Scheduled,
+        "unverified",
+        "the plain model does not repeat itself: output 'outputs' differs first at (0, 0) on rank 0 ",
+        id="the same, from zero in each model",
+    ),
+    pytest.param(
         initialised_by_chance,
         "unverified",
         "the plain model does not repeat itself: output 'outputs' differs first at (0, 0) on rank 0 ",
@@ -215,7 +260,7 @@ CASES = [
     pytest.param(
         lambda: of_blocks(Dead),
         "unverified",
-        "the gradients inside every block are zero or absent on both sides from step 0 on, ",
+        "the gradients inside every checkpointed block are zero or absent on both sides from step 0 on, ",
         id="blocks without influence",
     ),
 ]
@@ -224,14 +269,26 @@ CASES = [
 @pytest.mark.parametrize(("make", "word", "reason"), CASES)
 def test_verdict_and_first_cause(make: Callable[[], nn.Module], word: str, reason: str | None) -> None:
     SHARED["calls"] = 0
-    found = verdict(saves_nothing=True, memory=None, work=None, parity=parity_of(make))
+    parity = parity_of(make, Full(layers_fqn="layers"))
+    found = verdict(saves_nothing=True, memory=None, work=None, parity=parity)
     assert found.word == word
     assert (found.reason is None) == (reason is None)
     assert (found.reason or "").startswith(reason or "")
 
 
-def parity_of(make: Callable[[], nn.Module]) -> Parity:
-    """Return how full AC compares with the plain model, whose inputs get gradients."""
+@pytest.mark.parametrize(("ac_freq", "word"), [(1, "neutral"), (2, "unverified")])
+def test_zeros_count_in_the_blocks_that_are_checkpointed(ac_freq: int, word: str) -> None:
+    def half_dead() -> nn.Module:
+        model = Stack(right, right)
+        model.layers[1].__class__ = Dead
+        return model
+
+    parity = parity_of(half_dead, SelectiveLayer(layers_fqn="layers", ac_freq=ac_freq))
+    assert verdict(saves_nothing=True, memory=None, work=None, parity=parity).word == word
+
+
+def parity_of(make: Callable[[], nn.Module], variant: Strategy) -> Parity:
+    """Return how a variant compares with the plain model, whose inputs get gradients."""
     (link,) = chain(experiment_of(f"ac=full protocol.parity_steps={STEPS}"))
     batches = [
         Batch(inputs=(batch.inputs[0].requires_grad_(),), targets=None)
@@ -242,7 +299,7 @@ def parity_of(make: Callable[[], nn.Module]) -> Parity:
         torch.manual_seed(0)
         model = make()
         if name_of(experiment.ac) == "full":
-            model = Full(layers_fqn="layers").apply(model)
+            model = variant.apply(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         blocks = {f"layers.{name}": each for name, each in model.get_submodule("layers").named_children()}
         return ToyTrainee(model=model, optimizer=torch.optim.SGD(trained, lr=0.1), call=model, blocks=blocks)

@@ -13,11 +13,21 @@ from tests.slurm.private_slurm import require_binaries
 @pytest.mark.parametrize(
     ("launcher", "fault", "shape"),
     [
-        pytest.param("local lanes", "agent 0 killed", "1x2", id="a lane of the driver's is killed"),
+        pytest.param(
+            "local lanes",
+            "agent 0 killed",
+            "1x2",
+            id="a lane of the driver's is killed",
+            marks=pytest.mark.matrix,
+        ),
         pytest.param("slurm", "preempted", "1x1", id="a preempted element runs again"),
         pytest.param("slurm_packed", "node down", "1x2", id="an allocation loses its node"),
         pytest.param(
-            "slurm_packed", "agent 1 killed", "2x2", id="the agent of a step's second node is killed"
+            "slurm_packed",
+            "agent 1 killed",
+            "2x2",
+            id="the agent of a step's second node is killed",
+            marks=pytest.mark.matrix,
         ),
         pytest.param("slurm", "agent 1 frozen", "2x2", id="the agent of a job's second node is frozen"),
     ],

@@ -60,14 +60,17 @@ class StepParity:
     Fields:
         parts: every key of `PARTS`.
         loss: the variant's.
+        absent: parts that one of the two does not have, so that they are not compared.
         level: `bitwise` or `tolerance`.
         blocks: whether gradients of each block differ, in the model's order.
         not_finite: name of the first gradient in backward that is NaN or infinite, where both are equal.
         has_gradient: whether a gradient is anything but zero.
-        has_block_gradient: the same inside blocks; true where no block has a parameter to train.
+        has_block_gradient: the same inside what the variant recomputes; true where that has no parameter to
+            train.
     """
 
     parts: Mapping[str, PartParity]
+    absent: tuple[str, ...]
     loss: float
     level: str
     blocks: Mapping[str, bool]
@@ -112,6 +115,7 @@ def compare(
         rank, step: recorded with differences; steps count from 0.
         tolerance: None asks for equal bits.
     """
+    absent = ("outputs",) if expected.outputs is None or actual.outputs is None else ()
     limits = {part: _limits(tolerance, part, expected) for part in PARTS}
     if tolerance is not None and tolerance.stride:
         idle = frozenset(_without_scale(expected.gradients, limits["gradients"]))
@@ -120,7 +124,9 @@ def compare(
         limits["parameters"] = replace(drifting, drift=(step + 1) * tolerance.stride, drifting=idle)
     changed = expected.changed_state | actual.changed_state
     findings = {
-        part: _in_order(
+        part: []
+        if part in absent
+        else _in_order(
             _findings(_leaves(expected, part, changed), _leaves(actual, part, changed), limits[part]),
             expected.backward_order if part == "gradients" else (),
         )
@@ -130,12 +136,13 @@ def compare(
     largest = _largest(expected)
     return StepParity(
         parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
+        absent=absent,
         loss=actual.loss["loss"].value.item(),
         level="bitwise" if tolerance is None else "tolerance",
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
         not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),
         has_gradient=any(largest.values()),
-        has_block_gradient=_has_block_gradient(expected.blocks, largest),
+        has_block_gradient=_has_block_gradient(actual.checkpointed, largest),
     )
 
 
@@ -153,6 +160,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
         level=compared[0].level,
         steps=len(compared),
         first=first and first_of(merged, compared[first.step].blocks),
+        absent=compared[0].absent,
         losses=tuple(step.loss for step in compared),
         weightless=_weightless(compared),
         **merged,
@@ -198,7 +206,8 @@ def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limit
     assert relative is not None
     if tolerance.floor == 0:
         return _Limits(relative=relative, least=0.0)
-    captured = [leaf for leaf in getattr(expected, part).values() if isinstance(leaf, Captured)]
+    leaves: Leaves = getattr(expected, part) or {}
+    captured = [leaf for leaf in leaves.values() if isinstance(leaf, Captured)]
     scales = [_scale(leaf.value) for leaf in captured if _is_number(leaf.value)]
     return _Limits(relative=relative, least=tolerance.floor * max(scales, default=0.0))
 
@@ -261,9 +270,8 @@ def _largest(snapshot: Snapshot) -> dict[str, float]:
     }
 
 
-def _has_block_gradient(blocks: Mapping[str, frozenset[str]], largest: Mapping[str, float]) -> bool:
-    inside = frozenset().union(*blocks.values())
-    return not inside or any(largest.get(name, 0.0) for name in inside)
+def _has_block_gradient(checkpointed: frozenset[str], largest: Mapping[str, float]) -> bool:
+    return not checkpointed or any(largest.get(name, 0.0) for name in checkpointed)
 
 
 def _weightless(compared: Sequence[StepParity]) -> Weightless:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
@@ -88,7 +88,8 @@ class Snapshot:
     """One training step of one model on one rank.
 
     Fields:
-        outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`.
+        outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`; `None` where
+            they are never whole.
         loss: the scalar loss, as `loss`.
         gradients: gradients by parameter name, after backward; None where there is none.
         input_gradients: gradients of the inputs that require them, by path.
@@ -99,9 +100,10 @@ class Snapshot:
         changed_state: names in `state`, or gone from it, that changed since before the first step.
         backward_order: names of the gradients in the order in which backward makes them.
         blocks: names of the trained parameters of each block, by the block's FQN, in the model's order.
+        checkpointed: names of the trained parameters of what checkpointing recomputes.
     """
 
-    outputs: Leaves
+    outputs: Leaves | None
     loss: Leaves
     gradients: Leaves
     input_gradients: Leaves
@@ -112,10 +114,12 @@ class Snapshot:
     changed_state: frozenset[str] = frozenset()
     backward_order: tuple[str, ...] = ()
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    checkpointed: frozenset[str] = frozenset()
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""
-        moved: dict[str, Any] = {part: _to_host(getattr(self, part)) for part in PARTS}
+        parts = {part: getattr(self, part) for part in PARTS}
+        moved: dict[str, Any] = {part: leaves and _to_host(leaves) for part, leaves in parts.items()}
         return dataclasses.replace(self, **moved)
 
 
@@ -136,7 +140,7 @@ def steps(
     """
     changes = StateChanges(trainee.model)
     for step, batch in enumerate(batches):
-        device = _device_of(batch)
+        device = device_of_batch(batch)
         with seeded(seed, step=step, dp_rank=dp_rank, device=device):
             snapshot = _train_one_step(trainee, batch, device, changes, whole=whole)
         yield snapshot
@@ -152,7 +156,17 @@ def flatten(value: Any, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: something cannot be compared; the message says what.
     """
-    return dict(_walk(value, name, ancestors=frozenset()))
+    return {path: _copied(leaf) for path, leaf in _walk(value, name, ancestors=frozenset())}
+
+
+def require_comparable(outputs: Any) -> None:
+    """Refuse outputs that no comparison could read, without a copy of them.
+
+    Raises:
+        ConfigError: as of `flatten`.
+    """
+    for _ in _walk(outputs, "outputs", ancestors=frozenset()):
+        pass
 
 
 def has_identity_only(value: Any) -> bool:
@@ -166,7 +180,8 @@ def _train_one_step(
     trainee.zero_grad()
     inputs = _differentiated(batch)
     outputs, loss = trainee.forward(batch)
-    captured_outputs, captured_loss = flatten(outputs, "outputs"), flatten(loss, "loss")
+    captured_outputs = None if outputs is None else flatten(outputs, "outputs")
+    captured_loss = flatten(loss, "loss")
     del outputs
     order = backward_order(loss, dict(trainee.model.named_parameters()))
     trainee.backward(loss)
@@ -182,7 +197,7 @@ def _train_one_step(
     # a sharded model holds other numbers than the whole one, such as its local heads
     state = {} if whole else module_state(trainee.model)
     changed_state = frozenset() if whole else changes.names(state)
-    state = {name: _captured(value) for name, value in state.items()}
+    state = {name: _copied(value) for name, value in state.items()}
     rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
     trainee.update()
     return Snapshot(
@@ -198,7 +213,8 @@ def _train_one_step(
         },
         changed_state=changed_state,
         backward_order=order,
-        blocks=_trained_names(trainee),
+        blocks=_trained_names(trainee.model, trainee.blocks),
+        checkpointed=frozenset().union(*_trained_names(trainee.model, trainee.checkpointed).values()),
     )
 
 
@@ -223,20 +239,17 @@ def _gradient(tensor: Tensor, *, whole: bool = False) -> Captured | None:
     return None if tensor.grad is None else Captured.of(tensor.grad, whole=whole)
 
 
-def _captured(value: Any) -> Any:
-    return Captured.of(value) if isinstance(value, Tensor) else value
-
-
-def _trained_names(trainee: Trainee) -> dict[str, frozenset[str]]:
-    """Return the names of the trained parameters of each block."""
-    names = {id(each): name for name, each in trainee.model.named_parameters() if each.requires_grad}
+def _trained_names(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, frozenset[str]]:
+    """Return the names of the trained parameters of each part of `model`."""
+    names = {id(each): name for name, each in model.named_parameters() if each.requires_grad}
     return {
-        fqn: frozenset(names[id(each)] for each in block.parameters() if id(each) in names)
-        for fqn, block in trainee.blocks.items()
+        fqn: frozenset(names[id(each)] for each in part.parameters() if id(each) in names)
+        for fqn, part in parts.items()
     }
 
 
-def _device_of(batch: Batch) -> torch.device:
+def device_of_batch(batch: Batch) -> torch.device:
+    """Return the device of what a step reads."""
     # not the parameters' device: FSDP may keep those on the host
     return next((tensor.device for tensor in tensors_held_by(batch)), torch.device("cpu"))
 
@@ -261,14 +274,19 @@ def _to_host(leaves: Leaves) -> dict[str, Any]:
     return {name: leaf.to_host() if isinstance(leaf, Captured) else leaf for name, leaf in leaves.items()}
 
 
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return Captured.of(leaf)
+    return _array(leaf) if _is_array_of_numbers(leaf) else leaf
+
+
+def _is_array_of_numbers(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
 def _walk(value: Any, name: str, *, ancestors: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor):
-        yield name, Captured.of(value)
-        return
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield name, _array(value)
-        return
-    held = None if id(value) in ancestors else _held(value, name)
+    is_leaf = isinstance(value, Tensor) or _is_array_of_numbers(value) or id(value) in ancestors
+    held = None if is_leaf else _held(value, name)
     if held is None:
         yield name, value
         return

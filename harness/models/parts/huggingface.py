@@ -51,7 +51,14 @@ _DECODER_SIZES = {"n_layers": "decoder_layers", "n_heads": "decoder_attention_he
 _EXPERTS = "experts_implementation"
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _IMAGE_SIZE = 224  # of configurations that leave it open
-_STYLES = {"colwise": "column", "rowwise": "row"}
+_STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "replicated_with_grad_allreduce": "summed",
+    "colwise_gather_output": "column_gathered",
+    "rowwise_split_input": "row_scattered",
+}
+"""Words of tensor parallel plans, by those of `transformers`."""
 
 
 def make_config(
@@ -193,7 +200,7 @@ def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str
     """Return the class's own plan with full FQN patterns; empty when it has none.
 
     Raises:
-        ConfigError: the plan asks for more than splitting linears by column or row.
+        ConfigError: the plan asks for another way to split.
     """
     prefix = model_class(config, head).base_model_prefix
     plan: Mapping[str, str] = config.base_model_tp_plan or {}

@@ -36,6 +36,8 @@ def notes(record: Record) -> Iterator[str]:
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
+    if record.parity is not None and any(link.absent for link in record.parity.links):
+        yield "outputs are not compared: the plan includes the loss, and they are never whole"
     yield from plan_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"

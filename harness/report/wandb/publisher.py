@@ -5,21 +5,21 @@ Nothing a tracker does can hurt a sweep: ranks never import it, and neither does
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.process_tree import MARK, end_marked
 from harness.records.fields import decode
 from harness.records.record import Record
 from harness.records.store import MARKER, RECORD, Store
@@ -236,7 +236,7 @@ def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str 
         with (folder / LOG).open("w", encoding="utf-8") as log:
             for module in modules:
                 if code == 0:
-                    code = _wait(_start(module, root.resolve(), tracker, log), end - time.monotonic())
+                    code = _ran(module, root.resolve(), tracker, log, deadline_s=end - time.monotonic())
     except subprocess.TimeoutExpired:
         answer = f"; {last_answer(folder, began_s)}" if tracker.name == "online" else ""
         return f"the deadline of {tracker.deadline_s:g} s passed{answer}"
@@ -245,7 +245,8 @@ def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str 
     return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
 
 
-def _start(module: str, root: Path, tracker: Tracker, log: TextIO) -> subprocess.Popen[bytes]:
+def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: float) -> int:
+    """Return the exit code; nothing that the process starts is left, however the waiting ends."""
     arguments = [
         "--mode",
         tracker.name,
@@ -255,22 +256,21 @@ def _start(module: str, root: Path, tracker: Tracker, log: TextIO) -> subprocess
         str(tracker.deadline_s),
     ]
     arguments += [] if tracker.entity is None else ["--entity", tracker.entity]
-    return subprocess.Popen(  # noqa: S603 (our own module, no shell)
+    mark = secrets.token_hex(8)
+    process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
         [sys.executable, "-m", f"harness.report.{module}", *arguments, "--", str(root)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=_environment(root / FOLDER),
+        env=_environment(root / FOLDER) | {MARK: mark},
         start_new_session=True,
     )
-
-
-def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> int:
-    """Return the exit code; nothing that the process started is left, however the waiting ends."""
     try:
         return process.wait(timeout=deadline_s)
     finally:
-        _end(process)
+        process.kill()
+        end_marked(mark)  # wandb-core has a session of its own: no group holds all
+        process.wait()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -289,31 +289,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "WANDB_CACHE_DIR": str(folder / "cache"),
         "WANDB_DATA_DIR": str(folder / "data"),
     }
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the publisher and all it started; wandb-core has a session of its own: no group holds all."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGSTOP)  # it must not start another while we look
-    started = list(_descendants(process.pid))
-    for pid in (process.pid, *started):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below `pid`, found in /proc; none where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended while we looked
-            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    waiting = children.get(pid, [])
-    while waiting:
-        child = waiting.pop()
-        yield child
-        waiting += children.get(child, [])
 
 
 def _last_line(log: Path) -> str:

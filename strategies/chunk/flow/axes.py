@@ -1,42 +1,80 @@
-"""Chunk axes: the part of a dimension that is cut, and the same axis after a view."""
+"""Chunk axes: the part of a tensor's dimensions that is cut, and the same axis after a view."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 
 class Axis(NamedTuple):
-    """A chunk axis inside one dimension of a tensor.
+    """A chunk axis inside one dimension of a tensor, or inside neighbouring ones that are seen as one.
 
-    The dimension is seen as (outer, size, inner), and `size` is cut into chunks.
+    The dimension is seen as (outer, `before` + `size` + `behind`, inner), and `size` is cut into chunks. A
+    chunk has as many dimensions as the tensor; of merged ones all but the last have one position.
 
     Fields:
-        dim: dimension of the tensor, not negative.
+        dim: first dimension of the tensor, not negative.
         inner: neighbouring positions of the dimension that belong to one position of the axis.
         size: number of positions of the axis.
+        span: number of dimensions that are seen as one.
+        before, behind: positions in front of the axis and behind it, which no chunk has.
     """
 
     dim: int
     inner: int
     size: int
+    span: int = 1
+    before: int = 0
+    behind: int = 0
 
-    def at(self, dim: int) -> Axis:
-        """Return the same axis inside another dimension."""
-        return Axis(dim, self.inner, self.size)
+    @property
+    def dims(self) -> range:
+        """The dimensions of the tensor that the axis lies in."""
+        return range(self.dim, self.dim + self.span)
+
+    @property
+    def extent(self) -> int:
+        """The positions of the axis and those around it."""
+        return self.before + self.size + self.behind
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the chunks together are the whole tensor."""
+        return self.size == self.extent
+
+    def at(self, dim: int, span: int = 1) -> Axis:
+        """Return the same axis inside other dimensions."""
+        return self._replace(dim=dim, span=span)
 
     def outer(self, shape: Sequence[int]) -> int:
         """Return how often the axis repeats inside its dimension."""
-        return shape[self.dim] // (self.inner * self.size)
-
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this shape has the axis."""
-        return 0 <= self.dim < len(shape) and shape[self.dim] % (self.inner * self.size) == 0
+        return self._width(shape) // (self.inner * self.extent)
 
     def factor(self, shape: Sequence[int]) -> int:
         """Return the size of the dimension for a chunk of one position."""
-        return shape[self.dim] // self.size
+        return self._width(shape) // self.extent
+
+    def share(self, nbytes: int) -> int:
+        """Return the bytes that all chunks have of a tensor of `nbytes`."""
+        return nbytes * self.size // self.extent
+
+    def is_one_stride(self, tensor: Tensor) -> bool:
+        """Whether the dimensions of the axis lie in `tensor` as one would."""
+        wide = [dim for dim in self.dims if tensor.shape[dim] > 1]
+        return all(
+            tensor.stride(one) == tensor.stride(other) * tensor.shape[other] for one, other in pairwise(wide)
+        )
+
+    def chunk_shape(self, shape: Sequence[int], width: Any) -> list[Any]:
+        """Return the shape of a chunk whose dimension has `width` positions."""
+        return [*shape[: self.dim], *[1] * (self.span - 1), width, *shape[self.dim + self.span :]]
+
+    def _width(self, shape: Sequence[int]) -> int:
+        return prod(shape[dim] for dim in self.dims)
 
 
 def whole(dim: int, shape: Sequence[int]) -> Axis:
@@ -48,14 +86,36 @@ def through_view(source: Sequence[int], target: Sequence[int], axis: Axis) -> Ax
     """Return the axis of a tensor of shape `source` after a view to shape `target`.
 
     A view keeps the order of elements, so the axis keeps its stride in that order. `None` means that no
-    dimension of the target holds the whole axis.
+    neighbouring dimensions of the target hold the whole axis.
     """
-    stride = axis.inner * prod(source[axis.dim + 1 :])
-    below = 1
+    stride = axis.inner * prod(source[axis.dim + axis.span :])
+    top = stride * axis.extent
+    below, last, bottom = 1, None, 1
     for dim in range(len(target) - 1, -1, -1):
         above = below * target[dim]
-        inside = below <= stride and stride * axis.size <= above
-        if inside and target[dim] > 1 and stride % below == 0 and above % (stride * axis.size) == 0:
-            return Axis(dim, stride // below, axis.size)
+        if last is None and stride < above:
+            last, bottom = dim, below
+        if last is not None and top <= above:
+            fits = stride % bottom == 0 and above % top == 0
+            return axis.at(dim, last - dim + 1)._replace(inner=stride // bottom) if fits else None
         below = above
     return None
+
+
+def through_slice(target: Sequence[int], axis: Axis, first: int, width: int) -> Axis | None:
+    """Return the axis after a dimension becomes one of `width` positions, of which it has those from `first`.
+
+    Args:
+        target: shape with the dimension as it is before.
+        axis: an axis inside the dimension.
+        first: position that the dimension begins at in the new one; negative where positions are cut off.
+        width: positions of the new dimension.
+
+    Returns:
+        `None` where positions of the axis are cut off, or parts of a position.
+    """
+    if axis.span > 1 or axis.outer(target) > 1 or first % axis.inner or width % axis.inner:
+        return None
+    before = axis.before + first // axis.inner
+    behind = width // axis.inner - before - axis.size
+    return axis._replace(before=before, behind=behind) if before >= 0 and behind >= 0 else None

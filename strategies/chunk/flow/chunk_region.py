@@ -22,11 +22,13 @@ class RegionSeed:
         node: operator that makes the value, one tensor.
         axis: chunk axis of the value; `None` for a sum over chunks.
         ins: axes of the operator's inputs, for a sum.
+        way: names the way among those of the node, on whatever shapes.
     """
 
     node: fx.Node
     axis: Axis | None
     ins: Axes = ()
+    way: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -3,18 +3,22 @@
 A chunk rule names a dimension of the outputs and dimensions of some inputs: chunks of these inputs, with all
 other inputs whole, give a chunk of the outputs. In terms of sharding it says "`Shard` in, `Shard` out,
 nothing to reduce" for one axis. Operators without a rule are never chunked.
+
+An operator that has a rule for each of some neighbouring dimensions computes each of their positions alone
+and in the same way, so that the dimensions can be chunked as if they were one.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
-from strategies.chunk.flow.axes import Axis, through_view
+from strategies.chunk.flow.axes import Axis, through_slice, through_view
 from strategies.chunk.flow.chunk_region import Axes
 from strategies.estimate.operator_cost import remembered
 
@@ -106,27 +110,114 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | Non
 
     `None` where no chunk of the inputs gives a chunk of the output along `axis`.
     """
-    if node.target in VIEWS:
-        source = through_view(shape_of(node), shape_of(slots(node)[0]), axis)
+    if node.target in VIEWS or is_slice_along(node, axis):
+        source = _source_axis(node, axis)
         return None if source is None else ((source,), (axis,))
-    for way in rules_of(node):
-        if index < len(way.outs) and way.outs[index] == axis.dim:
-            ins = tuple(None if dim is None else axis.at(dim) for dim in way.ins)
-            return ins, tuple(None if dim in {None, SUM} else axis.at(dim) for dim in way.outs)  # type: ignore[arg-type]
-    return None
+    values = _outputs(node)
+    if index >= len(values) or not isinstance(values[index], Tensor):
+        return None
+    ways = [
+        next((way for way in rules_of(node) if index < len(way.outs) and way.outs[index] == dim), None)
+        for dim in _wide(axis, values[index].shape)
+    ]
+    rules = [way for way in ways if way is not None]
+    if len(rules) < len(ways):
+        return None
+    try:
+        ins = tuple(
+            _together(axis, [way.ins[slot] for way in rules], source.meta["val"])
+            for slot, source in enumerate(slots(node))
+        )
+        outs = tuple(
+            _together(axis, [way.outs[at] for way in rules], value) for at, value in enumerate(values)
+        )
+    except _Apart:
+        return None
+    return ins, outs
 
 
 @remembered
 def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     """Return the axes that the first output can have where input `slot` is chunked along `axis`."""
-    if node.target in VIEWS:
-        target = through_view(shape_of(slots(node)[0]), shape_of(node), axis)
+    source = slots(node)[slot]
+    if node.target in VIEWS or is_slice_along(node, axis):
+        target = _target_axis(node, axis)
         return [] if target is None else [target]
-    return [
-        axis.at(way.outs[0])
-        for way in rules_of(node)
-        if way.ins[slot] == axis.dim and way.outs[0] is not None and way.outs[0] != SUM
+    ways = [
+        [way.outs[0] for way in rules_of(node) if way.ins[slot] == dim and way.outs[0] not in {None, SUM}]
+        for dim in _wide(axis, shape_of(source))
     ]
+    found = []
+    for dims in product(*ways):
+        try:
+            found.append(_together(axis, dims, _outputs(node)[0]))
+        except _Apart:
+            continue
+    return [each for each in found if each is not None]
+
+
+def is_slice_along(node: fx.Node, axis: Axis) -> bool:
+    """Whether a node takes neighbouring positions of the dimension of `axis`: of chunks it takes all."""
+    if node.target is not _aten.slice.Tensor or axis.span > 1:
+        return False
+    given = _given(node)
+    return bool(given["step"] == 1 and given["dim"] % len(shape_of(node)) == axis.dim)
+
+
+def _source_axis(node: fx.Node, axis: Axis) -> Axis | None:
+    """Return the axis in the input of a view or a slice."""
+    source, value = slots(node)[0].meta["val"], node.meta["val"]
+    if node.target in VIEWS:
+        found = through_view(value.shape, source.shape, axis)
+    else:
+        found = through_slice(value.shape, axis, _first(node), source.shape[axis.dim])
+    return found if found is not None and found.is_one_stride(source) else None
+
+
+def _target_axis(node: fx.Node, axis: Axis) -> Axis | None:
+    """Return the axis in the output of a view or a slice."""
+    source, value = shape_of(slots(node)[0]), node.meta["val"]
+    if node.target in VIEWS:
+        found = through_view(source, value.shape, axis)
+    else:
+        found = through_slice(source, axis, -_first(node), value.shape[axis.dim])
+    return found if found is not None and found.is_one_stride(value) else None
+
+
+def _first(node: fx.Node) -> int:
+    """Return the first position that a slice takes."""
+    given = _given(node)
+    start: int = given["start"] or 0
+    size: int = shape_of(slots(node)[0])[given["dim"]]
+    return min(start + size if start < 0 else start, size)
+
+
+class _Apart(Exception):  # noqa: N818 (no error)
+    """An operand has only some of the dimensions of an axis, or not side by side."""
+
+
+def _wide(axis: Axis, shape: Sequence[int]) -> list[int]:
+    """Return the dimensions of an axis that have more than one position; the only one whatever it has."""
+    return [dim for dim in axis.dims if shape[dim] > 1 or axis.span == 1]
+
+
+def _together(axis: Axis, dims: Sequence[int | None], value: Any) -> Axis | None:
+    """Return the axis in an operand that has `dims` for its dimensions; `None` for an operand that is whole.
+
+    Raises:
+        _Apart: it has only some of them, or they do not lie as one.
+    """
+    found = [dim for dim in dims if dim is not None and dim != SUM]
+    if not found:
+        return None
+    first, last = found[0], found[-1]
+    between = (dim for dim in range(first, last + 1) if dim not in found)
+    if len(found) < len(dims) or found != sorted(set(found)) or any(value.shape[dim] > 1 for dim in between):
+        raise _Apart
+    there = axis.at(first, last - first + 1)
+    if not there.is_one_stride(value):
+        raise _Apart
+    return there
 
 
 def sums(node: fx.Node) -> list[tuple[Axes, int]]:
@@ -274,7 +365,11 @@ def _attention(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _nll_loss(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
-    return [ChunkRule((0, None), (0, 0))] if node.args[3] == 0 and len(shapes) == 2 else []  # noqa: PLR2004
+    """Negative log-likelihoods, one a target: scores have a dimension of classes behind that of samples."""
+    if node.args[3] != 0:
+        return []
+    whole = (None,) * (len(shapes) - 2)
+    return [ChunkRule((dim, None), (dim + (dim > 0), dim, *whole)) for dim in range(len(shapes[1]))]
 
 
 def _gather(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
@@ -325,7 +420,7 @@ _OPERATORS: dict[Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]], str] = 
     _convolution: "convolution.default",
     _embedding: "embedding.default",
     _gather: "gather.default",
-    _nll_loss: "nll_loss_forward.default",
+    _nll_loss: "nll_loss_forward.default nll_loss2d_forward.default",
     _pad: "constant_pad_nd.default",
     _planes: """tril.default triu.default upsample_nearest2d.default upsample_bilinear2d.default
         avg_pool2d.default max_pool2d_with_indices.default _adaptive_avg_pool2d.default""",

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
-from strategies.chunk.flow.axes import Axis
+from strategies.chunk.flow.axes import Axis, whole
 from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
-from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, rules_of, slots, sums
+from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, shape_of, slots, sums
 from strategies.estimate.operator_cost import is_view
 
 _ATTEMPTS = 12
+_FAR = 6  # operators between a view that merges dimensions and a seed
 
 
 @dataclass(slots=True)
@@ -231,8 +232,43 @@ def seeds_of(node: fx.Node) -> list[RegionSeed]:
     if not isinstance(value, Tensor):
         return []
     found = [
-        RegionSeed(node=node, axis=Axis(dim, 1, size)) for dim, size in enumerate(value.shape) if size > 1
+        RegionSeed(node=node, axis=whole(dim, value.shape), way=("dim", dim))
+        for dim, size in enumerate(value.shape)
+        if size > 1
     ]
-    if node.op == "call_function" and node.target is not operator.getitem and rules_of(node):
-        found += [RegionSeed(node=node, axis=None, ins=ins) for ins, size in sums(node) if size > 1]
+    if node.op == "call_function" and node.target is not operator.getitem:
+        found += [
+            RegionSeed(node=node, axis=part, way=("part", dim, index))
+            for dim in range(value.dim())
+            for index, part in _parts(node, dim)
+        ]
+        found += [
+            RegionSeed(node=node, axis=None, ins=ins, way=("sum", index))
+            for index, (ins, size) in enumerate(sums(node))
+            if size > 1
+        ]
     return found
+
+
+def _parts(node: fx.Node, dim: int) -> list[tuple[int, Axis]]:
+    """Return the axes of the dimensions that a view in front of `node` has merged into `dim`, by number."""
+    axis, passed = whole(dim, shape_of(node)), list[tuple[fx.Node, int]]()
+    while axis.span == 1:
+        found = None if len(passed) == _FAR or node.op != "call_function" else inputs_for(node, 0, axis)
+        slot = found and next((slot for slot, each in enumerate(found[0]) if each is not None), None)
+        if found is None or slot is None:
+            return []
+        passed.append((node, slot))
+        node, axis = slots(node)[slot], found[0][slot]  # type: ignore[assignment]
+    merged = [(each, whole(each, shape_of(node))) for each in axis.dims if shape_of(node)[each] > 1]
+    return [(each, after) for each, part in merged for after in _passed(part, passed)]
+
+
+def _passed(axis: Axis, passed: Sequence[tuple[fx.Node, int]]) -> list[Axis]:
+    """Return an axis behind the nodes in `passed`, the last first, nothing where it does not go through."""
+    for node, slot in reversed(passed):
+        found = output_for(node, slot, axis)
+        if not found:
+            return []
+        axis = found[0]
+    return [axis]

@@ -11,10 +11,8 @@ from typing import TypeAlias
 
 from torch import fx
 
-from strategies.chunk.flow.axes import whole
-from strategies.chunk.flow.chunk_region import ChunkRegion, RegionSeed
-from strategies.chunk.flow.chunk_rules import shape_of, sums
-from strategies.chunk.flow.grow_region import RegionGrower
+from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.chunk.loops.buffer_reuse import BufferReuse
 from strategies.chunk.loops.loop import Loop, make_loop
@@ -34,8 +32,7 @@ class LoopDecision:
         may_copy: tells which of these may run twice.
         has_sliced_inputs: whether the region takes parts of values.
         seed: operator that the region grew from.
-        dim: dimension of the seed's value; `None` for a sum.
-        sum_index: position among the seed's rules for sums.
+        way: which of the ways to begin there.
         length: positions in a chunk.
         into: input whose buffer each output reuses, or `None`.
     """
@@ -45,8 +42,7 @@ class LoopDecision:
     may_copy: Callable[[fx.Node], bool]
     has_sliced_inputs: bool
     seed: int
-    dim: int | None
-    sum_index: int
+    way: tuple[str | int, ...]
     length: int
     into: tuple[int | None, ...]
 
@@ -75,8 +71,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
             may_copy=region.may_copy,
             has_sliced_inputs=region.has_sliced_inputs,
             seed=at[seed.node],
-            dim=None if seed.axis is None else seed.axis.dim,
-            sum_index=0 if seed.axis is not None else [ins for ins, _ in sums(seed.node)].index(seed.ins),
+            way=seed.way,
             length=loop.length,
             into=tuple(None if result.into is None else at[result.into] for result in loop.outputs),
         )
@@ -137,11 +132,9 @@ def _loop(
 
 def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | None:
     """Return the region that grows from the seed of a decision on another graph."""
-    node = nodes[decision.seed]
-    if decision.dim is not None:
-        seed = RegionSeed(node=node, axis=whole(decision.dim, shape_of(node)))
-    else:
-        seed = RegionSeed(node=node, axis=None, ins=sums(node)[decision.sum_index][0])
+    seed = next((each for each in seeds_of(nodes[decision.seed]) if each.way == decision.way), None)
+    if seed is None:
+        return None
     window = [nodes[position] for position in decision.window]
     region = RegionGrower(window, decision.may_copy).region(seed)
     return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

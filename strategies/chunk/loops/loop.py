@@ -48,6 +48,12 @@ class LoopInput:
     axis: Axis | None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks."""
+        whole_bytes = bytes_of(self.node.meta["val"])
+        return whole_bytes if self.axis is None else self.axis.share(whole_bytes)
+
+    @property
     def is_copied(self) -> bool:
         """Whether a chunk is copied, because it would not be dense in memory."""
         return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
@@ -183,7 +189,7 @@ class Loop:
         for index, node in enumerate(self.region.members):
             for operand, span in copied.items():
                 if span[0] == index:
-                    step(set(), {operand: bytes_of(operand.node.meta["val"])}, {})
+                    step(set(), {operand: operand.nbytes}, {})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
             held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
             for source in self._local_sources(node):
@@ -228,12 +234,13 @@ class Loop:
         value = node.meta["val"]
         outputs = value if isinstance(value, tuple | list) else (value,)
         cut = {
-            key_of(output)
+            key_of(output): axis
             for output, axis in zip(outputs, self.region.axes[node], strict=False)
             if axis is not None
         }
         made = storages.made[node].items()
-        return {k: size for k, size in made if k in cut}, {k: size for k, size in made if k not in cut}
+        growing: dict[Key, int] = {key: cut[key].share(size) for key, size in made if key in cut}
+        return growing, {key: size for key, size in made if key not in cut}
 
     def _aliased(self, node: fx.Node, copied: Iterable[LoopInput], storages: Storages) -> Iterator[LoopInput]:
         """Yield the copied chunks that a member's value lies on."""
@@ -263,7 +270,7 @@ class Loop:
             if node.target is not operator.getitem
         )
         copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
-        copied += sum(bytes_of(operand.node.meta["val"]) for operand in self.inputs if operand.is_copied)
+        copied += sum(operand.nbytes for operand in self.inputs if operand.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
 
 
@@ -314,16 +321,16 @@ def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
 
 def _can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
     axes = region.axes[node]
-    return isinstance(node.meta["val"], Tensor) and not (axes and axes[0] is None)
+    return isinstance(node.meta["val"], Tensor) and all(axis and axis.is_complete for axis in axes[:1])
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:
     """Whether a chunk of `tensor` lies in one piece: the axis is the slowest of all."""
     if axis.outer(tensor.shape) != 1:
         return False
-    stride = tensor.stride(axis.dim)
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return all(other <= stride for size, other in sizes if size > 1)
+    stride = tensor.stride(axis.dims[-1])
+    sizes = enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    return all(other <= stride for dim, (size, other) in sizes if size > 1 and dim not in axis.dims)
 
 
 def chunk_sizes(size: int) -> list[int]:

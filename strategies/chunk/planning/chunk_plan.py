@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -13,14 +14,18 @@ from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
-from strategies.chunk.running.chunked_forward import chunked_forwards, install
+from strategies.chunk.running.chunked_forward import (
+    Loss,
+    below,
+    chunked_forwards,
+    install,
+    refuse_unseen_calls,
+)
 from strategies.errors import StrategyError
 from strategies.estimate.operator_cost import Machine, machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -63,6 +68,8 @@ class ChunkPlan:
         recomputed: FQNs of scopes whose whole forward, loops included, runs again in backward.
         opaque: FQNs of modules that run as they are, with the reason.
         schedulers: decide the schedule of each scope, by FQN.
+        loss: loss that the planned model goes on to where its last input is `LossInputs`; `None`: it ends
+            with its results.
     """
 
     budget_bytes: int | None
@@ -75,6 +82,7 @@ class ChunkPlan:
     recomputed: tuple[str, ...] = ()
     opaque: Mapping[str, str] = field(default_factory=dict)
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
+    loss: Loss | None = field(default=None, repr=False)
 
     @classmethod
     def make(
@@ -137,14 +145,19 @@ class ChunkPlan:
         Names of parameters and buffers, and hooks of the model and its blocks, stay as they are.
 
         Raises:
-            StrategyError: the model is chunked already, or a module inside a scope has hooks.
+            StrategyError: the model is chunked already, or a module inside a scope has hooks, or a forward of
+                its own.
         """
         plain = unwrapped(model)
         _refuse_chunked(plain)
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
-            _refuse_hooks(fqn, plain.get_submodule(fqn), frozenset() if fqn else inner)
-        install(plain, self.schedulers, self.opaque)
+            scope = plain.get_submodule(fqn)
+            if "forward" in vars(scope):
+                problem = f"{fqn or 'the model'!r} has a forward set on the instance, which no plan replaces"
+                raise StrategyError("chunk", f"{problem}; set it after the plan is applied")
+            refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner, below(fqn, self.opaque))
+        install(plain, self.schedulers, self.opaque, loss=self.loss)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -160,6 +173,7 @@ class ChunkPlan:
             "regions": regions,
             "recomputed": list(self.recomputed),
             "opaque": dict(self.opaque),
+            "with_loss": self.loss is not None,
         }
 
 
@@ -180,6 +194,8 @@ class Planner:
     opaque: Mapping[str, str]
     _machine: Machine
     _schedules: ForwardSchedules | TrainingSchedules
+    _loss: Loss | None = None
+    _joined: Callable[[], TrainingSchedules | None] = lambda: None
 
     @classmethod
     def of(
@@ -206,7 +222,16 @@ class Planner:
         rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training, kwargs=kwargs)
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
         unchunked_peak_bytes = rehearsal.peak_bytes({})
-        scopes = ModelScopes(graphs, machine, rehearsal.around() if training else {})
+        around = rehearsal.around() if training else {}
+        scopes = ModelScopes(graphs, machine, around)
+
+        @cache
+        def joined() -> TrainingSchedules | None:
+            if not training or step is None or step.loss is None or not step.may_join_loss:
+                return None
+            whole = replace(rehearsal, joins_loss=True)
+            return TrainingSchedules(ModelScopes(whole.recorded(where), machine, around), whole.peak_bytes)
+
         return cls(
             unchunked_peak_bytes=unchunked_peak_bytes,
             training=training,
@@ -214,10 +239,15 @@ class Planner:
             opaque=rehearsal.opaque,
             _machine=machine,
             _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
+            _loss=None if step is None else step.loss,
+            _joined=joined,
         )
 
     def plan(self, budget_bytes: int | None) -> ChunkPlan:
         """Return the fastest plan that was found within the budget; `None` asks for the smallest peak.
+
+        The loss joins the model only where less memory follows from it than can be kept without: results
+        that are no longer whole can be compared with nothing.
 
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
@@ -231,6 +261,12 @@ class Planner:
         if budget_bytes is not None and budget_bytes >= unchunked_bytes:
             return ChunkPlan.nothing(budget_bytes, unchunked_bytes, training=self.training)
         chosen, minimum = self._schedules.fastest(budget_bytes)
+        joined = self._joined() if budget_bytes is None or chosen.peak_bytes > budget_bytes else None
+        has_loss = False
+        if joined is not None:
+            other, least = joined.fastest(budget_bytes)
+            has_loss, minimum = other.peak_bytes < chosen.peak_bytes, min(minimum, least)
+            chosen = other if has_loss else chosen
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
             raise InfeasibleBudget(self.where, budget_bytes, minimum, self.opaque)
         return ChunkPlan(
@@ -244,6 +280,7 @@ class Planner:
             recomputed=chosen.recomputed(),
             opaque=self.opaque,
             schedulers=chosen.schedulers(self._machine),
+            loss=self._loss if has_loss else None,
         )
 
 
@@ -262,14 +299,3 @@ def _refuse_chunked(model: nn.Module) -> None:
         raise StrategyError(
             "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"
         )
-
-
-def _refuse_hooks(fqn: str, scope: nn.Module, inner: frozenset[str]) -> None:
-    """Refuse hooks of modules inside a scope: its program does not call them."""
-    for name, module in scope.named_modules():
-        inside = any(name == block or name.startswith(f"{block}.") for block in inner)
-        if name and not inside and any(getattr(module, hooks) for hooks in _HOOKS):
-            where = f"{fqn}.{name}".lstrip(".")
-            raise StrategyError(
-                "chunk", f"{where!r} has hooks, which a chunked forward does not call; remove them"
-            )

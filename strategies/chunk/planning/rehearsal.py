@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from strategies.base import PlannedStep
+from strategies.base import LossInputs, PlannedStep
 from strategies.chunk.loops.backward import SavedFate
-from strategies.chunk.running.chunked_forward import ChunkProgram, Scheduler, install, scopes_of
+from strategies.chunk.running.chunked_forward import (
+    ChunkProgram,
+    Loss,
+    Scheduler,
+    install,
+    scopes_of,
+    with_loss,
+)
 from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
@@ -23,6 +30,7 @@ from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.following import as_with_data
+from strategies.tracing.guard import Programs
 from strategies.tracing.operator_graph import ScopeGraph, record
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
@@ -39,6 +47,7 @@ class Rehearsal:
         step: everything else in the training step.
         training: true where the pass has a backward.
         opaque: FQNs of the modules that run as they are, with the reason, once forward is recorded.
+        joins_loss: whether the model goes on to the loss of the step.
     """
 
     model: nn.Module
@@ -48,7 +57,8 @@ class Rehearsal:
     training: bool
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
-    _recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] = field(default_factory=dict)
+    joins_loss: bool = False
+    _recorded: dict[type[nn.Module], Programs[ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -82,13 +92,24 @@ class Rehearsal:
         """
 
         def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
-            shadow, inputs, named, _ = self.cast()
-            return shadow, *cast_inputs((inputs, named), self.step.computes_in)
+            shadow, inputs, named, targets = self.cast()
+            inputs, named = cast_inputs((inputs, named), self.step.computes_in)
+            return shadow, self._of_a_call(inputs, targets), named
 
+        forward = None if self.loss is None else partial(with_loss, loss=self.loss)
         with torch.set_grad_enabled(self.training), self.step.autocast():
-            found = record(cast, scopes_of(self.model), self.opaque, where=where)
+            found = record(cast, scopes_of(self.model), self.opaque, where=where, forward=forward)
         self.opaque.update(found.opaque)
         return found.graphs
+
+    @property
+    def loss(self) -> Loss | None:
+        """What the model goes on to; `None` where the loss lies outside of it."""
+        return self.step.loss if self.joins_loss else None
+
+    def _of_a_call(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what the model is called with."""
+        return (*inputs, LossInputs(targets)) if self.joins_loss else inputs
 
     def cast(self) -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
@@ -120,13 +141,13 @@ class Rehearsal:
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
-        install(shadow.model, schedulers, self.opaque, self._recorded)
+        install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
         with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
             live.add_standing(standing)
             if self.training:
-                self._train_once(partial(call, *inputs, **named), targets)
+                self._train_once(partial(call, *self._of_a_call(inputs, targets), **named), targets)
                 gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
                 live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
                 return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
@@ -139,10 +160,10 @@ class Rehearsal:
         loss = self.step.loss
         with self.step.autocast():
             outputs = call()
-            total = None if loss is None else loss(outputs, *targets)
-        if total is not None:
-            del outputs
-            total.backward()  # type: ignore[no-untyped-call]
+            if loss is not None and not self.joins_loss:
+                outputs = loss(outputs, *targets)
+        if loss is not None:
+            outputs.backward()  # type: ignore[no-untyped-call]
             return
         results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         del outputs

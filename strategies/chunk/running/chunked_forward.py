@@ -7,32 +7,41 @@ hooks and names stay. Such a region, and FSDP2, may be put around the module aft
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
+from strategies.base import LossInputs
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
-from strategies.chunk.running.runtime import GIVEN, running_again
+from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
+from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation
-from strategies.tracing.module_state import CONSTANTS, ByIdentity
-from strategies.tracing.operator_graph import ScopeGraph, autocast_dtypes, may_run_again, record
-from strategies.tracing.recorder import leaves_of, value_read
-from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.guard import (
+    Call,
+    Guard,
+    Programs,
+    refuse_global_hooks,
+    refuse_unseen,
+    share_memory,
+)
+from strategies.tracing.operator_graph import ScopeGraph, is_within, may_run_again, record, writes_to_given
+from strategies.tracing.recorder import leaves_of
+from strategies.tracing.shadow import Shadow, device_of, mapped_once, shadowed
 
-PROGRAMS = 64
-"""Kinds of input whose programs a module keeps; beyond that the program that ran longest ago is dropped."""
+Loss: TypeAlias = "Callable[..., Tensor]"
+"""A function of a model's results and of `LossInputs`."""
 
 _ATTRIBUTE = "_acbench_chunks"
 
@@ -58,25 +67,25 @@ class ChunkProgram:
 
     graph: ScopeGraph
     code: ScopeCode
-    reads: Mapping[tuple[str, str], object]
+    guard: Guard
+    returns: tuple[Hashable, ...]
 
-    def fits(self, module: nn.Module) -> bool:
-        """Whether what forward read of modules is still what it was."""
-        return all(value_read(module, *place) == value for place, value in self.reads.items())
+    @classmethod
+    def of(cls, graph: ScopeGraph, code: ScopeCode, guard: Guard) -> ChunkProgram:
+        """Return the program of a graph, what its calls return included."""
+        calls = graph.graph.find_nodes(op="call_module", sort=True)
+        return cls(graph=graph, code=code, guard=guard, returns=tuple(node.meta["returns"] for node in calls))
 
-    def taken_over(self, module: nn.Module) -> ChunkProgram | None:
+    def taken_over(self, module: nn.Module, tensors: Sequence[Tensor]) -> ChunkProgram | None:
         """Return the program for another module, if that reads the same."""
-        reads: dict[tuple[str, str], object] = {}
-        for place, value in self.reads.items():
-            reads[place] = value_read(module, *place)
-            if not _is_alike(value, reads[place]):  # what was read next may not be there
-                return None
-        return replace(self, reads=reads)
+        guard = self.guard.taken_over(module, tensors)
+        return None if guard is None else replace(self, guard=guard)
 
     def __call__(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return what forward returns for the tensors among its inputs."""
         read = partial(_read, module, self.graph.constants)
-        called = (submodule(module, fqn) for fqn in self.code.calls)
+        returns = iter(self.returns)
+        called = (Callee(submodule(module, fqn), fqn, returns) for fqn in self.code.calls)
         results = self.code.module(*map(read, self.code.reads), *called, *tensors)
         leaves = leaves_of(self.graph.outputs, results)
         return tree_unflatten(leaves, self.graph.structure)
@@ -88,23 +97,25 @@ class ChunkedForward:
 
     Fields:
         scheduler: decides the schedule of the module's graphs.
+        fqn: FQN of the module, for messages.
         scopes: FQNs, relative to the module, of inner modules with a chunked forward.
         opaque: FQNs, relative to the module, of inner modules that run as they are, with the reason.
-        alike: programs that scopes of one class and schedule share, by kind of input.
+        alike: programs that scopes of one class and schedule share.
         recorded: programs of scopes of the same class under any scheduler.
-        programs: programs of this scope, by kind of input.
+        programs: programs of this scope.
+        loss: what the model goes on to where its last input is `LossInputs`; only on the model itself.
         plan: plan of the whole model as JSON values; only on the model itself.
-        latest: program that ran last.
     """
 
     scheduler: Scheduler
+    fqn: str
     scopes: frozenset[str]
     opaque: Mapping[str, str] = field(default_factory=dict)
-    alike: dict[Hashable, ChunkProgram] = field(default_factory=dict)
-    recorded: dict[Hashable, ChunkProgram] = field(default_factory=dict)
-    programs: dict[Hashable, ChunkProgram] = field(default_factory=dict)
+    alike: Programs[ChunkProgram] = field(default_factory=Programs)
+    recorded: Programs[ChunkProgram] = field(default_factory=Programs)
+    programs: Programs[ChunkProgram] = field(default_factory=Programs)
+    loss: Loss | None = None
     plan: dict[str, Any] | None = None
-    latest: ChunkProgram | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns.
@@ -113,39 +124,35 @@ class ChunkedForward:
             StrategyError: the forward cannot be recorded for inputs of this kind.
         """
         given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
-        leaves, structure = tree_flatten((args, kwargs))
-        kind = (structure, tuple(map(_kind, leaves)), given, _context(module))
-        program = self.programs.get(kind)
-        if program is None or not program.fits(module):
-            program = self.alike[kind].taken_over(module) if kind in self.alike else None
+        call = Call.of("chunk", args, kwargs)
+        refuse_global_hooks("chunk")
+        kind = (call.kind, given)
+        program = self.programs.find(
+            kind, lambda known: known if known.guard.fits(module, call.tensors) else None
+        ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
             with _as_outside_of_inference(), _disable_current_modes(), saved_tensors_hooks(_same, _same):
-                known = self.recorded[kind].taken_over(module) if kind in self.recorded else None
+                known = self.recorded.find(kind, lambda known: known.taken_over(module, call.tensors))
                 if known is None or known.graph.constants:  # they are of another shadow
-                    program = self._program(module, args, kwargs, given)
+                    program = self._program(module, call, args, kwargs, given)
                 else:
                     program = replace(known, code=self._code(known.graph, given))
-            _keep(self.alike, kind, program)
-            _keep(self.recorded, kind, program)
-        _keep(self.programs, kind, program)
-        self.latest = program
-        device = device_of(leaves).type
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            self.alike.keep(kind, program)
+            self.recorded.keep(kind, program)
+        self.programs.keep(kind, program)
+        device = device_of(list(call.tensors)).type
         if not torch.is_autocast_enabled(device):
-            return self._run(program, module, tensors)
+            return self._run(program, module, call.tensors)
         with torch.autocast(device, enabled=False):  # the program has its casts
-            return self._run(program, module, tensors)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave programs out of copies and files: they are recorded again."""
-        return _without_programs, (self.scheduler, self.scopes, self.opaque, self.plan)
+            return self._run(program, module, call.tensors)
 
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
-        return 0 if self.latest is None else sum(loop.chunks for loop in self.latest.code.loops)
+        latest = self.programs.latest
+        return 0 if latest is None else sum(loop.chunks for loop in latest.code.loops)
 
-    def _run(self, program: ChunkProgram, module: nn.Module, tensors: list[Tensor]) -> Any:
+    def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
         graph = program.graph.graph
         if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
             return program(module, tensors)
@@ -154,36 +161,39 @@ class ChunkedForward:
             early_stop=True,
             use_reentrant=False,
         )
-        return region(module, _Again(program, module), tuple(tensors), {})
+        return region(module, _Again(program, module), tensors, {})
 
     def _program(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: frozenset[int]
+        self,
+        module: nn.Module,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: frozenset[int],
     ) -> ChunkProgram:
-        device = device_of(tree_flatten((args, kwargs))[0])
+        refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
+        device = device_of(list(call.tensors))
 
         def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
             shadow = Shadow.of(module).on(device)
             assert shadow.mode is not None
+            for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
+                vars(shadow.model.get_submodule(fqn)).pop("forward", None)
             with shadow.mode:
-                given = tree_map_only(Tensor, _of_a_function, shadowed(shadow, (args, kwargs), device))
-            return shadow, *given
+                return shadow, *mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
 
-        graph = record(cast, self.scopes, self.opaque).graphs[-1]
-        return ChunkProgram(
-            graph=graph,
-            code=self._code(graph, given),
-            reads={place: value_read(module, *place) for place in graph.reads},
-        )
+        forward = None if self.loss is None else partial(with_loss, loss=self.loss)
+        graph = record(cast, self.scopes, self.opaque, forward=forward).graphs[-1]
+        writes = writes_to_given(graph.graph)
+        if writes and share_memory(call.tensors):
+            problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
+            raise StrategyError("chunk", f"{problem}; give it tensors of their own")
+        guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
+        return ChunkProgram.of(graph, self._code(graph, given), guard)
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(self.scheduler.schedule(graph.graph, given))
-
-
-def _without_programs(
-    scheduler: Scheduler, scopes: frozenset[str], opaque: Mapping[str, str], plan: dict[str, Any] | None
-) -> ChunkedForward:
-    return ChunkedForward(scheduler=scheduler, scopes=scopes, opaque=opaque, plan=plan)
 
 
 def _refuse_parametrized(module: nn.Module) -> None:
@@ -205,27 +215,6 @@ def _as_outside_of_inference() -> Iterator[None]:
     has_gradients = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(has_gradients):
         yield
-
-
-def _is_alike(value: object, other: object) -> bool:
-    """Whether two reads are equal, submodules by their class: what is read of them is compared for itself."""
-    if value == other:
-        return True
-    if isinstance(value, tuple) and isinstance(other, tuple):
-        return len(value) == len(other) and all(map(_is_alike, value, other))
-    if not (isinstance(value, ByIdentity) and isinstance(other, ByIdentity)):
-        return False
-    modules = value.value, other.value
-    return all(isinstance(each, nn.Module) for each in modules) and (
-        plain_class(modules[0]) is plain_class(modules[1])
-    )
-
-
-def _keep(programs: dict[Hashable, ChunkProgram], kind: Hashable, program: ChunkProgram) -> None:
-    programs.pop(kind, None)
-    programs[kind] = program  # the latest comes last
-    if len(programs) > PROGRAMS:
-        del programs[next(iter(programs))]
 
 
 class _Again:
@@ -254,6 +243,23 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def refuse_unseen_calls(scope: nn.Module, fqn: str, inner: frozenset[str], opaque: Collection[str]) -> None:
+    """Refuse modules inside a scope, or inside its inner ones, whose calls do what no program would.
+
+    Args:
+        scope: module with a program.
+        fqn: its FQN, for messages.
+        inner: FQNs, relative to `scope`, of inner scopes; programs call these.
+        opaque: FQNs, relative to `scope`, of modules that run as they are, hooks inside of them included.
+
+    Raises:
+        StrategyError: one of them has hooks, or a forward of its own.
+    """
+    for name, module in plain_named_modules(scope):
+        if name and name not in inner and not is_within(name, opaque):
+            refuse_unseen("chunk", f"{fqn}.{name}".lstrip("."), module)
+
+
 def scopes_of(model: nn.Module) -> frozenset[str]:
     """Return the FQNs of the blocks of `model`: what its outermost lists of modules hold."""
     found: set[str] = set()
@@ -265,11 +271,24 @@ def scopes_of(model: nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
+def with_loss(model: nn.Module, loss: Loss) -> Callable[..., Any]:
+    """Return the forward of `model`, which goes on to `loss` where its last input is `LossInputs`."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[-1], LossInputs):
+            return model.forward(*args, **kwargs)
+        return loss(model.forward(*args[:-1], **kwargs), *args[-1].values)
+
+    return forward
+
+
 def install(
     model: nn.Module,
     schedulers: Mapping[str, Scheduler],
     opaque: Mapping[str, str],
-    recorded: dict[type[nn.Module], dict[Hashable, ChunkProgram]] | None = None,
+    recorded: dict[type[nn.Module], Programs[ChunkProgram]] | None = None,
+    *,
+    loss: Loss | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say, in place.
 
@@ -278,23 +297,26 @@ def install(
         schedulers: schedulers by FQN of the scope.
         opaque: FQNs of modules that run as they are, with the reason.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
+        loss: function of the model's results and of `LossInputs`; `None`: the model ends with its results.
     """
     recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
-    alike: dict[Hashable, dict[Hashable, ChunkProgram]] = {}
+    alike: dict[Hashable, Programs[ChunkProgram]] = {}
     for fqn, scheduler in schedulers.items():
         module = model.get_submodule(fqn)
         module.__dict__[_ATTRIBUTE] = ChunkedForward(
             scheduler=scheduler,
+            fqn=fqn,
             scopes=frozenset() if fqn else inner,
-            opaque=_below(fqn, opaque),
-            alike=alike.setdefault((plain_class(module), scheduler.kind), {}),
-            recorded=recorded.setdefault(plain_class(module), {}),
+            opaque=below(fqn, opaque),
+            alike=alike.setdefault((plain_class(module), scheduler.kind), Programs()),
+            recorded=recorded.setdefault(plain_class(module), Programs()),
+            loss=None if fqn else loss,
         )
-        module.__class__ = _chunked_class(type(module))  # type: ignore[arg-type]
+        disguise(module, _RunsInChunks)
 
 
-def _below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:
+def below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:
     """Return what is named below a module, by FQN relative to it."""
     prefix = f"{fqn}." if fqn else ""
     return {name.removeprefix(prefix): each for name, each in named.items() if name.startswith(prefix)}
@@ -324,13 +346,8 @@ def _not_compiled(forward: ChunkedForward) -> Callable[..., Any]:
     return forward if dynamo is None else dynamo.disable(forward)
 
 
-@cache  # one class per class
-def _chunked_class(original: type[Any]) -> type[nn.Module]:
-    return type(original.__name__, (_RunsInChunks, original), {"__module__": original.__module__})
-
-
 def _rebuild(original: Any) -> nn.Module:
-    chunked = _chunked_class(original)
+    chunked = disguised(_RunsInChunks, original)
     return chunked.__new__(chunked)
 
 
@@ -340,20 +357,3 @@ def _read(module: nn.Module, constants: Mapping[str, Tensor], name: str) -> Tens
     owner, _, attribute = name.rpartition(".")
     found: Tensor = getattr(submodule(module, owner), attribute)
     return found
-
-
-def _kind(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
-    if isinstance(leaf, CONSTANTS):
-        return type(leaf), leaf
-    raise StrategyError("chunk", f"forward is called with a {type(leaf).__name__}, which no graph can hold")
-
-
-def _context(module: nn.Module) -> Hashable:
-    """Return what decides, beside its inputs, what a forward does."""
-    return (
-        torch.is_grad_enabled(),
-        tuple(each.training for each in module.modules()),
-        tuple(autocast_dtypes().items()),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.chunk.flow.axes import Axis
+from strategies.errors import StrategyError
 from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
+from strategies.tracing.guard import kind_of_result
 
 _FEW = 3  # chunks, of which the last may be the one that is shorter
 
@@ -33,24 +35,32 @@ def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: boo
         start, length: positions of the axis.
         copy: whether the chunk shall lie densely in memory of its own.
     """
-    dim, inner, size = axis
-    if axis.outer(tensor.shape) == 1:
-        chunk = tensor.narrow(dim, start * inner, length * inner)
-        return chunk.clone() if copy else chunk
-    parts: Tensor = tensor.unflatten(dim, (axis.outer(tensor.shape), size, inner))
-    return parts.narrow(dim + 1, start, length).flatten(dim, dim + 2)
+    dim, is_one_piece = axis.dim, axis.outer(tensor.shape) == 1
+    if axis.span == 1 and is_one_piece:
+        chunk = tensor.narrow(dim, (axis.before + start) * axis.inner, length * axis.inner)
+    else:
+        chunk = _part(tensor, axis, start, length).flatten(dim, dim + 2)
+        chunk = chunk.unflatten(dim, (*[1] * (axis.span - 1), -1))
+    return chunk.clone() if copy and is_one_piece else chunk
+
+
+def _part(tensor: Tensor, axis: Axis, start: int, length: int) -> Tensor:
+    """Return positions of an axis, seen as (outer, length, inner)."""
+    dim, sizes = axis.dim, (axis.outer(tensor.shape), axis.extent, axis.inner)
+    parts: Tensor = tensor.flatten(dim, axis.dims[-1]).unflatten(dim, sizes)
+    return parts.narrow(dim + 1, axis.before + start, length)
 
 
 def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
     """Write `chunk` to the positions of an axis of `buffer` that begin at `start`."""
-    dim, inner, size = axis
-    outer = axis.outer(buffer.shape)
-    length = chunk.shape[dim] // (inner * outer)
-    if outer == 1:
-        buffer.narrow(dim, start * inner, length * inner).copy_(chunk)
-        return
-    parts = buffer.unflatten(dim, (outer, size, inner)).narrow(dim + 1, start, length)
-    parts.copy_(chunk.unflatten(dim, (outer, length, inner)))
+    dim, last, outer = axis.dim, axis.dims[-1], axis.outer(buffer.shape)
+    length = chunk.shape[last] // (axis.inner * outer)
+    if axis.span == outer == 1:
+        first = (axis.before + start) * axis.inner
+        buffer.narrow(dim, first, length * axis.inner).copy_(chunk)
+    else:
+        part = chunk.flatten(dim, last).unflatten(dim, (outer, length, axis.inner))
+        _part(buffer, axis, start, length).copy_(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,29 +105,57 @@ GIVEN = "_acbench_given"
 """The attribute of a chunked module that says which inputs of its next call may be overwritten."""
 
 
-def call_giving(module: nn.Module, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
-    """Return `module(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A module that a program calls, and what kinds of results the calls of the program return.
+
+    Fields:
+        module: chunked module.
+        fqn: its FQN, for messages.
+        returns: kinds of results of all calls of the program, in order.
+    """
+
+    module: nn.Module
+    fqn: str
+    returns: Iterator[Hashable]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns.
+
+        Raises:
+            StrategyError: that is of another kind than when the program was recorded.
+        """
+        result = self.module(*args, **kwargs)
+        if kind_of_result(result) != next(self.returns):
+            problem = f"{self.fqn!r} returns a {type(result).__name__} of another structure, shape or dtype"
+            raise StrategyError("chunk", f"{problem} than its forward; remove the hook that makes it")
+        return result
+
+
+def call_giving(callee: Callee, given: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
+    """Return `callee(*args, **kwargs)`, which may overwrite tensors at `given` if nobody else sees them."""
+    module = callee.module
     is_enclosed = isinstance(module, Enclosed | FSDPModule)
     is_seen = is_enclosed or module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001
     if given and isinstance(module, Chunked) and not is_seen and not torch.is_grad_enabled():
         module.__dict__[GIVEN] = frozenset(given)
-    return module(*args, **kwargs)
+    return callee(*args, **kwargs)
 
 
 def call_under(
-    module: nn.Module,
+    callee: Callee,
     given: tuple[int, ...],
     dtypes: dict[str, torch.dtype],
     has_gradients: bool,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Return `call_giving(module, given, ...)` under autocast, or without gradients."""
+    """Return `call_giving(callee, given, ...)` under autocast, or without gradients."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             stack.enter_context(torch.autocast(kind, dtype))
         stack.enter_context(torch.set_grad_enabled(has_gradients and torch.is_grad_enabled()))
-        return call_giving(module, given, *args, **kwargs)
+        return call_giving(callee, given, *args, **kwargs)
 
 
 class ChunkLoop(nn.Module):
@@ -226,7 +264,8 @@ def _backward(
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
-        totals.append(_total(leaf, is_sum=axis is None) if is_wanted else None)
+        is_added_to = axis is None or not axis.is_complete
+        totals.append(_total(leaf, is_sum=is_added_to) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
     for span in loop.spans(inputs):

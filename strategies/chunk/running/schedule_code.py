@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, slots
+from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, is_slice_along, slots
 from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
@@ -180,12 +180,19 @@ class _BodyWriter:
         if node in self._buffers and self._outputs[node].adds_in_place:
             graph.call_function(ADDING[node.target], (self._buffers[node], *args))
             return
-        args = self._local(node, args)  # type: ignore[arg-type]
-        made = graph.create_node("call_function", self._called(node), args, kwargs, name=node.name)  # type: ignore[arg-type]
+        axes = loop.region.axes[node]
+        if axes and axes[0] is not None and is_slice_along(node, axes[0]):
+            self._made[node] = args[0]  # type: ignore[assignment]
+        else:
+            self._call(node, args, kwargs)  # type: ignore[arg-type]
+        if node in self._buffers:
+            self._write(self._buffers[node], self._outputs[node].axis, self._made[node])
+
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, graph = self._local(node, args), self._graph
+        made = graph.create_node("call_function", self._called(node), args, kwargs, name=node.name)
         made.meta["val"] = node.meta["val"]
         self._made[node] = made
-        if node in self._buffers:
-            self._write(self._buffers[node], self._outputs[node].axis, made)
 
     def _write(self, buffer: fx.Node, axis: Axis | None, made: fx.Node) -> None:
         if axis is None:
@@ -223,12 +230,10 @@ class _BodyWriter:
 
     def _sized(self, value: Tensor, axis: Axis) -> list[Any]:
         """Return the shape of a chunk of `value`."""
-        shape: list[Any] = list(value.shape)
-        factor = axis.factor(shape)
+        factor = axis.factor(value.shape)
         if factor not in self._sizes:
             self._sizes[factor] = self._graph.call_function(operator.mul, (self._length, factor))
-        shape[axis.dim] = self._sizes[factor]
-        return shape
+        return axis.chunk_shape(value.shape, self._sizes[factor])
 
 
 def _names(loop: Loop) -> list[str]:

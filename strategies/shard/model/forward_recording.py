@@ -23,15 +23,16 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
-from strategies.nested.scopes import Scope, following
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.without_data import following
 
 Parts: TypeAlias = Mapping[str, tuple[Shape, Tensor]]
 """Results of modules by FQN: the shape on a rank, and the whole tensor."""
 
+_NAME = "forward of the model"
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _OWN = ("torch", "strategies", "contextlib", "functools")
 """Packages and modules whose frames are not the model's code."""
@@ -89,6 +90,7 @@ class Followed:
         stopped_in_call: whether a function that it called did so.
         kept: numbers of the steps whose results are still held by somebody when the forward is over.
         bypassed: FQNs of modules that are not looked into, whose forward is taken without calling them.
+        attributes: FQN and attribute of what it and its calls read of modules.
     """
 
     steps: tuple[RecordedStep, ...]
@@ -99,6 +101,7 @@ class Followed:
     stopped_in_call: bool = False
     kept: tuple[int, ...] = ()
     bypassed: frozenset[str] = frozenset()
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +127,7 @@ class Forward:
             StrategyError: it does what a graph cannot hold, or depends on data.
         """
         recorder, inputs = self._recorder({})
-        with following(lambda: self._name), _without_log():
+        with following(lambda: _NAME), _without_log():
             recording = recorder.record(inputs, {})
         return recording.graph, recorder.followed()
 
@@ -157,12 +160,8 @@ class Forward:
     def _recorder(self, parts: Parts) -> tuple[_PlaceRecorder, Any]:
         device = device_of(tree_leaves(self.sample))
         shadow = self.shadow.on(device)
-        recorder = _PlaceRecorder(shadow, self.through, self._name, hooked=self.hooked, parts=parts)
+        recorder = _PlaceRecorder(shadow, self.through, _NAME, hooked=self.hooked, parts=parts)
         return recorder, shadowed(shadow, self.sample, device)
-
-    @property
-    def _name(self) -> str:
-        return Scope(fqn="", through=self.through, paths={}, depth=0).name
 
 
 @contextmanager
@@ -201,6 +200,7 @@ class _PlaceRecorder(FunctionRecorder):
         self._asked: list[tuple[fx.Node, int]] = []
         self._bypassed: set[str] = set()
         self._followed: Followed | None = None
+        self._is_inside = False
 
     def followed(self, stop: str | None = None) -> Followed:
         """Return what was recorded, up to where it stopped."""
@@ -214,6 +214,8 @@ class _PlaceRecorder(FunctionRecorder):
         fqn = self._shadow.fqns[id(module)]
         if name == "forward" and not self._is_quiet and fqn not in self._through:
             self._bypassed.add(fqn)
+        if self._is_inside:  # what a call returns decides what follows
+            self._frame.note_read(fqn, name)
         super().read(module, name)
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -221,13 +223,21 @@ class _PlaceRecorder(FunctionRecorder):
         fqn = self._shadow.fqns[id(module)]
         if self._is_quiet or fqn not in self._through:
             part = None if self._is_quiet else self._parts.get(fqn)
-            return super().called(module, body if part is None else partial(_made, *part), args, kwargs)
+            inside = partial(self._inside, body if part is None else partial(_made, *part))
+            return super().called(module, body if self._is_quiet else inside, args, kwargs)
         self._within.append(fqn)
         if fqn in self._hooked:
             args, kwargs = self._handed((args, kwargs), fqn)
         result = super().called(module, body, args, kwargs)
         self._within.pop()
         return self._handed(result, fqn) if fqn in self._hooked else result
+
+    def _inside(self, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._is_inside = True
+        try:
+            return body(*args, **kwargs)
+        finally:
+            self._is_inside = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -284,7 +294,12 @@ class _PlaceRecorder(FunctionRecorder):
                 numbers[node] = len(numbers)
         before.append(len(numbers))
         reads = tuple(Read(step=numbers[node], before=before[count]) for node, count in self._asked)
-        return Followed(steps=tuple(_steps(numbers)), reads=reads, bypassed=frozenset(self._bypassed))
+        return Followed(
+            steps=tuple(_steps(numbers)),
+            reads=reads,
+            bypassed=frozenset(self._bypassed),
+            attributes=tuple(self._frame.reads),
+        )
 
 
 @contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten
 
+from strategies.shard.candidates.layout import Shape
 from strategies.shard.model.module_options import LeafModule, NodeOption
 from strategies.shard.model.placement_state import State
 from strategies.shard.model.soundness import Conflict
+from strategies.tracing.module_state import CONSTANTS
 
 Choice: TypeAlias = tuple[NodeOption, ...]
 """One option a node."""
@@ -87,6 +90,32 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PythonState:
+    """What the recorded forward asked of Python; a plan holds as long as the answers do.
+
+    Fields:
+        inputs: kind of its inputs, as of `kind_of_inputs`.
+        reads: FQN and attribute of what it and its calls read of modules.
+    """
+
+    inputs: Hashable
+    reads: tuple[tuple[str, str], ...]
+
+
+def kind_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Return structure, shapes and constants of inputs, which want gradients, and which are one tensor."""
+    leaves, structure = tree_flatten((args, kwargs))
+    places = {id(leaf): at for at, leaf in enumerate(leaves)}
+    kinds = tuple(
+        (tuple(leaf.shape), leaf.requires_grad, places[id(leaf)])
+        if isinstance(leaf, Tensor)
+        else (type(leaf), leaf if isinstance(leaf, CONSTANTS) else None)
+        for leaf in leaves
+    )
+    return structure, kinds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelGraph:
     """A model, its parameters included.
 
@@ -96,16 +125,22 @@ class ModelGraph:
         resident_bytes: bytes that a rank keeps, however the nodes run: parameters that are in no option,
             because several calls read them or nothing is known of the one that does, with their gradients.
         unsplit: reasons why linears of the model's tensor parallel plan cannot be split, by FQN.
+        kept_whole: reasons why a weight is not split, by FQN of the leaf module.
+        shapes: shapes of the model's parameters, by FQN.
         indices: index of each node of the recording.
         check: finds where a rank's forward differs from the whole one; `None` where nothing was recorded.
+        python: what the forward asked of Python; `None` where nothing was recorded.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     resident_bytes: int = 0
     unsplit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    kept_whole: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shapes: Mapping[str, Shape] = field(default_factory=lambda: MappingProxyType({}))
     indices: Mapping[fx.Node, int] = field(default_factory=lambda: MappingProxyType({}))
     check: Callable[[Mapping[fx.Node, State]], Conflict | None] | None = None
+    python: PythonState | None = None
 
     def keeping(self, is_allowed: Callable[[int, NodeOption], bool]) -> ModelGraph:
         """Return the graph with the options that `is_allowed`, of a node's index and an option, accepts."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import _has_any_global_hook  # no public way
 
 from strategies.errors import StrategyError
 from strategies.shard.candidates.candidate_cost import Hardware
@@ -30,8 +29,8 @@ from strategies.shard.model.call_states import (
     states_of_call,
 )
 from strategies.shard.model.forward_recording import Followed, Forward
-from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
-from strategies.shard.model.leaf_modules import has_hooks, is_seen_through, why_not_placed
+from strategies.shard.model.graph import ModelGraph, Node, PythonState, TensorAxis, kind_of_inputs
+from strategies.shard.model.leaf_modules import is_seen_through, why_not_placed
 from strategies.shard.model.module_options import (
     LeafModule,
     NodeOption,
@@ -41,6 +40,8 @@ from strategies.shard.model.module_options import (
 )
 from strategies.shard.model.placement_state import WHOLE, Value
 from strategies.shard.model.soundness import described, first_conflict
+from strategies.tracing.guard import refuse_global_hooks
+from strategies.tracing.module_state import has_hooks
 from strategies.tracing.shadow import Shadow
 
 
@@ -58,8 +59,7 @@ def model_graph(
     Raises:
         StrategyError: the forward cannot be recorded, or depends on data.
     """
-    if _has_any_global_hook():
-        raise StrategyError("shard", "needs a process without hooks on all modules, which would see shards")
+    refuse_global_hooks("shard")
     forward, graph, whole = _recorded(model, sample)
     builder = _Builder(model, whole, axis, hardware)
     nodes = builder.nodes(graph)
@@ -72,8 +72,11 @@ def model_graph(
         outputs=tuple(builder.indices[each] for each in output.all_input_nodes),
         resident_bytes=all_bytes - in_options,
         unsplit=builder.unsplit(),
+        kept_whole=builder.kept_whole(leaves),
+        shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         indices=builder.indices,
         check=partial(first_conflict, forward, whole, leaves, axis.ranks),
+        python=PythonState(inputs=kind_of_inputs(sample, {}), reads=whole.attributes),
     )
 
 
@@ -202,6 +205,22 @@ class _Builder:
         }
         return {fqn: problem for fqn, problem in problems.items() if problem is not None}
 
+    def kept_whole(self, leaves: Iterable[str]) -> dict[str, str]:
+        """Return what `ModelGraph` has of those leaf modules."""
+        reasons = {fqn: self._why_whole(fqn, self._modules[fqn]) for fqn in leaves}
+        return {fqn: reason for fqn, reason in reasons.items() if reason is not None}
+
+    def _why_whole(self, fqn: str, module: nn.Module) -> str | None:
+        for name, parameter in module.named_parameters(recurse=False):
+            own = f"{fqn}.{name}"
+            others = (each for each, held in self._parameters.items() if held is parameter and each != own)
+            other = next(others, None)
+            if other is not None:
+                return f"shares its {name} with {other.rpartition('.')[0]!r}"
+            if self._stays_whole(parameter):
+                return f"has a {name} that functions read, or that has hooks"
+        return None
+
     def _why_unsplit(self, fqn: str, module: nn.Module) -> str | None:
         problem = why_not_placed(module) or self._why_not_called_so(self._calls[fqn])
         if problem is None and any(map(self._stays_whole, module.parameters())):
@@ -254,7 +273,8 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Gr
             forward = _forward(model, shadow, sample, to_functions=False)
             graph, whole = forward.on_wholes()
     except StrategyError as error:
-        raise StrategyError("shard", f"needs a forward that can be followed; {error.problem}") from error
+        problem = f"needs a forward that can be followed; {error.problem}"
+        raise StrategyError("shard", f"{problem}; use mesh.tp=1") from error
     for step in whole.steps:
         if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
             problem = f"needs sizes that do not depend on data; those of {described(step)} do"

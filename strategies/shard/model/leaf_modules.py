@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from strategies.tracing.module_state import has_hooks
+
 KNOWN: Mapping[type[nn.Module], frozenset[str]] = {
     nn.Linear: frozenset({"weight", "bias"}),
     nn.Embedding: frozenset({"weight"}),
@@ -19,7 +21,6 @@ KNOWN: Mapping[type[nn.Module], frozenset[str]] = {
 """Classes whose forward candidates describe, with the names of their parameters."""
 
 _ACCESS = ("__call__", "__getattr__", "__setattr__", "__getattribute__")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def why_not_placed(module: nn.Module) -> str | None:
@@ -34,11 +35,6 @@ def why_not_placed(module: nn.Module) -> str | None:
     if not _has_just(module, KNOWN[known]):
         return f"has other parameters than nn.{known.__name__}, or computes them"
     return "has hooks, which would see shards" if has_hooks(module) else None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether something else than the forward happens when `module` is called."""
-    return any(vars(module)[name] for name in _HOOKS)
 
 
 def is_seen_through(module: nn.Module, *, to_functions: bool) -> bool:

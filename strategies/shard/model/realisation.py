@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.errors import StrategyError
-from strategies.regions.blocks import Disguised
+from strategies.regions.blocks import Disguised, submodule, unwrapped
+from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
-from strategies.shard.candidates.redistribution import Steps
+from strategies.shard.candidates.redistribution import Steps, steps_between
+from strategies.shard.model.graph import PythonState, kind_of_inputs
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
+from strategies.tracing.guard import Guard, refuse_global_hooks
+from strategies.tracing.module_state import held_by
 from strategies.tracing.shadow import PARTS
 
 _PLACED = "_acbench_placed"
@@ -51,10 +56,9 @@ class Placed:
             kwargs: the input, if it is given by name.
 
         Raises:
-            StrategyError: the input, or the mode of the module, is not what was planned for.
+            StrategyError: the input is not what was planned for.
         """
         entered = self._entered(*args, *kwargs.values())
-        self._check_mode(module)
         option, candidate = self.plan.option, self.plan.candidate
         entering, finish, leaving = option.entering, candidate.finish, option.leaving
         entered = redistribute(entered, forward=entering.forward, backward=entering.backward, mesh=self.mesh)
@@ -90,11 +94,48 @@ class Placed:
             raise StrategyError("shard", problem)
         return entered
 
-    def _check_mode(self, module: nn.Module) -> None:
-        if module.training is not self.plan.is_training:
-            mode, other = ("training", "evaluation")[:: 1 if self.plan.is_training else -1]
-            problem = f"{self.plan.fqn!r} is sharded for {mode}, got {other}"
-            raise StrategyError("shard", f"{problem}; plan for that mode")
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What stands around the forward of the whole model: the plan holds for one answer of Python.
+
+    Fields:
+        python: what the planned forward asked.
+        guard: what it found in the model.
+        frozen: FQNs of parameters whose gradients nobody makes whole, as they have none.
+    """
+
+    python: PythonState
+    guard: Guard
+    frozen: tuple[str, ...]
+
+    def run(self, module: nn.Module, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return `body(*args, **kwargs)`.
+
+        Raises:
+            StrategyError: inputs, or what forward reads of modules, are not what was planned for.
+        """
+        self.check(module, args, kwargs)
+        return body(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def check(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that was not planned for."""
+        refuse_global_hooks("shard")
+        if kind_of_inputs(args, kwargs) != self.python.inputs:
+            problem = "the model is called with inputs of another structure or shape, with another constant"
+            problem += ", with one tensor in two places, or with inputs that want gradients"
+            raise StrategyError("shard", f"{problem}, than it was sharded for; use inputs like the sample")
+        changed = self.guard.changed(module)
+        if changed is not None:
+            problem = f"{changed!r}, which forward reads, is not what it was when the model was sharded"
+            raise StrategyError("shard", f"{problem}; change it before, and plan for it")
+        for fqn in self.frozen:
+            home, _, name = fqn.rpartition(".")
+            held = held_by(unwrapped(submodule(module, home)), name)
+            if isinstance(held, nn.Parameter) and held.requires_grad:
+                problem = f"{fqn!r} wants a gradient, which it did not when the model was sharded"
+                raise StrategyError("shard", f"{problem}; thaw it before, and plan for it")
 
 
 class _PlacedForward(Disguised):
@@ -111,12 +152,14 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         mesh: mesh of one axis, with the ranks of the plan.
 
     Raises:
-        StrategyError: the mesh has another shape, or the model carries a plan already.
+        StrategyError: the mesh has another shape, the plan is that of another model, or the model carries a
+            plan already.
     """
     if tuple(mesh.shape) != (plan.ranks,):
         raise StrategyError("shard", f"needs a mesh of {plan.ranks} ranks, got {tuple(mesh.shape)}")
     if any(isinstance(module, Disguised) for module in model.modules()):
         raise StrategyError("shard", "needs a plain model; apply it once, and before regions")
+    _require_same(model, plan)
     for placed in plan.modules:
         if placed.is_plain:
             continue
@@ -129,7 +172,42 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         module.__dict__[PARTS] = stand.on_shadow
     for home, reductions in _by_module(plan).items():
         _disguise(model.get_submodule(home), partial(_run_reduced, reductions, mesh))
+    if plan.python is not None:
+        guard = Guard.of(model, (), plan.python.reads, is_exact=False)
+        frozen = tuple(name for name, each in model.named_parameters() if not each.requires_grad)
+        _disguise(model, Watched(python=plan.python, guard=guard, frozen=frozen).run)
     return model
+
+
+def _require_same(model: nn.Module, plan: ShardPlan) -> None:
+    """Refuse a model with other parameters than that of the plan."""
+    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in {**plan.shapes, **own}:
+        here, there = own.get(name), plan.shapes.get(name)
+        if here != there:
+            shape = "no such parameter" if here is None else f"{here}"
+            problem = f"the plan was made for a model in which {name!r} is {there or 'missing'}, got {shape}"
+            raise StrategyError("shard", f"{problem}; plan this model")
+
+
+def sum_gradients(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Return `module`, changed in place so that gradients of its parameters are sums over a mesh of one axis.
+
+    Each rank runs it on a shard, of heads for example, and so computes one summand.
+    """
+    reductions = {
+        name: steps_between(
+            (Partial(),),
+            (Replicate(),),
+            shape=tuple(parameter.shape),
+            mesh_shape=tuple(mesh.shape),
+            itemsize=parameter.element_size(),
+        )
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    _disguise(module, partial(_run_reduced, reductions, mesh))
+    return module
 
 
 def _by_module(plan: ShardPlan) -> dict[str, _Reductions]:
@@ -194,11 +272,19 @@ def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) 
 
 
 def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:
+    if _PLACED in vars(module):
+        module.__dict__[_PLACED] = partial(_run_both, run, vars(module)[_PLACED])
+        return
     module.__dict__[_PLACED] = run
-    original: Any = type(module)
-    module.__class__ = _disguised_class(original)
+    disguise(module, _PlacedForward, "Placed")
 
 
-@cache  # one class per class, so that identical blocks stay identical
-def _disguised_class(original: type[Any]) -> type[nn.Module]:
-    return type(f"Placed{original.__name__}", (_PlacedForward, original), {"__module__": original.__module__})
+def _run_both(
+    outer: Callable[..., Any],
+    inner: Callable[..., Any],
+    module: nn.Module,
+    body: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return outer(module, partial(inner, module, body), *args, **kwargs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.shard.candidates.layout import Shape, local_shape
 from strategies.shard.candidates.redistribution import Collective
-from strategies.shard.model.graph import ModelGraph
+from strategies.shard.model.graph import ModelGraph, PythonState
 from strategies.shard.model.module_options import LeafModule, ModuleCandidate, NodeOption
 from strategies.shard.model.placement_state import WHOLE
 
@@ -24,7 +24,6 @@ class PlacedModule:
         whole_shape: shape of its whole input.
         shape: shape of its input on one rank.
         output_shape: shape of its output on one rank.
-        is_training: whether it is planned for in training mode.
     """
 
     fqn: str
@@ -32,7 +31,6 @@ class PlacedModule:
     whole_shape: Shape
     shape: Shape
     output_shape: Shape
-    is_training: bool
 
     @property
     def candidate(self) -> ModuleCandidate:
@@ -70,8 +68,11 @@ class ShardPlan:
         ranks: number of ranks on the mesh axis.
         modules: leaf modules, in the order in which they run.
         parameters: parameters of other modules.
+        python: what the planned forward asked of Python; `None` where nothing was recorded.
         seconds: time of one rank in one step: FLOPs of linears and attention, and all collectives.
         memory_bytes: bytes on one rank: parameters, their gradients, and the outputs of all calls.
+        kept_whole: reasons why modules that were asked to be split are replicated, by FQN.
+        shapes: shapes of the model's parameters, by FQN; a tied one has one name.
     """
 
     ranks: int
@@ -79,6 +80,9 @@ class ShardPlan:
     seconds: float
     memory_bytes: int
     parameters: tuple[PlacedParameter, ...] = ()
+    python: PythonState | None = None
+    kept_whole: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: ModelGraph, choice: Sequence[NodeOption], ranks: int) -> ShardPlan:
@@ -96,6 +100,8 @@ class ShardPlan:
             ),
             seconds=sum(option.seconds for option in choice),
             memory_bytes=graph.resident_bytes + sum(option.memory_bytes for option in choice),
+            python=graph.python,
+            shapes=graph.shapes,
         )
 
     @property
@@ -111,7 +117,8 @@ class ShardPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as it stands in a record."""
-        return {
+        kept_whole = {"kept_whole": dict(self.kept_whole)} if self.kept_whole else {}
+        return kept_whole | {
             "ranks": self.ranks,
             "candidates": {placed.fqn: placed.candidate.name for placed in self.modules},
             "resharding": [
@@ -133,7 +140,6 @@ def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
         whole_shape=leaf.input.shape,
         shape=local_shape(leaf.input.shape, (entered.value,), (ranks,)),
         output_shape=local_shape(leaf.output.shape, (option.output.value,), (ranks,)),
-        is_training=leaf.module.training,
     )
 
 

@@ -77,6 +77,7 @@ class Metered:
         self.optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
         layers: Any = getattr(model, "layers", [])
         self.blocks: Mapping[str, nn.Module] = {f"layers.{i}": layer for i, layer in enumerate(layers)}
+        self.checkpointed = self.blocks
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         outputs = self.model(*batch.inputs)

@@ -436,7 +436,8 @@ def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, t
             "hf",
             16,
             2,
-            "mesh.tp: model 'hf' has no tensor parallel plan, got 2; use 1",
+            "mesh.tp: model 'hf' has no tensor parallel plan, got 2; "
+            "name linears with model.tp_column and model.tp_row, or use 1",
             id="GPT-2 has no plan",
         ),
         pytest.param(

@@ -144,12 +144,19 @@ def test_out_of_time_the_rank_that_does_not_wait_is_named(
     assert outcome.error.message.startswith(f"{HALT.message}; rank {culprit} is in phase parity, silent for ")
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["of node 0", "of node 1"])
+_LOST, _TOLD = (
+    (signal.SIGKILL, "lost", "the agent of node {0} ({1}) left no report"),
+    (signal.SIGTERM, "SIGTERM", "told to end"),
+)
+
+
 @pytest.mark.parametrize(
-    ("number", "kind", "message"),
+    ("victim", "number", "kind", "message"),
     [
-        pytest.param(signal.SIGKILL, "lost", "the agent of node {0} ({1}) left no report", id="SIGKILL"),
-        pytest.param(signal.SIGTERM, "SIGTERM", "told to end", id="SIGTERM"),
+        pytest.param(0, *_TOLD, id="SIGTERM-of node 0"),
+        pytest.param(1, *_LOST, id="SIGKILL-of node 1"),
+        pytest.param(1, *_TOLD, id="SIGTERM-of node 1", marks=pytest.mark.matrix),
+        pytest.param(0, *_LOST, id="SIGKILL-of node 0", marks=pytest.mark.matrix),
     ],
 )
 def test_the_end_of_an_agent_is_no_communication_error(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.records.measured import MeasuredWork
 from harness.records.record import Ending, Record, build, refused, validate
 from harness.report.facts.flat_record import flat_summary
 from tests.harness.records_fixture import (
@@ -286,8 +287,8 @@ def test_the_first_difference_is_the_first_in_time_on_any_rank() -> None:
         pytest.param([{"zero_from": 0}, {}], None, id="zero on one rank"),
         pytest.param(
             [{"zero_blocks_from": 2}, {"zero_blocks_from": 0}],
-            "the gradients inside every block are zero or absent on both sides from step 2 on, so nothing "
-            "shows what was recomputed there",
+            "the gradients inside every checkpointed block are zero or absent on both sides from step 2 on, "
+            "so nothing shows what was recomputed there",
             id="zero in the blocks",
         ),
         pytest.param(
@@ -381,6 +382,29 @@ def test_what_is_not_known_is_null(change: dict[str, Any], unknown: set[str]) ->
         "energy_j",
         "peak_flops_per_s",
     } == unknown
+
+
+@pytest.mark.parametrize(
+    ("twin", "expected"),
+    [
+        pytest.param({}, {"aten.mm.default": 6}, id="a twin that recomputes nothing"),
+        pytest.param({"aten.mm.default": 4}, {"aten.mm.default": 2}, id="a part of it"),
+        pytest.param({"aten.mm.default": 6, "aten.gelu.default": 1}, {}, id="all of it, and more"),
+    ],
+)
+def test_what_the_twin_recomputes_is_not_the_variants(twin: dict[str, int], expected: dict[str, int]) -> None:
+    works = [
+        MeasuredWork(
+            forward_flops=900,
+            backward_flops=2700,
+            recomputed_flops=100 * sum(counts.values()),
+            recomputed_ops=counts,
+        )
+        for counts in ({"aten.mm.default": 6}, twin)
+    ]
+    found = works[0].beyond(works[1])
+    assert (found.recomputed_ops, found.recomputed_flops) == (expected, 100 * sum(expected.values()))
+    assert (found.forward_flops, found.backward_flops) == (900, 2700)
 
 
 def test_the_plain_trial_is_its_own_baseline() -> None:

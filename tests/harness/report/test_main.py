@@ -307,7 +307,7 @@ def test_words_that_make_no_sense(words: list[str], message: str, capsys: pytest
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param("{python} -m harness.report.main {folder} | true", id="nobody reads"),
+        pytest.param("{python} -m harness.report.main {folder}", id="any"),
         pytest.param("PYTHONIOENCODING=ascii {python} -m harness.report.main {folder}", id="plain ASCII"),
     ],
 )

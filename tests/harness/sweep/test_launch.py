@@ -76,10 +76,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def faulty(root: Path) -> Trial:
+def faulty(root: Path, standing_agent: Agent) -> Trial:
     factories = [*FAULTS, *LAST]
     points = [_point(factory) for factory in factories]
-    found = run_sweep(points, Run(outputs_dir=str(root), name="faults"), OFF).records
+    run = Run(outputs_dir=str(root), name="faults")
+    found = run_sweep(points, run, OFF, agent=standing_agent).records
     return dict(zip(factories, found, strict=True)).__getitem__
 
 
@@ -130,9 +131,9 @@ def test_a_log_is_where_the_record_says(faulty: Trial, root: Path) -> None:
     assert "ValueError: the width is odd" in log.read_text("utf-8")
 
 
-def test_duplicates_run_once_and_keep_their_places(tmp_path: Path) -> None:
+def test_duplicates_run_once_and_keep_their_places(tmp_path: Path, standing_agent: Agent) -> None:
     points = [point_of(f"{MLP} {line}") for line in ("ac=full", "ac=none", "ac=full name=other", "seed=-1")]
-    found = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
+    found = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF, agent=standing_agent).records
     assert [record.trial_id for record in found] == [point.trial_id for point in points]
     assert found[0] is found[2]
     assert [record.status for record in found] == ["ok", "ok", "ok", "refused"]
@@ -152,30 +153,35 @@ def test_a_refused_point_is_a_record_with_the_reason(tmp_path: Path) -> None:
     assert record.experiment["ac"]["ac_freq"] == 0
 
 
-def test_what_is_finished_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_finished_is_not_run_again(
+    tmp_path: Path, standing_agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
     points = [point_of(f"{MLP} ac=full")]
-    (first,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
+    (first,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF, agent=standing_agent).records
     path = Store(tmp_path / "default").record_path(first.trial_id)
     written_ns = path.stat().st_mtime_ns
     capsys.readouterr()
 
-    (second,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
+    (second,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF, agent=standing_agent).records
     assert second == first
     assert path.stat().st_mtime_ns == written_ns
     assert capsys.readouterr().err == "1 point: 0 to run, 1 done, 0 duplicates\n"
 
-    (third,) = run_sweep(points, Run(outputs_dir=str(tmp_path), rerun=True), OFF).records
+    (third,) = run_sweep(
+        points, Run(outputs_dir=str(tmp_path), rerun=True), OFF, agent=standing_agent
+    ).records
     assert third.started_at > first.started_at
 
     changed = dataclasses.replace(third, environment_id="0" * 12)
     Store(tmp_path / "default").write(changed)
-    (fourth,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records
+    (fourth,) = run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF, agent=standing_agent).records
     assert fourth.started_at > third.started_at
 
 
-def test_what_failed_runs_again(tmp_path: Path) -> None:
+def test_what_failed_runs_again(tmp_path: Path, standing_agent: Agent) -> None:
     points = [point_of(f"{SMALL} model=python model.factory=tests.harness.user_models:exits")]
-    first, second = (run_sweep(points, Run(outputs_dir=str(tmp_path)), OFF).records[0] for _ in range(2))
+    run = Run(outputs_dir=str(tmp_path))
+    first, second = (run_sweep(points, run, OFF, agent=standing_agent).records[0] for _ in range(2))
     assert (first.status, second.status) == ("failed", "failed")
     assert second.started_at > first.started_at
 

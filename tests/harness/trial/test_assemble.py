@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
+from harness.measure.environment import describe
 from harness.models import ModelSpec
+from harness.models.base import LanguageModelSpec
 from harness.models.python import PythonSpec
 from harness.records.record import Ending, Identity, Record, build
 from harness.trial import run as trial_run
@@ -51,6 +54,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
     """Return a function that runs a trial in this process, under its own allocator."""
     monkeypatch.setattr(trial_run, "install", lambda: None)
     monkeypatch.setattr(trial_run, "allocator_truth", lambda *_: None)
+    monkeypatch.setattr(trial_run, "describe", lambda *_: _environment())
 
     def run(line: str) -> Record:
         experiment = experiment_of(f"{_SHORT} {_USER}:{line}")
@@ -63,6 +67,11 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
         return build(identity, ending, [result])
 
     return run
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    return describe(_CPU)
 
 
 def made(line: str) -> Assembled:
@@ -132,6 +141,23 @@ def test_the_record_says_what_was_cast() -> None:
     assert made("sized dtype=bf16").trained.changed == {"parameters from float32 to bfloat16": 4}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("ac=full", "0 1 2 3"),
+        ("ac=selective_layer", "1 3"),
+        ("ac=selective_layer ac.layers_fqn=blocks ac.ac_freq=4", "3"),
+        ("ac=nested", "0 1 2 3"),
+        ("ac=nested ac.labels={blocks.2:[0]}", "2"),
+        ("ac=full wrap_order=call_site", "0 1 2 3"),
+        ("ac=none", "0 1 2 3"),
+    ],
+)
+def test_blocks_that_are_recomputed_are_known(options: str, expected: str) -> None:
+    found = made(f"sized model.kwargs={{depth:4}} {options}").checkpointed
+    assert list(found) == [f"blocks.{number}" for number in expected.split()]
+
+
 def test_each_step_gets_an_example_of_its_own() -> None:
     batch = experiment_of(f"{_USER}:input_with_gradient").model.fixed_batch()
     assert batch is not None
@@ -166,6 +192,18 @@ def test_ranks_train_what_one_rank_trains(pool2: RankPool, line: str) -> None:
 
 def _whole(model: ModelSpec) -> ModelSpec:
     return replace(model, split_example=False) if isinstance(model, PythonSpec) else model
+
+
+@pytest.mark.parametrize("mesh", ["ddp2", "shard2"])
+def test_a_plan_that_includes_the_loss_is_compared_but_for_outputs(pool2: RankPool, mesh: str) -> None:
+    case = cases.experiment(
+        variant="none", chunk="minimum", mesh=cases.MESHES[mesh], parity_steps=2, sequence_length=32
+    )
+    assert isinstance(case.model, LanguageModelSpec)
+    case = replace(case, model=replace(case.model, vocab_size=2_048))
+    for found in pool2.run(cases.parity, case):
+        assert [*found.differences()] == []
+        assert (found.absent, found.level) == (("outputs",), "tolerance")
 
 
 def test_ranks_and_steps_read_different_samples() -> None:

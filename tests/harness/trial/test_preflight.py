@@ -153,7 +153,8 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh.tp=3": "mesh.tp: must divide model.n_heads, 4, got 3",
             "mesh=tp2 model=llama_nano model.n_kv_heads=1": "mesh.tp: must divide model.n_kv_heads, 1, got 2",
             "mesh=tp2 model=mlp model.hidden_width=511": "mesh.tp: must divide model.hidden_width, 511, got 2",
-            "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; use 1",
+            "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; "
+            "name linears with model.tp_column and model.tp_row, or use 1",
             "mesh.nodes=2 mesh.dp_shard=2": "mesh.nodes: this launcher runs on one node, got 2; "
             "use hydra/launcher=slurm",
             "sequence_length=1025": "sequence_length: must be at most 1024, the positions of 'gpt_nano', "
@@ -221,7 +222,7 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             f"model.factory={USER}:healthy model.layers_fqn=blocks": "model.layers_fqn: must name a "
             "ModuleList, ModuleDict or Sequential of Stack, got 'blocks'; containers here: layers",
             f"model.factory={USER}:healthy mesh=tp2": f"mesh.tp: model '{USER}:healthy' has no tensor parallel "
-            "plan, got 2; use 1",
+            "plan, got 2; name linears with model.tp_column and model.tp_row, or use 1",
         }
     ),
 )
@@ -232,15 +233,36 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "planned", "said"),
     [
-        ("raises_when_called", "ac=nested", "ValueError: the width is odd"),
-        ("raises_when_called", "chunk=minimum", "ValueError: the width is odd"),
-        ("mismatches_when_called", "chunk=minimum", "RuntimeError: "),
+        ("raises_when_called", "data=synthetic ac=nested", "ValueError: the width is odd"),
+        ("raises_when_called", "data=synthetic chunk=minimum", "ValueError: the width is odd"),
+        ("mismatches_when_called", "data=synthetic chunk=minimum", "RuntimeError: "),
+        ("loss_raises", "chunk=minimum", "ValueError: the width is odd"),
+        ("loss_reads_a_value", "chunk=minimum", "GuardOnDataDependentSymNode: "),
     ],
 )
 def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planned: str, said: str) -> None:
-    message = refusal_of(f"model=python model.factory={USER}:{factory} data=synthetic {planned}")
+    message = refusal_of(f"model=python model.factory={USER}:{factory} {planned}")
     assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
     assert "(user_models.py, line " in message
+
+
+_BY_NAME = (
+    "plans inputs by position, but forward takes 'x' by name, one of them by name alone; let forward take all of "
+    "them by position, or use"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "chunk=minimum": f"chunk: {_BY_NAME} chunk=none",
+            "shard=megatron mesh=tp2 model.tp_column=[layers.*.up]": f"shard: {_BY_NAME} shard=none",
+        }
+    ),
+)
+def test_refuses_to_plan_inputs_without_a_position(line: str, message: str) -> None:
+    assert refusal_of(f"model=python model.factory={USER}:takes_names {line}") == message
 
 
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
@@ -331,8 +353,10 @@ def _on_cuda(line: str) -> Experiment:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param("chunk=budget chunk.fraction=0.5", id="a budget"),
-        pytest.param("chunk=minimum mesh=ddp2 dtype=bf16_mixed", id="the smallest peak, in half precision"),
+        pytest.param("model=mlp chunk=budget chunk.fraction=0.9", id="a budget"),
+        pytest.param(
+            "model=mlp chunk=minimum mesh=ddp2 dtype=bf16_mixed", id="the smallest peak, in half precision"
+        ),
         pytest.param("shard=cheapest mesh=tp2 dtype=bf16_mixed", id="sharding"),
         pytest.param("ac=nested", id="regions"),
     ],
@@ -347,18 +371,18 @@ def test_no_tensor_of_the_driver_pretends_to_be_on_a_gpu(monkeypatch: pytest.Mon
         return cast(shadow, device)
 
     monkeypatch.setattr(Shadow, "on", noted)
-    Preflight().check(_on_cuda(f"model.n_layers=1 sequence_length=16 {line}"))
+    Preflight().check(_on_cuda(f"{line} model.n_layers=1 sequence_length=16"))
     assert devices == {"cpu"}
 
 
 def test_a_budget_of_a_gpu_is_left_to_its_ranks() -> None:
-    line = f"model.n_layers=1 sequence_length=16 {_TIGHT}"
+    line = f"model=mlp model.n_layers=1 sequence_length=16 {_TIGHT}"
     assert refusal_of(line).startswith("chunk.fraction: no plan keeps activations within ")
     Preflight().check(_on_cuda(line))
 
 
 def test_a_view_of_chunks_says_whose_kernels_it_is_planned_with() -> None:
-    line = "model.n_layers=1 sequence_length=16 chunk=budget chunk.fraction=0.5"
+    line = "model=mlp model.n_layers=1 sequence_length=16 chunk=budget chunk.fraction=0.9"
     here, there = (show(each, "chunks") for each in (experiment_of(line), _on_cuda(line)))
     assert there == (
         f"# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ\n{here}"

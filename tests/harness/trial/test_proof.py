@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
@@ -28,22 +29,25 @@ _SHARDED = "ac=none chunk=none shard=megatron"
 _FULL = "ac=full chunk=none shard=none"
 _BOTH = "ac=full chunk=none shard=megatron"
 _STEP = (_SHARDED, _TWIN, "fp32", "sgd", 1e-4, 2)
+_DENSE = (_TWIN, "the dense model", "fp32", "sgd", 1e-4, 2)
 CHAINS = [
-    pytest.param("", [(_TWIN, _TWIN, "fp32", "adamw", None, 3)], id="the plain model against itself"),
-    pytest.param("ac=full", [(_FULL, _TWIN, "fp32", "adamw", None, 3)], id="AC against the plain model"),
+    pytest.param("", [(_TWIN, _TWIN, "fp32", "adamw", None, 3), _DENSE], id="the plain model against itself"),
+    pytest.param(
+        "ac=full", [(_FULL, _TWIN, "fp32", "adamw", None, 3), _DENSE], id="AC against the plain model"
+    ),
     pytest.param(
         "shard=megatron",
-        [(_SHARDED, _TWIN, "fp32", "adamw", 1e-3, 3), _STEP],
+        [(_SHARDED, _TWIN, "fp32", "adamw", 1e-3, 3), _STEP, _DENSE],
         id="sharding, and two steps of SGD",
     ),
     pytest.param(
         "shard=megatron dtype=bf16",
-        [(_SHARDED, _TWIN, "bf16", "adamw", 1e-1, 3), _STEP],
+        [(_SHARDED, _TWIN, "bf16", "adamw", 1e-1, 3), _STEP, _DENSE],
         id="sharding in half precision, and two steps in single",
     ),
     pytest.param(
         "shard=megatron ac=full",
-        [(_BOTH, _SHARDED, "fp32", "adamw", None, 3), _STEP],
+        [(_BOTH, _SHARDED, "fp32", "adamw", None, 3), _STEP, _DENSE],
         id="AC against the same sharding, and that against none",
     ),
     pytest.param(
@@ -52,16 +56,16 @@ CHAINS = [
             (_BOTH, _SHARDED, "bf16_mixed", "adamw", None, 3),
             (_SHARDED, _TWIN, "bf16_mixed", "adamw", 1e-1, 1),
             _STEP,
+            _DENSE,
         ],
         id="the same in half precision",
     ),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ac", ["none", "full"])
 def test_what_is_equal_within_rounding_is_proven_with_sgd(ac: str) -> None:
-    (link,) = chain(experiment_of(f"mesh=shard2 ac={ac} chunk=minimum"))
+    (link,) = chain(experiment_of(f"mesh=shard2 ac={ac} chunk=minimum model=mlp model.n_layers=1"))
     assert (link.compared.optimizer, link.compared.relative) == ("sgd", 1e-3)
     assert link.baseline.optimizer == "sgd"
     assert link.variant.chunk == experiment_of("chunk=minimum").chunk
@@ -87,7 +91,8 @@ def test_a_chain_reaches_from_the_variant_to_the_plain_model(
 
 
 def test_the_sharding_is_that_of_the_trial_in_every_link() -> None:
-    links = chain(experiment_of("mesh=shard2_tp2 shard=cheapest ac=full dtype=bf16 seed=7"))
+    *links, dense = chain(experiment_of("mesh=shard2_tp2 shard=cheapest ac=full dtype=bf16 seed=7"))
+    assert (name_of(dense.variant.shard), dense.is_dense, dense.whole) == ("none", True, True)
     assert [link.variant.shard for link in links] == [links[0].variant.shard] * 3
     assert {(link.variant.mesh, link.variant.seed) for link in links} == {(links[0].variant.mesh, 7)}
     assert [link.whole for link in links] == [False, True, True]
@@ -185,7 +190,7 @@ def test_the_plain_model_is_compared_with_itself_before_a_variant_is_blamed(
     assert (parity.control is None) == (verdict is None)
     assert parity.is_equal == (verdict is None)
     if verdict is not None:
-        assert (parity.unproven is None) == (verdict == "the variant")
+        assert (parity.unrepeated is None) == (verdict == "the variant")
         assert bool(parity.blamed) == (verdict == "the variant")
         assert parity.control is not None
         assert parity.control.steps == 1  # no more than until the first difference
@@ -216,3 +221,22 @@ def test_the_control_ends_where_any_rank_differs() -> None:
     assert asked == [None] * (1 + CONTROLS)
     assert parity.control is not None
     assert parity.control.steps == 2
+
+
+def test_a_dense_model_that_does_not_fit_leaves_the_plan_unproven() -> None:
+    def dense(_experiment: Experiment) -> Any:
+        raise torch.OutOfMemoryError
+
+    prover = Prover(
+        assembled=lambda _experiment: toy_trainee(lambda: nn.Linear(8, 8)),  # type: ignore[arg-type,return-value]
+        batch=toy_batches(3, 4, 8).__getitem__,
+        rank=0,
+        dp_rank=0,
+        dense=dense,
+    )
+    parity = prover.prove(experiment_of("mesh=tp2 protocol.parity_steps=1"))
+    assert (parity.is_equal, parity.chain) == (True, ())
+    assert parity.unproven == (
+        "the tensor parallel plan was not compared with the dense model, which does not fit into a rank; "
+        "prove the plan on fewer blocks"
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness.ranks.agent import Agent
 from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from harness.report.wandb.publisher import Tracker
@@ -20,11 +22,13 @@ Trial = Callable[[str], Record]
 
 SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1 protocol.deadline_s=600"
 SMALL = f"data=synthetic batch_size=2 sequence_length=32 {SHORT}"
+NANO = f"{SMALL} model.width=32 model.hidden_width=64"
 USER = "model=python model.factory=tests.harness.user_models"
 DROPOUT = "ac=full model.dropout=0.1 protocol.parity_steps=3"
 WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
 TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
 KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
+OWN_CHECKPOINT = f"{USER}:checkpoints_its_head ac=full"
 LINES = [
     "ac=none",
     "ac=full",
@@ -51,9 +55,13 @@ LINES = [
     f"{USER}:draws_weights_elsewhere ac=full",
     f"{USER}:never_the_same ac=full",
     f"{USER}:never_the_same ac=full mesh=shard2",
+    f"{USER}:returns_an_iterator ac=full",
+    OWN_CHECKPOINT,
 ]
+BRING_INPUTS = (":regression", ":returns_an_iterator")
+"""Factories that take no batch size."""
 
-_L, _B, _S, _D, _F = 4, 2, 32, 128, 512
+_L, _B, _S, _D, _F = 4, 2, 32, 32, 64
 INPUT_BYTES = 4 * _B * _S * _D
 """Of one block."""
 RNG_BYTES = torch.get_rng_state().nbytes
@@ -71,12 +79,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trial(root: Path) -> Trial:
-    # a factory that brings its inputs takes no batch size
-    points = [point_of(f"{SHORT if ':regression' in line else SMALL} {line}") for line in LINES]
+def trial(root: Path, standing_agent: Agent) -> Trial:
+    points = [point_of(f"{_options(line)} {line}") for line in LINES]
     run = Run(outputs_dir=str(root), name="trials")
-    records = dict(zip(LINES, run_sweep(points, run, Tracker(name="none")).records, strict=True))
-    return records.__getitem__
+    found = run_sweep(points, run, Tracker(name="none"), agent=standing_agent).records
+    return dict(zip(LINES, found, strict=True)).__getitem__
+
+
+def _options(line: str) -> str:
+    if any(name in line for name in BRING_INPUTS):
+        return SHORT
+    return SMALL if USER in line else NANO
 
 
 RECORD_KEYS = {
@@ -88,7 +101,8 @@ RECORD_KEYS = {
     },
     "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {
-        "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", *PARTS,
+        "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", "first_module",
+        "unreached", *PARTS,
     },
     "parity.weightless": {"not_finite_from", "not_finite", "zero_from", "zero_blocks_from"},
     "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},
@@ -132,7 +146,7 @@ def test_a_record_has_the_agreed_keys(trial: Trial, path: str) -> None:
 
 def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
     record = trial("ac=full mesh=shard2")
-    assert record.experiment == experiment_of(f"{SMALL} ac=full mesh=shard2").to_dict()
+    assert record.experiment == experiment_of(f"{NANO} ac=full mesh=shard2").to_dict()
     assert (record.status, record.error, record.note, record.name) == ("ok", None, None, "trials")
     assert record.started_at < record.finished_at
     assert record.environment["world_size"] == 2
@@ -195,7 +209,7 @@ def test_flops_are_exact(trial: Trial, line: str, recomputed: int) -> None:
 def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
     work = trial("ac=none").work
     assert work is not None
-    assert work.forward_flops == experiment_of("").model.flops_per_sample(_S) * _B  # type: ignore[operator]
+    assert work.forward_flops == experiment_of(NANO).model.flops_per_sample(_S) * _B  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -373,6 +387,26 @@ def test_where_two_models_do_not_fit_they_run_one_after_the_other(trial: Trial) 
     )
     assert record.time is not None
     assert record.time.step_time_s.count == 2
+
+
+def test_a_rank_and_the_record_say_one_number_of_recomputed_flops(trial: Trial, root: Path) -> None:
+    record = trial(OWN_CHECKPOINT)
+    assert record.work is not None
+    assert record.work.baseline is not None
+    rank = json.loads((root / "trials" / record.trial_id / "rank0.json").read_text("utf-8"))["result"]
+    assert record.work.baseline.recomputed_flops == 2 * _B * _S * 16 * 256
+    assert rank["work"]["recomputed_flops"] == record.work.recomputed_flops == 2 * 2 * _B * _S * 16 * 64
+    assert rank["work"]["recomputed_ops"] == record.work.recomputed_ops
+
+
+def test_outputs_that_cannot_be_compared_are_refused_before_the_first_backward(trial: Trial) -> None:
+    record = trial(f"{USER}:returns_an_iterator ac=full")
+    assert record.error is not None
+    assert (record.status, record.error.kind, record.error.phase) == ("failed", "ConfigError", "instrument")
+    assert record.error.message == (
+        "model: outputs is a list_iterator, which cannot be read twice; return a list, a tuple or a "
+        "dictionary"
+    )
 
 
 def test_example_inputs_have_no_tokens(trial: Trial) -> None:

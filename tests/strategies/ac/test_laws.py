@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies import Strategy, StrategyError, ac_variants
@@ -61,6 +61,31 @@ def test_parity_bit_for_bit_in_two_steps(setting: Setting, model_name: str) -> N
     model = setting.make().apply(model)  # type: ignore[assignment]
     for _ in range(2):
         assert differences(train_step(plain), train_step(model)) == []
+
+
+class ByName(nn.Module):
+    """A model whose input has no position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@each_enabled_variant
+def test_parity_of_a_model_that_takes_its_input_by_name_alone(setting: Setting) -> None:
+    found: list[list[Tensor]] = []
+    for strategy in (ac_variants["none"](), setting.make()):
+        torch.manual_seed(0)
+        model = strategy.apply(ByName())
+        model(x=torch.randn(4, WIDTH)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    assert len(found[0]) == 4
+    assert all(map(torch.equal, *found))
 
 
 AT_CALL_SITES = {  # these refuse them, because they choose among submodules

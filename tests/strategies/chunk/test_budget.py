@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,25 @@ from strategies.chunk import ChunkPlan
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
 from tests.strategies.chunk.models import built
+
+
+@pytest.fixture(autouse=True)
+def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each plan once: all tests plan copies of one model with the same inputs."""
+    make = ChunkPlan.make
+
+    def remembered(
+        _model: nn.Module, _sample: tuple[torch.Tensor, ...], *budget: Any, **options: Any
+    ) -> ChunkPlan:
+        key = repr((budget, sorted(options.items())))
+        if key not in PLANS:
+            PLANS[key] = make(_model, _sample, *budget, **options)
+        return PLANS[key]
+
+    monkeypatch.setattr(ChunkPlan, "make", remembered)
+
+
+PLANS: dict[str, ChunkPlan] = {}
 
 
 def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:

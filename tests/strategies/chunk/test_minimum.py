@@ -8,7 +8,7 @@ from tests.strategies.chunk.models import built
 
 
 def test_it_is_the_plan_with_the_smallest_peak() -> None:
-    model, inputs = built("fused attention")
+    model, inputs = built("pictures")
     plan = ChunkPlan.make(model, inputs, training=True)
     planned = Minimum().apply(model, inputs)
     seen = Minimum().observe(planned).plan

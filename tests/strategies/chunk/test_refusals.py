@@ -17,7 +17,7 @@ from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.models import WIDTH, Stack, built
 
-MODEL = "fused attention"
+MODEL, FAST = "fused attention", "pictures"
 
 
 class _Cubes(torch.autograd.Function):
@@ -98,7 +98,7 @@ class _Layers(nn.Module):
 
 @cache
 def smallest_bytes() -> int:
-    model, inputs = built(MODEL)
+    model, inputs = built(FAST)
     return ChunkPlan.make(model, inputs, training=True).minimum_feasible_bytes
 
 
@@ -242,7 +242,7 @@ def test_a_plan_needs_a_positive_number_of_bytes(budget: Any) -> None:
 
 @pytest.mark.parametrize("missing_bytes", [1, 1000])
 def test_a_budget_below_the_smallest_peak(missing_bytes: int) -> None:
-    model, inputs = built(MODEL)
+    model, inputs = built(FAST)
     budget_bytes = smallest_bytes() - missing_bytes
     with pytest.raises(InfeasibleBudget) as caught:
         Budget(budget_mib=budget_bytes / (1 << 20)).apply(model, inputs)

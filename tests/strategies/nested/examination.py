@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
@@ -86,6 +87,7 @@ def step(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
     model.zero_grad()
     torch.manual_seed(7)
     random.seed(7)
+    np.random.seed(7)  # noqa: NPY002 (users do)
     outputs = model(*args, **kwargs)
     leaves, structure = tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

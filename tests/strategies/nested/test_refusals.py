@@ -1,8 +1,9 @@
-"""What no recording can hold is refused, whole message by whole message, and never lost."""
+"""What stands between the calls of a region: repeated as it was done, or refused by name."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,30 +25,17 @@ from strategies.ac.nested import Nested
 from strategies.regions.region import regions
 from tests.strategies.nested.examination import ROWS, WIDTH, Case, Given, rows, step
 
-FORWARD = "ac: forward of the model "
-ALONE = "; put that part into a module"
-CHANGES = FORWARD + "{}, which no region would repeat" + ALONE
-CONTEXT = (
-    FORWARD + "calls {!r} under its own grad mode, autocast, saved-tensor hooks or switches of torch" + ALONE
-)
-CHECKPOINT = (
-    FORWARD + "calls {!r} inside torch.utils.checkpoint; take that call out and label what it held, "
-    "regions replace it"
-)
-DATA = FORWARD + "calls {!r}, whose result depends on data or stays outside of a graph"
-UNMADE = (
-    FORWARD + "gives {!r} a tensor that no recorded function made; "
-    "torch.autograd.Function and tensors outside of modules cannot be followed"
-)
-UNHELD = FORWARD + "gives {!r} a {}, which no graph can hold"
-WITHOUT = "ac: the model cannot be followed without data: "  # and the first line of what torch says
 INSIDE = (
     "ac: region {} changes in place what was made outside of it, by {!r}, "
     "so it cannot be recomputed; leave it outside"
 )
 BEHIND = (
-    "ac: region {0} reads a tensor that {1!r} later changes in place, "
-    "so {0} cannot be recomputed; include {1!r} in {0}"
+    "ac: region {0} reads a tensor of [3, 4]{1}, which is later changed in place, "
+    "so {0} cannot be recomputed; include that change in {0}"
+)
+OTHER = (
+    "ac: {!r} ran with other parameters in forward than it has now; "
+    "call it in a module that gives it these (torch.func.functional_call)"
 )
 
 SOMEWHERE = torch.ones(WIDTH)
@@ -206,210 +194,128 @@ def sets_gradient_flag(self: Any, x: Tensor) -> Any:
     return self.b(y)
 
 
+REPEATED: dict[str, Case] = {
+    "a branch over data": Case(forward=lambda self, x: self.b(self.a(x)) if self.a(x).sum() > 0 else x),
+    "a number of a tensor": Case(forward=lambda self, x: self.b(x) * self.a(x).sum().item()),
+    "a list of a tensor": Case(forward=lambda self, x: self.b(x) * self.a(x)[0].tolist()[0]),
+    "a length that depends on data": Case(
+        forward=lambda self, x: self.b(x) * (self.a(x) > 0).nonzero().shape[0], labels={"a": 0}
+    ),
+    "a comparison of tensors": Case(forward=lambda self, x: self.b(self.a(x)) if torch.equal(x, x) else x),
+    "NumPy": Case(forward=lambda self, x: self.b(self.a(x)) * float(x.detach().numpy().sum())),
+    "an array of NumPy": Case(forward=lambda self, x: self.b(self.a(x)) * torch.tensor(np.ones(WIDTH))),
+    "a function of autograd": Case(forward=lambda self, x: self.b(Tripled.apply(self.a(x)))),
+    "a function of autograd that does nothing forward": Case(
+        forward=lambda self, x: self.b(Passed.apply(self.a(x)))
+    ),
+    "a hook on a tensor": Case(
+        forward=lambda self, x: [(y := self.a(x)).register_hook(lambda g: g * 2), self.b(y)][1]
+    ),
+    "a backward in forward": Case(
+        forward=lambda self, x: [(y := self.a(x)).sum().backward(retain_graph=True), self.b(y)][1]
+    ),
+    "a gradient read": Case(
+        forward=lambda self, x: self.b(self.a(x)) * (1 if self.b.weight.grad is None else 2)
+    ),
+    "a place in memory": Case(forward=lambda self, x: self.b(self.a(x)) * (x.storage_offset() + 1)),
+    "a tensor made to require a gradient": Case(forward=sets_gradient_flag),
+    "a call of torch's checkpoint": Case(
+        forward=lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=False))
+    ),
+    "a call of torch's checkpoint, of a function": Case(
+        forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=False))
+    ),
+    "a call of torch's reentrant checkpoint": Case(
+        forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=True))
+    ),
+    "a call of torch's checkpoint around no label": Case(
+        forward=lambda self, x: checkpoint(self.b, self.a(x), use_reentrant=False), labels={"a": 0}
+    ),
+    "a call of torch's checkpoint around functions": Case(
+        forward=lambda self, x: self.b(checkpoint(torch.sin, self.a(x), use_reentrant=False))
+    ),
+    "saved tensors on the host": Case(forward=under(save_on_cpu)),
+    "a labelled call without gradients": Case(forward=under(torch.no_grad)),
+    "functions without gradients": Case(forward=glue_under(torch.no_grad)),
+    "autocast around a labelled call": Case(forward=under(lambda: torch.autocast("cpu", torch.bfloat16))),
+    "autocast around functions": Case(forward=glue_under(lambda: torch.autocast("cpu", torch.bfloat16))),
+    "a choice of attention kernels": Case(forward=glue_under(lambda: sdpa_kernel(SDPBackend.MATH))),
+    "torch's generator seeded": Case(forward=lambda self, x: [torch.manual_seed(5), self.b(self.a(x))][1]),
+    "torch's generator set back": Case(forward=forks),
+    "random numbers of Python": Case(forward=lambda self, x: self.b(self.a(x) * random.random())),
+    "random numbers of NumPy": Case(forward=lambda self, x: self.b(self.a(x) * float(np.random.rand()))),  # noqa: NPY002 (users do)
+    "a generator of one's own": Case(
+        forward=lambda self, x: self.b(self.a(x)) + torch.rand(WIDTH, generator=self.own()),
+        more=lambda: {"own": torch.Generator},
+    ),
+    "a number counted up": Case(
+        forward=counts_up,
+        more=lambda: {"count": 0},
+    ),
+    "a new attribute": Case(forward=sets("latest", Tensor.detach)),
+    "a new buffer": Case(
+        forward=sets("mean", lambda y: y.detach().mean(0)), more=lambda: {"mean": torch.zeros(WIDTH)}
+    ),
+    "an attribute of a submodule": Case(forward=flags),
+    "a list that grows": Case(forward=adds_note, more=lambda: {"notes": {"latest": []}}),
+    "an object that counts": Case(forward=counts, more=lambda: {"counted": Counted()}),
+    "a tensor of the surroundings": Case(forward=lambda self, x: self.b(self.a(x)) + SOMEWHERE),
+    "a tensor in a list": Case(
+        forward=lambda self, x: self.b(self.a(x)) + self.held[0],
+        more=lambda: {"held": [torch.ones(WIDTH)]},
+    ),
+    "a module that is no submodule": Case(
+        forward=lambda self, x: self.b(self.held[0](self.a(x))),
+        more=lambda: {"held": [nn.Linear(WIDTH, WIDTH)]},
+    ),
+    "a mapped function": Case(forward=lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x)))),
+    "an ordered dictionary for a module": Case(
+        forward=lambda self, x: self.b(self.same(OrderedDict(x=self.a(x)))["x"]),
+        more=lambda: {"same": nn.Identity()},
+        labels={"a": 0},
+    ),
+    "an object for a module": Case(
+        forward=lambda self, x: self.b(self.of(Holder(self.a(x))).x),
+        more=lambda: {"of": OfHolder()},
+        labels={"a": 0},
+    ),
+    "an object that is given": Case(
+        forward=lambda self, holder: self.b(self.a(holder.x)), args=lambda: (Holder(rows()),)
+    ),
+    "a mapping that is no dictionary": Case(
+        forward=lambda self, batch: self.b(self.a(batch["x"])), args=lambda: (UserDict(x=rows()),)
+    ),
+    "a sparse tensor": Case(
+        forward=lambda self, x: self.b(self.a(x.to_dense())), args=lambda: (torch.eye(WIDTH).to_sparse(),)
+    ),
+    "a running mean": Case(
+        forward=lambda self, x: self.b(self.norm(x)),
+        more=lambda: {"norm": nn.BatchNorm1d(WIDTH)},
+        labels={"norm": 0},
+    ),
+    "a running mean without a count": Case(
+        forward=lambda self, x: self.b(self.norm(x.T[None])[0].T),
+        more=lambda: {"norm": nn.InstanceNorm1d(WIDTH, track_running_stats=True)},
+        labels={"norm": 0},
+    ),
+    "a running mean of a function": Case(forward=normalises, more=lambda: {"norm": nn.BatchNorm1d(WIDTH)}),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED.values(), ids=REPEATED)
+def test_a_region_repeats_what_was_done(case: Case) -> None:
+    assert case.differences() == []
+
+
 REFUSED: dict[str, tuple[Case, str]] = {
-    "a branch over data": (
-        Case(forward=lambda self, x: self.b(self.a(x)) if self.a(x).sum() > 0 else x),
-        WITHOUT,
-    ),
-    "a branch over data that catches its own refusal": (
-        Case(forward=tries, labels={"a": 0}),
-        FORWARD + "cannot be followed without data: ",
-    ),
-    "a number of a tensor": (
-        Case(forward=lambda self, x: self.b(x) * self.a(x).sum().item()),
-        DATA.format("item"),
-    ),
-    "a list of a tensor": (
-        Case(forward=lambda self, x: self.b(x) * self.a(x)[0].tolist()[0]),
-        DATA.format("item"),
-    ),
-    "a length that depends on data": (
-        Case(forward=lambda self, x: self.b(x) * (self.a(x) > 0).nonzero().shape[0], labels={"a": 0}),
-        FORWARD + "gives 'mul' a number that depends on data",
-    ),
-    "a comparison of tensors": (
-        Case(forward=lambda self, x: self.b(self.a(x)) if torch.equal(x, x) else x),
-        WITHOUT,
-    ),
-    "NumPy": (
-        Case(forward=lambda self, x: self.b(self.a(x)) * float(x.detach().numpy().sum())),
-        WITHOUT,
-    ),
-    "an array of NumPy": (
-        Case(forward=lambda self, x: self.b(self.a(x)) * torch.tensor(np.ones(WIDTH))),
-        UNHELD.format("tensor", "ndarray"),
-    ),
-    "a function of autograd": (
-        Case(forward=lambda self, x: self.b(Tripled.apply(self.a(x)))),  # type: ignore[no-untyped-call]
-        CONTEXT.format("mul"),
-    ),
-    "a function of autograd that does nothing forward": (
-        Case(forward=lambda self, x: self.b(Passed.apply(self.a(x)))),  # type: ignore[no-untyped-call]
-        CONTEXT.format("view_as"),
-    ),
-    "a hook on a tensor": (
-        Case(forward=lambda self, x: [(y := self.a(x)).register_hook(lambda g: g * 2), self.b(y)][1]),
-        DATA.format("register_hook"),
-    ),
-    "a backward in forward": (
-        Case(forward=lambda self, x: [(y := self.a(x)).sum().backward(), self.b(y)][1]),
-        DATA.format("backward"),
-    ),
-    "a gradient read": (
-        Case(forward=lambda self, x: self.b(self.a(x)) * (1 if self.b.weight.grad is None else 2)),
-        DATA.format("grad"),
-    ),
-    "a place in memory": (
-        Case(forward=lambda self, x: self.b(self.a(x)) * (x.storage_offset() + 1)),
-        DATA.format("storage_offset"),
-    ),
-    "a tensor made to require a gradient": (Case(forward=sets_gradient_flag), DATA.format("requires_grad")),
-    "a call of torch's checkpoint": (
-        Case(forward=lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=False))),
-        CHECKPOINT.format("a"),
-    ),
-    "a call of torch's checkpoint, of a function": (
-        Case(forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=False))),
-        CHECKPOINT.format("a"),
-    ),
-    "a call of torch's reentrant checkpoint": (
-        Case(forward=lambda self, x: self.b(checkpoint(lambda t: self.a(t) * 1, x, use_reentrant=True))),
-        CHECKPOINT.format("a"),
-    ),
-    "a call of torch's checkpoint around no label": (
-        Case(forward=lambda self, x: checkpoint(self.b, self.a(x), use_reentrant=False), labels={"a": 0}),
-        CHECKPOINT.format("b"),
-    ),
-    "a call of torch's checkpoint around functions": (
-        Case(forward=lambda self, x: self.b(checkpoint(torch.sin, self.a(x), use_reentrant=False))),
-        CHECKPOINT.format("sin"),
-    ),
-    "saved tensors on the host": (Case(forward=under(save_on_cpu)), CONTEXT.format("a")),
-    "a labelled call without gradients": (Case(forward=under(torch.no_grad)), CONTEXT.format("a")),
-    "functions without gradients": (Case(forward=glue_under(torch.no_grad)), CONTEXT.format("mul")),
-    "autocast around a labelled call": (
-        Case(forward=under(lambda: torch.autocast("cpu", torch.bfloat16))),
-        CONTEXT.format("a"),
-    ),
-    "autocast around functions": (
-        Case(forward=glue_under(lambda: torch.autocast("cpu", torch.bfloat16))),
-        CONTEXT.format("mul"),
-    ),
-    "a choice of attention kernels": (
-        Case(forward=glue_under(lambda: sdpa_kernel(SDPBackend.MATH))),
-        CONTEXT.format("mul"),
-    ),
-    "torch's generator seeded": (
-        Case(forward=lambda self, x: [torch.manual_seed(5), self.b(self.a(x))][1]),
-        CHANGES.format("sets torch's random number generator"),
-    ),
-    "torch's generator set back": (
-        Case(forward=forks),
-        CHANGES.format("sets torch's random number generator"),
-    ),
-    "random numbers of Python": (
-        Case(forward=lambda self, x: self.b(self.a(x) * random.random())),
-        CHANGES.format("draws random numbers that are not torch's"),
-    ),
-    "random numbers of NumPy": (
-        Case(forward=lambda self, x: self.b(self.a(x) * float(np.random.rand()))),  # noqa: NPY002 (users do)
-        CHANGES.format("draws random numbers that are not torch's"),
-    ),
-    "a generator of one's own": (
-        Case(
-            forward=lambda self, x: self.b(self.a(x)) + torch.rand(WIDTH, generator=self.own()),
-            more=lambda: {"own": torch.Generator},
-        ),
-        UNHELD.format("rand", "Generator"),
-    ),
-    "a number counted up": (
-        Case(
-            forward=counts_up,
-            more=lambda: {"count": 0},
-        ),
-        CHANGES.format("sets 'count'"),
-    ),
-    "a new attribute": (Case(forward=sets("latest", Tensor.detach)), CHANGES.format("sets 'latest'")),
-    "a new buffer": (
-        Case(forward=sets("mean", lambda y: y.detach().mean(0)), more=lambda: {"mean": torch.zeros(WIDTH)}),
-        CHANGES.format("sets 'mean'"),
-    ),
-    "an attribute of a submodule": (
-        Case(forward=flags),
-        CHANGES.format("sets 'b.flag'"),
-    ),
-    "a list that grows": (
-        Case(forward=adds_note, more=lambda: {"notes": {"latest": []}}),
-        CHANGES.format("changes what 'notes' holds"),
-    ),
-    "an object that counts": (
-        Case(forward=counts, more=lambda: {"counted": Counted()}),
-        CHANGES.format("changes what 'counted' holds"),
-    ),
-    "a parameter exchanged for a call": (Case(forward=swaps), CHANGES.format("sets 'b.weight'")),
+    "a parameter exchanged for a call": (Case(forward=swaps), OTHER.format("b")),
     "a functional call": (
         Case(
             forward=lambda self, x: torch.func.functional_call(
                 self.b, {"weight": self.a.weight * 2}, (self.a(x),)
             )
         ),
-        CHANGES.format("sets 'b.weight'"),
-    ),
-    "a tensor of the surroundings": (
-        Case(forward=lambda self, x: self.b(self.a(x)) + SOMEWHERE),
-        UNMADE.format("add"),
-    ),
-    "a tensor in a list": (
-        Case(
-            forward=lambda self, x: self.b(self.a(x)) + self.held[0],
-            more=lambda: {"held": [torch.ones(WIDTH)]},
-        ),
-        UNMADE.format("add"),
-    ),
-    "a module that is no submodule": (
-        Case(
-            forward=lambda self, x: self.b(self.held[0](self.a(x))),
-            more=lambda: {"held": [nn.Linear(WIDTH, WIDTH)]},
-        ),
-        UNMADE.format("linear"),
-    ),
-    "a mapped function": (
-        Case(forward=lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x)))),
-        UNMADE.format("mul"),
-    ),
-    "an ordered dictionary for a module": (
-        Case(
-            forward=lambda self, x: self.b(self.same(OrderedDict(x=self.a(x)))["x"]),
-            more=lambda: {"same": nn.Identity()},
-            labels={"a": 0},
-        ),
-        UNHELD.format("same", "OrderedDict"),
-    ),
-    "an object for a module": (
-        Case(
-            forward=lambda self, x: self.b(self.of(Holder(self.a(x))).x),
-            more=lambda: {"of": OfHolder()},
-            labels={"a": 0},
-        ),
-        UNHELD.format("of", "Holder"),
-    ),
-    "an object that is returned": (
-        Case(forward=lambda self, x: Holder(self.b(self.a(x)))),
-        FORWARD + "returns a Holder, which no graph can hold",
-    ),
-    "an object that is given": (
-        Case(forward=lambda self, holder: self.b(self.a(holder.x)), args=lambda: (Holder(rows()),)),
-        "ac: forward is called with a Holder, which no graph can hold",
-    ),
-    "a mapping that is no dictionary": (
-        Case(forward=lambda self, batch: self.b(self.a(batch["x"])), args=lambda: (UserDict(x=rows()),)),
-        "ac: forward is called with a UserDict, which no graph can hold",
-    ),
-    "a sparse tensor": (
-        Case(
-            forward=lambda self, x: self.b(self.a(x.to_dense())), args=lambda: (torch.eye(WIDTH).to_sparse(),)
-        ),
-        "ac: forward is called with a sparse or nested tensor, which no graph can hold",
+        OTHER.format("b"),
     ),
     "a change in place of an input": (
         Case(
@@ -418,10 +324,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         ),
         INSIDE.format("0", "add_"),
     ),
-    "a change in place through a view": (
-        Case(forward=changes_view),
-        INSIDE.format("0", "add_"),
-    ),
+    "a change in place through a view": (Case(forward=changes_view), INSIDE.format("0", "add_")),
     "a change in place through an older view": (
         Case(forward=changes_view_made_before),
         INSIDE.format("0", "add_"),
@@ -436,7 +339,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a change in place behind the region": (
         Case(forward=changes_later, more=lambda: {"sine": Sine()}, labels={"sine": 0}),
-        BEHIND.format("0", "add_"),
+        BEHIND.format("0", " in 'sine' (test_refusals.py:LINE)"),
     ),
     "a change in place inside, but behind an inner region": (
         Case(
@@ -444,27 +347,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
             more=lambda: {"sine": Sine()},
             labels={"a": 0, "sine": [0, 0], "b": 0},
         ),
-        BEHIND.format("0_0", "add_"),
-    ),
-    "a running mean": (
-        Case(
-            forward=lambda self, x: self.b(self.norm(x)),
-            more=lambda: {"norm": nn.BatchNorm1d(WIDTH)},
-            labels={"norm": 0},
-        ),
-        INSIDE.format("0", "norm"),
-    ),
-    "a running mean without a count": (
-        Case(
-            forward=lambda self, x: self.b(self.norm(x.T[None])[0].T),
-            more=lambda: {"norm": nn.InstanceNorm1d(WIDTH, track_running_stats=True)},
-            labels={"norm": 0},
-        ),
-        INSIDE.format("0", "norm"),
-    ),
-    "a running mean of a function": (
-        Case(forward=normalises, more=lambda: {"norm": nn.BatchNorm1d(WIDTH)}),
-        INSIDE.format("0", "batch_norm"),
+        BEHIND.format("0_0", ""),
     ),
     "an embedding that is renormalised": (
         Case(
@@ -502,26 +385,31 @@ def test_refused(case: Case, message: str) -> None:
     model = case.model()
     with pytest.raises(StrategyError) as error:
         case.step(Nested(labels=case.labels).apply(model), 0)
-    reason = str(error.value.__cause__ or "").partition("\n")[0]
-    assert str(error.value) == message + reason
+    assert re.sub(r"py:\d+", "py:LINE", str(error.value)) == message
 
 
 def test_refused_before_any_compute_where_there_is_a_sample() -> None:
     with torch.device("meta"):
-        model = Given(lambda self, x: self.b(self.a(x)) * x.sum().item())
+        model = Given(lambda self, x: self.a(x))
     with pytest.raises(StrategyError) as error:
-        Nested(labels={"a": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
-    assert str(error.value) == DATA.format("item")
+        Nested(labels={"b": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
+    assert str(error.value) == "ac.labels: 'b' is a submodule that forward does not call"
     assert regions(model) == {}
 
 
+def test_a_model_that_needs_data_waits_for_them() -> None:
+    with torch.device("meta"):
+        model = Given(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else x)
+    Nested(labels={"a": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
+    with pytest.raises(StrategyError) as error:
+        Nested(labels={"a": 0}).view("regions", Given(model.does), (rows(),))
+    assert str(error.value).startswith("ac: the model cannot be followed without data: ")
+
+
 def test_a_model_may_go_on_after_a_refusal() -> None:
-    model = Given(
-        lambda self, x, y=None: self.b(self.a(x)) if y is None else self.b(self.a(x)) * y.sum().item()
-    )
+    model = Given(lambda self, x, y=None: self.b(self.a(x) if y is None else self.a(self.b(self.a(x)))))
     Nested(labels={"a": 0}).apply(model)
-    state = torch.get_rng_state()
     with pytest.raises(StrategyError):
         model(rows(), rows())
-    torch.set_rng_state(state)
     step(model, rows())
+    assert not any("_compiled_call_impl" in vars(module) for module in model.modules())

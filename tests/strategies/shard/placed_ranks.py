@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from bench.collectives import Collectives, Counts, promised
 from strategies import StrategyError
 from strategies.shard.base import Sharding
+from strategies.shard.model.plan_file import load, save
 from strategies.shard.model.realisation import realise
 from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.models import AXIS, Chain
@@ -44,8 +46,18 @@ def _planned(strategy: Sharding, model: nn.Module, ranks: int = 2) -> ShardPlan:
 
 def examine(_rank: int, strategy: Sharding) -> tuple[list[str], Counts, Counts]:
     """Return what differs from the dense model, by name, what the plan promises, and what a step did."""
+    return _examined(strategy, _planned(strategy, _dense()))
+
+
+def examine_file(rank: int, strategy: Sharding, path: Path) -> tuple[list[str], Counts, Counts]:
+    """Return what `examine` does, of a plan that a file holds; each rank has its own."""
+    own = path.with_name(f"{rank}-{path.name}")
+    save(_planned(strategy, _dense()), own)
+    return _examined(strategy, load(own))
+
+
+def _examined(strategy: Sharding, plan: ShardPlan) -> tuple[list[str], Counts, Counts]:
     dense, model = _dense(), _dense()
-    plan = _planned(strategy, model)
     strategy.realise(model, plan, mesh_of((2,)))
     with Collectives() as counter:
         output = _step(model)
@@ -102,11 +114,19 @@ def placements(_rank: int, strategy: Sharding) -> dict[str, str]:
 
 def refusal(_rank: int, strategy: Sharding, ranks: int, times: int) -> str:
     """Return the message with which realising the plan of `ranks` ranks `times` times is refused."""
+    return _refused(_planned(strategy, _dense(), ranks), times)
+
+
+def refusal_of_plan(_rank: int, plan: ShardPlan) -> str:
+    """Return the message with which the model refuses a plan."""
+    return _refused(plan, times=1)
+
+
+def _refused(plan: ShardPlan, times: int) -> str:
     model, mesh = _dense(), mesh_of((2,))
-    plan = _planned(strategy, model, ranks)
     try:
         for _ in range(times):
-            strategy.realise(model, plan, mesh)
+            realise(model, plan, mesh)
     except StrategyError as error:
         return str(error)
     return "accepted"

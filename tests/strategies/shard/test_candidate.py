@@ -8,7 +8,7 @@ import pytest
 from strategies import StrategyError
 from strategies.shard.candidate import OneCandidate
 from strategies.shard.model.shard_plan import ShardPlan
-from tests.strategies.shard.models import AXIS, SAMPLE, Chain, meta
+from tests.strategies.shard.models import AXIS, SAMPLE, Chain, Tied, meta
 
 _COLUMN, _ROW, _BATCH = "RS0 = RR x RS0", "RR = RS0 x S0R", "S0R = S0R x RR_0"
 
@@ -107,6 +107,29 @@ def test_refusals_name_what_there_is(candidate: str, modules: str, message: str)
     with pytest.raises(StrategyError) as refusal:
         _plan(candidate, modules)
     assert str(refusal.value) == message
+
+
+def test_a_tied_head_stays_replicated_and_the_plan_says_why() -> None:
+    written = OneCandidate(candidate=_COLUMN).plan(meta(Tied), SAMPLE, AXIS).as_json()
+    assert written["kept_whole"] == {"head": "shares its weight with 'embedding'"}
+    assert written["candidates"]["head"] == "RR = RR x RR"
+    assert written["candidates"]["blocks.0.up"] == _COLUMN
+    assert "kept_whole" not in _plan(_COLUMN).as_json()
+
+
+def test_a_tied_head_runs_on_rows() -> None:
+    written = OneCandidate(candidate=_BATCH, modules="head").plan(meta(Tied), SAMPLE, AXIS).as_json()
+    assert written["candidates"]["head"] == _BATCH
+    assert "kept_whole" not in written
+
+
+def test_a_tied_head_alone_is_refused_by_name() -> None:
+    with pytest.raises(StrategyError) as refusal:
+        OneCandidate(candidate=_COLUMN, modules="he*").plan(meta(Tied), SAMPLE, AXIS)
+    assert str(refusal.value) == (
+        "shard.modules: 'head' shares its weight with 'embedding', so that it is not split, and 'he*' "
+        "matches nothing else; use a candidate of rows, S0R = S0R x RR_0"
+    )
 
 
 def test_refuses_other_random_numbers_than_the_twin_has() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +45,15 @@ EQUAL: dict[str, tuple[Any, Any, bool]] = {
     "modules that are alike": (nn.Linear(2, 2), nn.Linear(2, 2), False),
     "one function": (torch.sin, torch.sin, True),
     "objects that are alike": (Options(1.0), Options(1.0), False),
-    "an array": (np.ones(2), np.ones(2), False),
+    "equal arrays": (np.ones(2), np.ones(2), True),
+    "other arrays": (np.ones(2), np.array([1.0, 2.0]), False),
+    "arrays of objects": (np.array([None, 1]), np.array([None, 2]), False),
+    "bytes that may change": (bytearray(b"a"), bytearray(b"b"), False),
+    "functions with other arguments": (partial(max, 1), partial(max, 2), False),
+    "zeros of another sign": (0.0, -0.0, False),
+    "two not numbers": (float("nan"), float("nan"), True),
+    "generators elsewhere": (random.Random(1), random.Random(2), False),
+    "generators of an array elsewhere": (np.random.default_rng(1), np.random.default_rng(2), False),
 }
 
 
@@ -60,11 +70,20 @@ def test_an_object_is_the_same_until_an_attribute_is_another() -> None:
     assert frozen(options) != before
 
 
-def test_what_an_object_holds_is_looked_at_once() -> None:
+def test_objects_in_objects_are_looked_into() -> None:
     options = Options(1.0, more=Options(2.0))
+    options.more.more = options  # which must come to an end
     before = frozen(options)
-    options.more.scale = 3.0
     assert frozen(options) == before
+    options.more.scale = 3.0
+    assert frozen(options) != before
+
+
+def test_loggers_are_not_looked_into() -> None:
+    log = logging.getLogger("an attribute")
+    before = frozen(log)
+    log.setLevel(3)
+    assert frozen(log) == before
 
 
 def test_tensors_are_compared_as_asked() -> None:

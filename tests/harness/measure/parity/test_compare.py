@@ -370,6 +370,7 @@ def gradients_of_two_blocks(*values: float) -> Snapshot:
         snapshot(gradients=gradients),
         backward_order=names[::-1],
         blocks={"a": frozenset({"a.weight"}), "b": frozenset({"b.weight"})},
+        checkpointed=frozenset({"a.weight", "b.weight"}),
     )
 
 
@@ -446,8 +447,12 @@ class TestWeight:
         ]
         assert summarise(found).weightless == expected
 
+    def test_only_what_is_recomputed_needs_a_gradient(self) -> None:
+        found = replace(gradients_of_two_blocks(1, 0, 1, 1), checkpointed=frozenset({"a.weight"}))
+        assert summarise([compare(found, found, rank=0, step=0)]).weightless == Weightless(zero_blocks_from=0)
+
     def test_blocks_without_parameters_to_train_expect_no_gradient(self) -> None:
-        frozen = replace(gradients_of_two_blocks(1, 0, 0, 1), blocks={"a": frozenset(), "b": frozenset()})
+        frozen = replace(gradients_of_two_blocks(1, 0, 0, 1), checkpointed=frozenset())
         assert summarise([compare(frozen, frozen, rank=0, step=0)]).weightless == Weightless()
 
     def test_no_gradient_at_all(self) -> None:
@@ -507,7 +512,8 @@ class TestSummary:
             },
         }
         assert list(plain) == [
-            *("level", "steps", "first", *PARTS, "losses", "weightless", "control", "compared", "chain")
+            *("level", "steps", "first", *PARTS, "losses", "absent", "weightless"),
+            *("control", "compared", "chain"),
         ]
 
 
@@ -778,6 +784,17 @@ def test_steps_on_a_gpu_seed_and_compare_its_generator(device: str) -> None:
     assert device in next(snapshots()).rng_state
     assert compare_steps(snapshots(), (step.to_host() for step in snapshots()), count=2).is_equal
     assert torch.equal(generator(), state)
+
+
+def test_outputs_that_one_of_two_never_has_are_absent() -> None:
+    has, has_not = snapshot(outputs={"outputs": torch.ones(2)}), replace(snapshot(), outputs=None)
+    compared = [compare(*pair, rank=0, step=0) for pair in ((has, has_not), (has_not, has), (has, has))]
+    assert [step.absent for step in compared] == [("outputs",), ("outputs",), ()]
+    assert summarise(compared[:1]).absent == ("outputs",)
+    assert summarise(compared[:1]).is_equal
+    assert has_not.to_host().outputs is None
+    other = replace(has_not, gradients={"w": None})
+    assert not summarise([compare(has, other, rank=0, step=0)]).is_equal
 
 
 def test_the_whole_is_equal_when_all_parts_are() -> None:

@@ -181,6 +181,16 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
             id="a difference",
         ),
         pytest.param(
+            measured("parity", absent=("outputs",)),
+            (
+                (
+                    "full on single: outputs are not compared: the plan includes the loss, and they are "
+                    "never whole"
+                ),
+            ),
+            id="outputs that are never whole",
+        ),
+        pytest.param(
             measured("observation", named=["sdpa", "mm"], never_fired=["sdpa"]),
             ("full on single: never fired: sdpa",),
             id="an operator that never fired",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -96,6 +97,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
         lambda: (normal(6, 8), torch.randint(0, 8, (6,))),
     ),
     "mean of nll loss": (functional.nll_loss, lambda: (normal(6, 8), torch.randint(0, 8, (6,)))),
+    "weighted mean of nll loss": (
+        lambda x, t, w: functional.nll_loss(x, t, w, ignore_index=-100),
+        lambda: (normal(6, 8), torch.tensor([0, 7, -100, 3, 3, -100]), normal(8).abs()),
+    ),
+    "nll loss of positions": (
+        functional.nll_loss,
+        lambda: (normal(2, 8, 3, 5), torch.randint(0, 8, (2, 3, 5)), normal(8).abs()),
+    ),
     "tril": (torch.tril, lambda: (normal(4, 6, 6),)),
     "triu": (torch.triu, lambda: (normal(4, 6, 6),)),
     "pad": (lambda x: functional.pad(x, (1, 2), value=3.0), lambda: (normal(4, 6, 8),)),
@@ -129,6 +138,34 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
     ),
     "heads split": (lambda x: x.view(2, 6, 4, 8).transpose(1, 2) * 2, lambda: (normal(2, 6, 32),)),
     "rows merged": (lambda x, w: (x.view(12, 8) @ w).view(2, 6, 4), lambda: (normal(2, 6, 8), normal(8, 4))),
+    "rows of a batch": (
+        lambda x, w, y: ((x.view(12, 8) @ w).view(2, 6, 4).softmax(-1) + y).view(12, 4) * 2,
+        lambda: (normal(2, 6, 8), normal(8, 4), normal(2, 6, 1)),
+    ),
+    "rows of a batch with places": (
+        lambda x, w, y: ((x.view(12, 8) @ w).view(2, 6, 4) + y).view(12, 4) * 2,
+        lambda: (normal(2, 6, 8), normal(8, 4), normal(6, 4)),
+    ),
+    "rows of a batch, turned": (
+        lambda x, w: (x.view(12, 8) @ w).view(2, 6, 4).transpose(0, 1).reshape(12, 4) * 2,
+        lambda: (normal(2, 6, 8), normal(8, 4)),
+    ),
+    "embedding of a batch": (
+        lambda w, i: functional.embedding(i, w).view(24, 8) * 2,
+        lambda: (normal(9, 8), torch.randint(0, 9, (4, 6))),
+    ),
+    "all but the first rows": (
+        lambda x, w: (x.view(12, 8) @ w).view(2, 6, 4)[:, 1:].reshape(10, 4).log_softmax(-1),
+        lambda: (normal(2, 6, 8), normal(8, 4)),
+    ),
+    "all but the last pairs": (
+        lambda x: (x.view(6, 2, 4) * 2).view(12, 4)[:-2].view(5, 2, 4) * 2,
+        lambda: (normal(12, 4),),
+    ),
+    "one of a batch without its dimension": (
+        lambda x: (x.view(2, 6, 1, 4) * 2).squeeze(2).view(12, 4).squeeze() * 2,
+        lambda: (normal(12, 4),),
+    ),
     "a new dimension": (lambda x: x.unsqueeze(1) * x.unsqueeze(0), lambda: (normal(4, 6),)),
     "ones": (lambda x: x + torch.ones(6, 8), lambda: (normal(4, 6, 8),)),
 }
@@ -180,9 +217,11 @@ def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
     graph, inputs = graph_of(name)
     expected = values(graph, inputs)
     window = [node for node in graph.nodes if node.op == "call_function"]
-    outside = {node for node in window if isinstance(node.meta["val"], Tensor)}
+    everything = {node for node in window if isinstance(node.meta["val"], Tensor)}
+    ends = {node for node in everything if node.next.op == "output"}
     tried = 0
-    for seed in (seed for node in window for seed in seeds_of(node)):
+    seeds = [seed for node in window for seed in seeds_of(node)]
+    for seed, outside in product(seeds, (everything, ends)):
         region = RegionGrower(window, lambda _: True).region(seed)
         loop = make_loop(region, outside, 1, Storages.of_graph(graph)) if region else None
         if loop is None:

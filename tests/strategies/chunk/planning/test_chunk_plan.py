@@ -25,6 +25,12 @@ def recorded(name: str) -> Planner:
     return Planner.of(model.eval(), inputs)
 
 
+@cache
+def smallest(name: str) -> ChunkPlan:
+    """Return the smallest plan of a model; it fits every copy of it."""
+    return recorded(name).plan(None)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> None:
     model, inputs = built(name)
@@ -50,7 +56,7 @@ def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> N
 def test_the_smallest_plan_gives_the_results_of_the_plain_model(name: str) -> None:
     model, inputs = built(name)
     model.eval()
-    plan = recorded(name).plan(None)
+    plan = smallest(name)
     planned = plan.apply(copy.deepcopy(model))
     with torch.no_grad():
         expected, actual = model(*inputs), planned(*inputs)
@@ -61,9 +67,9 @@ def test_the_smallest_plan_gives_the_results_of_the_plain_model(name: str) -> No
 
 
 def test_names_and_states_are_those_of_the_plain_model() -> None:
-    model, inputs = built("causal attention")
+    model, _ = built("causal attention")
     expected = list(model.state_dict())
-    ChunkPlan.make(model, inputs).apply(model)
+    smallest("causal attention").apply(model)
     assert list(model.state_dict()) == expected
     assert [name for name, _ in model.named_parameters()] == expected
 
@@ -78,17 +84,16 @@ def test_names_and_states_are_those_of_the_plain_model() -> None:
     ],
 )
 def test_other_shapes_run(shape: tuple[int, ...]) -> None:
-    model, inputs = built("causal attention")
+    model, _ = built("causal attention")
     model.eval()
-    planned = ChunkPlan.make(model, inputs).apply(copy.deepcopy(model))
+    planned = smallest("causal attention").apply(copy.deepcopy(model))
     other = torch.randn(shape)
     with torch.no_grad():
         torch.testing.assert_close(planned(other), model(other), rtol=1e-5, atol=1e-6)
 
 
 def test_identical_blocks_have_identical_regions() -> None:
-    model, inputs = built("attention")
-    plan = ChunkPlan.make(model.eval(), inputs, ChunkPlan.make(model, inputs).unchunked_peak_bytes // 3)
+    plan = recorded("attention").plan(smallest("attention").unchunked_peak_bytes // 3)
     by_scope: dict[str, list[Any]] = {}
     for region in plan.regions:
         by_scope.setdefault(region.scope, []).append((region.operators, region.size))
@@ -96,30 +101,30 @@ def test_identical_blocks_have_identical_regions() -> None:
 
 
 def test_a_budget_above_the_peak_changes_nothing() -> None:
-    model, inputs = built("attention")
-    plan = ChunkPlan.make(model, inputs, 1 << 40)
+    model, _ = built("attention")
+    plan = recorded("attention").plan(1 << 40)
     assert plan.regions == ()
     assert type(plan.apply(model)) is Stack
 
 
 def test_a_model_is_chunked_once() -> None:
-    model, inputs = built("attention")
-    plan = ChunkPlan.make(model, inputs)
+    model, _ = built("attention")
+    plan = smallest("attention")
     plan.apply(model)
     with pytest.raises(StrategyError, match=r"^chunk: 'Stack' is chunked already; plan a plain model$"):
         plan.apply(model)
 
 
 def test_hooks_inside_a_block_are_refused() -> None:
-    model, inputs = built("attention")
-    plan = ChunkPlan.make(model, inputs)
+    model, _ = built("attention")
+    plan = smallest("attention")
     block = model.get_submodule("layers.1")
     assert isinstance(block, Block)
     block.up.register_forward_hook(lambda *_: None)
     with pytest.raises(StrategyError) as caught:
         plan.apply(model)
     assert str(caught.value) == (
-        "chunk: 'layers.1.up' has hooks, which a chunked forward does not call; remove them"
+        "chunk: 'layers.1.up' has hooks, which a planned forward does not call; remove them"
     )
 
 
@@ -127,18 +132,18 @@ def test_hooks_of_a_block_are_called() -> None:
     model, inputs = built("attention")
     seen: list[str] = []
     model.get_submodule("layers.1").register_forward_hook(lambda *_: seen.append("called"))
-    ChunkPlan.make(model, inputs).apply(model)
+    smallest("attention").apply(model)
     with torch.no_grad():
         model(*inputs)
     assert seen == ["called"]
 
 
 def test_plans_need_no_memory() -> None:
-    model, inputs = built("causal attention")
+    _, inputs = built("causal attention")
     with torch.device("meta"):
-        shadow = Stack(causal=True)
+        shadow = Stack(causal=True).eval()
     there = ChunkPlan.make(shadow, tuple(each.to("meta") for each in inputs))
-    assert there.to_dict() == ChunkPlan.make(model, inputs).to_dict()
+    assert there.to_dict() == smallest("causal attention").to_dict()
 
 
 def test_half_precision_stays() -> None:
@@ -154,7 +159,7 @@ def test_half_precision_stays() -> None:
 def test_inputs_are_never_overwritten() -> None:
     model, inputs = built("attention")
     kept = [each.clone() for each in inputs]
-    planned = ChunkPlan.make(model.eval(), inputs).apply(model)
+    planned = smallest("attention").apply(model.eval())
     with torch.no_grad():
         planned(*inputs)
         block = planned.get_submodule("layers.0")

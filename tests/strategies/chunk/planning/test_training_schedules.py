@@ -73,7 +73,7 @@ def test_accepted_budgets_are_kept(name: str) -> None:
 
 def test_dropout_draws_the_same_masks() -> None:
     torch.manual_seed(0)
-    model, inputs = Stack(dropout=0.3), (torch.randn(2, 32, 32),)
+    model, inputs = Stack(1, dropout=0.3), (torch.randn(2, 32, 32),)
     plan = ChunkPlan.make(model, inputs, training=True)
     planned = plan.apply(copy.deepcopy(model))
     assert plan.regions
@@ -96,7 +96,7 @@ def test_a_plan_of_forward_alone_trains_too() -> None:
 
 def test_inputs_get_gradients() -> None:
     model, (x,) = built("causal attention")
-    planned = ChunkPlan.make(model, (x,), training=True).apply(copy.deepcopy(model))
+    planned = recorded("causal attention").plan(None).apply(copy.deepcopy(model))
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     loss_of(model(one)).backward()  # type: ignore[no-untyped-call]
     loss_of(planned(other)).backward()  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ def test_what_is_detached_stays_detached() -> None:
     class Detaching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Stack()
+            self.inner = Stack(1)
 
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.inner(x)
@@ -127,7 +127,7 @@ def test_what_is_detached_stays_detached() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_blocks_run_again_in_backward_where_that_is_enough(dropout: float) -> None:
     torch.manual_seed(0)
-    model, inputs = Stack(4, dropout=dropout), (torch.randn(2, 32, 32),)
+    model, inputs = Stack(3, dropout=dropout), (torch.randn(2, 32, 32),)
     plan = ChunkPlan.make(model, inputs, fraction=0.8, training=True, step=STEP)
     assert plan.recomputed
     assert plan.to_dict()["recomputed"] == list(plan.recomputed)
@@ -148,7 +148,7 @@ def test_autocast_reaches_the_blocks() -> None:
             return result
 
     seen: set[torch.dtype] = set()
-    model, inputs = built("fused attention")
+    model, inputs = Stack(1, fused=True), (torch.randn(2, 32, 32),)
     step = PlannedStep(loss=loss_of, autocast=lambda: torch.autocast("cpu", torch.bfloat16))
     planned = ChunkPlan.make(model, inputs, training=True, step=step).apply(model)
     with torch.autocast("cpu", torch.bfloat16):
@@ -159,7 +159,7 @@ def test_autocast_reaches_the_blocks() -> None:
 
 
 def test_a_loop_that_nobody_reads_does_not_run_again() -> None:
-    model, inputs = Stack(4), (torch.randn(2, 32, 32),)
+    model, inputs = Stack(3), (torch.randn(2, 32, 32),)
     plan = ChunkPlan.make(model, inputs, training=True, step=STEP)
     planned = plan.apply(copy.deepcopy(model))
     gradients(planned, inputs)  # makes the programs
@@ -175,8 +175,8 @@ def test_a_loop_that_nobody_reads_does_not_run_again() -> None:
 
 
 def loops_of(forward: ChunkedForward) -> tuple[ChunkLoop, ...]:
-    assert forward.latest is not None
-    return forward.latest.code.loops
+    assert forward.programs.latest is not None
+    return forward.programs.latest.code.loops
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from strategies.ac.nested import Nested
@@ -18,6 +19,21 @@ from tests.strategies.shard.model.odd_models import KEPT, built, inputs
 from tests.strategies.shard.shard_ranks import mesh_of
 
 _RELATIVE = 1e-11
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda _: None,
+    "another mode": lambda model: model.eval(),
+    "a hook": lambda model: model.up.register_forward_hook(lambda *_: None),
+    "a forward": lambda model: setattr(model.up, "forward", model.up.forward),
+    "another module": lambda model: setattr(model, "up", nn.Linear(16, 32)),
+    "another method": lambda model: setattr(model, "between", torch.softmax),
+    "thawed": lambda model: model.requires_grad_(True),
+    "a parametrisation": lambda model: parametrize.register_parametrization(
+        model.up, "weight", nn.Identity(), unsafe=True
+    ),
+}
+"""What is done to a sharded model between two calls."""
 
 
 def differences(_rank: int, name: str, plans: Sequence[ShardPlan]) -> list[list[str]]:
@@ -38,11 +54,12 @@ def in_regions(_rank: int, name: str, plan: ShardPlan, labels: dict[str, list[in
 def refusal(_rank: int, name: str, plan: ShardPlan, what: str) -> str:
     """Return the message with which a sharded model refuses to run otherwise than planned."""
     model = _planned(name, plan)
+    model(inputs())
+    change = CHANGES.get(what)
     try:
-        if what == "batch":
-            model(inputs()[:2])
-        if what == "mode":
-            model.eval()(inputs())
+        if change is not None:
+            change(model)
+        model(inputs()[:2] if what == "another batch" else inputs())
     except StrategyError as error:
         return str(error)
     return "accepted"

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from strategies.nested.program import record
-from strategies.nested.scopes import Scope
 from strategies.shard.model.call_states import (
     attention_flops,
     is_random,
@@ -20,6 +18,7 @@ from strategies.shard.model.call_states import (
 )
 from strategies.shard.model.forward_recording import is_sizes
 from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value
+from strategies.tracing.function_graph import FunctionRecorder
 from strategies.tracing.shadow import Shadow, shadowed
 
 _X = torch.zeros(4, 6, 8)
@@ -202,7 +201,7 @@ class _Calls(nn.Module):
 def _graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Graph:
     shadow = Shadow.of(_Calls(function)).on(torch.device("cpu"))
     fakes = tuple(fake.requires_grad_() for fake in shadowed(shadow, tuple(inputs), torch.device("cpu")))
-    return record(shadow, Scope(fqn="", through=frozenset(), paths={}, depth=0), fakes, {}).graph
+    return FunctionRecorder(shadow, frozenset(), "the function").record(fakes, {}).graph
 
 
 def _last(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Node:

@@ -170,7 +170,7 @@ def test_hooks_that_see_what_nobody_knows_are_refused() -> None:
         model_graph(Outer(), (torch.zeros(2, 2),), AXIS, DEFAULT_HARDWARE)
     assert str(refusal.value) == (
         "shard: needs a forward that can be followed; "
-        "forward of the model hands a Result to hooks of 'inner', which may see shards in it"
+        "forward of the model hands a Result to hooks of 'inner', which may see shards in it; use mesh.tp=1"
     )
 
 
@@ -187,7 +187,8 @@ def test_hooks_on_all_modules_are_refused() -> None:
             _odd("plain")
     finally:
         hook.remove()
-    assert str(refusal.value) == "shard: needs a process without hooks on all modules, which would see shards"
+    message = "needs a process without hooks on all modules, which would see other calls; remove them"
+    assert str(refusal.value) == f"shard: {message}"
 
 
 def test_data_dependent_sizes_are_refused() -> None:
@@ -198,10 +199,11 @@ def test_data_dependent_sizes_are_refused() -> None:
     with pytest.raises(StrategyError) as refusal:
         graph(Picks)
     line = Picks.forward.__code__.co_firstlineno + 1
-    assert str(refusal.value) == (
-        f"shard: needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do; "
-        "use mesh.tp=1"
-    )
+    followed = f"needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do"
+    message = str(refusal.value)
+    assert message.endswith("; use mesh.tp=1")
+    # torch 2.11 does not run an embedding of such a size
+    assert followed in message or "data-dependent expression" in message
 
 
 def test_a_forward_that_cannot_be_recorded_is_refused() -> None:

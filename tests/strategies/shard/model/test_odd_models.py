@@ -13,7 +13,7 @@ import pytest
 from strategies import StrategyError
 from strategies.shard.candidates.candidate_cost import Hardware
 from strategies.shard.model.choice import megatron
-from strategies.shard.model.graph import Choice, ModelGraph
+from strategies.shard.model.graph import Choice, ModelGraph, kind_of_inputs
 from strategies.shard.model.graph_building import model_graph
 from strategies.shard.model.module_options import NodeOption
 from strategies.shard.model.shard_plan import ShardPlan
@@ -85,25 +85,42 @@ def test_what_is_in_the_way_of_a_shard_of_features_is_named(name: str, message: 
     assert re.sub(r"(?<=\.py):\d+", "", str(refusal.value)) == f"shard: {message}{remedy}"
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        pytest.param(
-            "batch",
-            "shard: 'up' is sharded for inputs of (4, 8, 16) on a rank, got (2, 8, 16); "
-            "use batches of one shape",
-            id="another batch",
-        ),
-        pytest.param(
-            "mode",
-            "shard: 'up' is sharded for training, got evaluation; plan for that mode",
-            id="another mode",
-        ),
-    ],
+_READ = (
+    ", which forward reads, is not what it was when the model was sharded; change it before, and plan for it"
 )
+CHANGED = {
+    "nothing": "accepted",
+    "another batch": "shard: the model is called with inputs of another structure or shape, with another "
+    "constant, with one tensor in two places, or with inputs that want gradients, than it was sharded for; "
+    "use inputs like the sample",
+    "another mode": f"shard: 'dropout.training'{_READ}",
+    "a hook": f"shard: 'up._forward_hooks'{_READ}",
+    "a forward": f"shard: 'up.forward'{_READ}",
+    "another module": f"shard: 'up'{_READ}",
+    "another method": f"shard: 'between'{_READ}",
+    "a parametrisation": f"shard: 'up.weight'{_READ}",
+}
+
+
+@pytest.mark.parametrize(("what", "message"), CHANGED.items(), ids=CHANGED)
 def test_what_was_not_planned_for_is_refused(pool4: RankPool, what: str, message: str) -> None:
-    plan = dict(_plans("plain"))["megatron"]
-    assert pool4.run(odd_ranks.refusal, "plain", plan, what) == [message] * 4
+    plan = dict(_plans("dropout at the end"))["megatron"]
+    assert pool4.run(odd_ranks.refusal, "dropout at the end", plan, what) == [message] * 4
+
+
+def test_what_was_frozen_stays_so(pool4: RankPool) -> None:
+    plan = dict(_plans("frozen block"))["megatron"]
+    message = "wants a gradient, which it did not when the model was sharded; thaw it before, and plan for it"
+    for refusal in pool4.run(odd_ranks.refusal, "frozen block", plan, "thawed"):
+        assert refusal.endswith(message)
+
+
+def test_inputs_that_are_one_tensor_are_another_call() -> None:
+    one, other = inputs(), inputs()
+    assert kind_of_inputs((one, one), {}) != kind_of_inputs((one, other), {})
+    assert kind_of_inputs((one, other), {}) != kind_of_inputs((one, other.clone().requires_grad_()), {})
+    assert kind_of_inputs((one, 1), {}) != kind_of_inputs((one, 2), {})
+    assert kind_of_inputs((one, other), {}) == kind_of_inputs((other, one.float()), {})
 
 
 def test_regions_are_recorded_on_parts(pool4: RankPool) -> None:

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.nested.nested_forward import NestedForward
 from strategies.regions.region import regions
 from tests.strategies.nested.examination import Calls, different, rows, step
 
@@ -65,61 +64,52 @@ def plain_model() -> Model:
     return Model()
 
 
-ROOT, FIRST, SECOND, HEAD = "", "layers.0", "layers.1", "layers.0.attention"
-
-# labels, whose forwards hold regions, what is looked into, and calls of all linears below, where not 1
-LAID_OUT: dict[str, tuple[dict[str, Any], list[str], list[str], dict[str, int]]] = {
-    "blocks": ({"layers.0": 0, "layers.1": 0}, [ROOT], [], {"layers.0": 2, "layers.1": 2}),
+# labels, modules that a region enters half, and calls of all linears below, where not 1
+LAID_OUT: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
+    "blocks": ({"layers.0": 0, "layers.1": 0}, [], {"layers.0": 2, "layers.1": 2}),
     "inside one block": (
         {"layers.0.up": 0, "layers.0.down": [0, 0]},
-        [FIRST],
         [],
         {"layers.0.up": 2, "layers.0.down": 3},
     ),
     "inside two blocks": (
         {"layers.0.up": 0, "layers.1.up": 1},
-        [FIRST, SECOND],
         [],
         {"layers.0.up": 2, "layers.1.up": 2},
     ),
-    "deep inside": ({"layers.0.attention.out": 3}, [HEAD], [], {"layers.0.attention.out": 2}),
+    "deep inside": ({"layers.0.attention.out": 3}, [], {"layers.0.attention.out": 2}),
     "a block, and inside it": (
         {"layers.0": 0, "layers.0.attention": [0, 0], "layers.0.attention.out": [0, 0, 0]},
-        [ROOT, FIRST, HEAD],
         [],
         {"layers.0": 2, "layers.0.attention": 3, "layers.0.attention.out": 4},
     ),
     "blocks, and inside one of them": (
         {"layers.0": 0, "layers.1": 0, "layers.1.up": [0, 2], "layers.2": 1},
-        [ROOT, SECOND],
         [],
         {"layers.0": 2, "layers.1": 2, "layers.1.up": 3, "layers.2": 2},
     ),
     "from inside a block into the next": (
         {"layers.0.up": 0, "layers.0.down": 0, "layers.1": 0},
-        [ROOT],
-        [FIRST],
+        ["layers.0"],
         {"layers.0.up": 2, "layers.0.down": 2, "layers.1": 2},
     ),
     "from inside a block to inside another": (
         {"layers.0.down": [0, 0], "layers.1": 0, "layers.2.norm": [0, 1], "layers.2.attention.qkv": [0, 1]},
-        [ROOT],
-        [FIRST, "layers.2", "layers.2.attention"],
+        ["layers.0", "layers.2", "layers.2.attention"],
         {"layers.0.down": 3, "layers.1": 2, "layers.2.attention.qkv": 3},
     ),
     "an inner region in a block that is looked into": (
         {"layers.0.up": [1, 0], "layers.0.down": 1, "layers.1": 1, "layers.1.down": [1, 4]},
-        [ROOT, SECOND],
-        [FIRST],
+        ["layers.0"],
         {"layers.0.up": 3, "layers.0.down": 2, "layers.1": 2, "layers.1.down": 3},
     ),
-    "a module called twice": ({"twice": 0}, [ROOT], [], {"twice": 4}),
+    "a module called twice": ({"twice": 0}, [], {"twice": 4}),
 }
 
 
-@pytest.mark.parametrize(("labels", "scopes", "looked_into", "calls"), LAID_OUT.values(), ids=LAID_OUT)
+@pytest.mark.parametrize(("labels", "crossed", "calls"), LAID_OUT.values(), ids=LAID_OUT)
 def test_regions_stand_where_their_calls_are_made(
-    labels: dict[str, Any], scopes: list[str], looked_into: list[str], calls: dict[str, int]
+    labels: dict[str, Any], crossed: list[str], calls: dict[str, int]
 ) -> None:
     plain = plain_model()
     model = Nested(labels=labels, early_stop=False).apply(copy.deepcopy(plain), (torch.empty(3, WIDTH),))
@@ -129,14 +119,25 @@ def test_regions_stand_where_their_calls_are_made(
         x = torch.randn(3, WIDTH)
         expected = step(plain, x.clone().requires_grad_())
         assert different(expected, step(model, x.clone().requires_grad_())) == []
-    forwards = {fqn: each for fqn, each in regions(model).items() if isinstance(each, NestedForward)}
-    assert [fqn for fqn in forwards if fqn or ROOT in scopes] == scopes
-    assert [fqn for forward in forwards.values() for fqn in forward.looked_through()] == looked_into
+    nested, units = Nested(labels=labels), [fqn for fqn, _ in plain.named_modules() if fqn]
+    assert {unit: refusal for unit in units if (refusal := _refusal(nested, model, unit))} == {
+        unit: f"ac.labels: a region begins inside {unit!r}, an FSDP unit, and ends outside of it, "
+        f"or the other way round; end it with {unit!r}"
+        for unit in crossed
+    }
     below = {"": 1, "twice": 2} | calls
     assert dict(counted.counts) == {
         fqn: below[max((each for each in below if f"{fqn}.".startswith(f"{each}." if each else "")), key=len)]
         for fqn in counted.counts
     }
+
+
+def _refusal(nested: Nested, model: nn.Module, unit: str) -> str | None:
+    try:
+        nested.check_units(model, [unit])
+    except StrategyError as error:
+        return str(error)
+    return None
 
 
 BETWEEN = "put what is between into the region, or give the second part another index"
@@ -220,12 +221,14 @@ class Both(nn.Module):
         return self.inner(self.inner(x, is_first=True), is_first=False)  # type: ignore[no-any-return]
 
 
-def test_a_label_inside_one_of_two_calls_is_refused() -> None:
-    with pytest.raises(StrategyError) as error:
-        Nested(labels={"inner.first": 0}).apply(Both(), (torch.empty(3, WIDTH),))
-    assert str(error.value) == (
-        "ac.labels: 'inner' is called 2 times, so that labels inside it are ambiguous; label 'inner' itself"
-    )
+def test_a_label_inside_one_of_two_calls_is_a_region_of_that_call() -> None:
+    torch.manual_seed(0)
+    plain = Both()
+    model = Nested(labels={"inner.first": 0}, early_stop=False).apply(copy.deepcopy(plain))
+    counted = Calls(model, nn.Linear)
+    x = torch.randn(3, WIDTH)
+    assert different(step(plain, x), step(model, x)) == []
+    assert dict(counted.counts) == {"inner.always": 2, "inner.first": 2}
 
 
 def test_a_region_around_both_calls_is_one() -> None:
@@ -323,21 +326,14 @@ def test_hooks_of_every_other_module_fire(labels: dict[str, Any]) -> None:
     assert fired == expected
 
 
-def test_a_forward_set_on_the_instance_around_regions_is_refused() -> None:
+@pytest.mark.parametrize("label", ["layers.0", "layers.0.up"], ids=["of the block", "inside the block"])
+def test_a_forward_set_on_the_instance_of_a_block_is_followed(label: str) -> None:
     model = plain_model()
     block: Any = model.layers[0]
     block.forward = types.MethodType(lambda self, x: Block.forward(self, x) * 2, block)
-    with pytest.raises(StrategyError) as error:
-        Nested(labels={"layers.0.up": 0}).apply(model, (torch.empty(3, WIDTH),))
-    assert str(error.value) == (
-        "ac: 'layers.0' has a forward set on the instance, which no region can hold; "
-        "set it after the variant is applied"
-    )
-    assert regions(model) == {}
-    Nested(labels={"layers.0": 0}).apply(model, (torch.empty(3, WIDTH),))
-    assert (
-        different(step(copy.deepcopy(model), torch.ones(3, WIDTH)), step(model, torch.ones(3, WIDTH))) == []
-    )
+    expected = step(model, torch.ones(3, WIDTH))
+    Nested(labels={label: 0}).apply(model, (torch.empty(3, WIDTH),))
+    assert different(expected, step(model, torch.ones(3, WIDTH))) == []
 
 
 def test_a_model_with_a_forward_of_its_own_is_refused() -> None:

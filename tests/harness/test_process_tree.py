@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from harness.ranks.process_tree import MARK, children_of, end_marked
+from harness.process_tree import MARK, children_of, end_marked
 from tests.harness.processes import require_dead
 
 _PARENT = """

@@ -1,0 +1,72 @@
+"""Proofs that hold for many trials of a sweep, kept in its folder: of tensor parallel plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.experiment.experiment import Experiment
+from harness.experiment.links import Link
+from harness.experiment.protocol import Protocol
+from harness.measure.environment import describe, environment_id
+from harness.records.fields import decode
+from harness.records.parity_result import Parity
+
+_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedProof:
+    """Compares once what is the same for all trials of a folder, in one environment.
+
+    Fields:
+        folder: folder of a sweep.
+        rank: this one; each keeps what it saw.
+        device: device of this rank.
+        earliest: returns the earliest of the steps that the ranks give; they all call it.
+    """
+
+    folder: Path
+    rank: int
+    device: torch.device
+    earliest: Callable[[int | None], int | None]
+
+    def __call__(self, link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
+        """Return what `compare` returns, or what it returned in an earlier trial on every rank."""
+        path = self._path(link.variant)
+        known = _read(path)
+        if self.earliest(0 if known is None else None) is None:
+            return known
+        found = compare()
+        if found is not None:
+            _write(path, found)
+        return found
+
+    def _path(self, experiment: Experiment) -> Path:
+        resolved = dataclasses.replace(experiment, protocol=Protocol()).to_dict()
+        environment = environment_id(describe(self.device, experiment.files))
+        canonical = json.dumps([resolved, environment], sort_keys=True)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
+        return self.folder / f".dense-{digest}-rank{self.rank}.json"
+
+
+def _read(path: Path) -> Parity | None:
+    try:
+        return decode(Parity, json.loads(path.read_text(encoding="utf-8")), path.name)
+    except (OSError, ValueError):  # not there yet, or nothing that we have written
+        return None
+
+
+def _write(path: Path, parity: Parity) -> None:
+    own = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):  # a folder that nobody may write to
+        own.write_text(json.dumps(parity.as_json()), encoding="utf-8")
+        own.replace(path)

@@ -1,0 +1,116 @@
+"""What a region keeps of the tensors that its calls read from outside, and how it reads them again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FlatParameter
+
+from strategies.errors import StrategyError
+from strategies.nested.nested_regions import Path, path_name
+from strategies.regions.saved_tensors import Packed, kept
+
+_OWN = ("torch.", "strategies.nested.", "strategies.regions.", "functools", "contextlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A tensor from outside of a region.
+
+    Fields:
+        packed: the tensor, here or on the host.
+        requires_grad: it does.
+        region: the region that reads it.
+        what: the tensor and its reader, for messages.
+        is_written: the reader writes statistics into it that it does not read: it gets a copy.
+    """
+
+    packed: Packed
+    requires_grad: bool
+    region: Path
+    what: str
+    is_written: bool
+
+    def __call__(self) -> Tensor:
+        """Return the tensor, without its graph.
+
+        Raises:
+            StrategyError: it was changed in place.
+        """
+        try:
+            tensor = self.packed().detach()
+        except RuntimeError as error:
+            name = path_name(self.region)
+            problem = f"region {name} reads {self.what}, which is later changed in place"
+            remedy = f"so {name} cannot be recomputed; include that change in {name}"
+            raise StrategyError("ac", f"{problem}, {remedy}") from error
+        if self.is_written:
+            tensor = tensor.clone()
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+def reading_of(tensor: Tensor, region: Path) -> Reading:
+    """Return how a region reads a tensor that was made in a recomputation of the one around it."""
+    return Reading(kept(tensor), tensor.requires_grad, region, f"a tensor of {list(tensor.shape)}", False)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterReading:
+    """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters.
+
+    Fields:
+        module: module that has it.
+        name: its name there.
+        fqn: FQN of the module.
+    """
+
+    module: nn.Module
+    name: str
+    fqn: str
+
+    def __call__(self) -> Tensor:
+        """Return the parameter as it is now."""
+        tensor: Tensor = getattr(self.module, self.name)
+        return tensor
+
+
+class Owners:
+    """Finds the module that has a parameter."""
+
+    def __init__(self, modules: Callable[[], Iterator[tuple[str, nn.Module]]]) -> None:
+        self._modules = modules
+        self._known: dict[int, ParameterReading] = {}
+
+    def of(self, tensor: Tensor) -> ParameterReading | None:
+        """Return how to read `tensor` again; `None` if it is no parameter of the model."""
+        if not isinstance(tensor, nn.Parameter) and not is_lent(tensor):
+            return None
+        found = self._known.get(id(tensor))
+        if found is None or getattr(found.module, found.name, None) is not tensor:
+            self._known = {
+                id(held): ParameterReading(module, name, fqn)
+                for fqn, module in self._modules()
+                for held_by in (vars(module), module._parameters)  # noqa: SLF001 (FSDP1 lends attributes)
+                for name, held in held_by.items()
+                if isinstance(held, Tensor)
+            }
+            found = self._known.get(id(tensor))
+        return found
+
+
+def is_lent(tensor: Tensor) -> bool:
+    """Say whether FSDP1 lends `tensor` for a call: a part of its flat parameter."""
+    return isinstance(tensor._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
+
+
+def line_of_user() -> str:
+    """Return the line of the user's code that is running, `model.py:12`; empty if there is none."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 (inspect reads the files of all frames)
+    while frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OWN):
+        frame = frame.f_back
+    return f"{FilePath(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""

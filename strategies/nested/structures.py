@@ -1,0 +1,133 @@
+"""Structures of arguments: what holds tensors, taken apart and made anew for each recomputation.
+
+A call may change a list, a dictionary or a cache that it is given. Made anew, it is as the call found it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_WHOLE = (
+    Tensor,
+    torch.Size,
+    nn.Module,
+    type,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    partial,
+    Enum,
+    torch.Generator,
+)
+_FOREIGN = frozenset({"torch", "builtins", "numpy"})  # packages whose objects are not taken apart
+_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorState:
+    """A random number generator as a call found it."""
+
+    device: torch.device
+    state: Tensor
+
+    def made(self) -> torch.Generator:
+        """Return a generator that draws what the call drew."""
+        generator = torch.Generator(self.device)
+        generator.set_state(self.state)
+        return generator
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A container: what it is, the names or keys of its parts, and their structures."""
+
+    value_type: type[Any]
+    keys: list[Any] | None
+    parts: list[_Node | None]
+    pattern: Any = None  # a copy without its parts, of a mapping that is no dictionary
+
+
+def taken_apart(value: Any, leaves: list[Any]) -> _Node | None:
+    """Return the structure of `value`, and append its leaves."""
+    return _taken(value, leaves, {}, _DEPTH)
+
+
+def put_together(structure: _Node | None, leaves: list[Any]) -> Any:
+    """Return what has the structure and the leaves: new containers each time."""
+    return _together(structure, iter(leaves), {})
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in `value`, in a fixed order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if value is None:
+        return []
+    leaves: list[Any] = []
+    taken_apart(value, leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _taken(value: Any, leaves: list[Any], known: dict[int, _Node], depth: int) -> _Node | None:
+    parts = None if depth == 0 or isinstance(value, _WHOLE) else _parts(value)
+    if parts is None:
+        leaves.append(
+            GeneratorState(value.device, value.get_state()) if isinstance(value, torch.Generator) else value
+        )
+        return None
+    if id(value) in known:
+        return known[id(value)]
+    keys, held = parts
+    node = _Node(type(value), keys, [])
+    if type(value) not in {list, tuple}:
+        known[id(value)] = node
+    if isinstance(value, Mapping) and type(value) is not dict:
+        node.pattern = value
+    node.parts = [_taken(each, leaves, known, depth - 1) for each in held]
+    return node
+
+
+def _parts(value: Any) -> tuple[list[Any] | None, list[Any]] | None:
+    """Return names and values of what `value` holds; `None` where it is not taken apart."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return None, value
+    if isinstance(value, dict):
+        return list(value), list(value.values())
+    if isinstance(value, tuple):
+        return None, list(value)
+    held = getattr(value, "__dict__", None)
+    if held is None or callable(value) or kind.__module__.partition(".")[0] in _FOREIGN:
+        return None
+    return list(held), list(held.values())
+
+
+def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) -> Any:
+    if node is None:
+        leaf = next(leaves)
+        return leaf.made() if type(leaf) is GeneratorState else leaf
+    if id(node) in known:
+        return known[id(node)]
+    kind, keys = node.value_type, node.keys
+    if keys is None:
+        parts = [_together(each, leaves, known) for each in node.parts]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    made = {} if kind is dict else object.__new__(kind) if node.pattern is None else copy.copy(node.pattern)
+    known[id(node)] = made
+    parts = [_together(each, leaves, known) for each in node.parts]
+    if isinstance(made, dict):
+        if node.pattern is not None:
+            made.clear()
+        made.update(zip(keys, parts, strict=True))
+    else:
+        vars(made).update(zip(keys, parts, strict=True))
+    return made

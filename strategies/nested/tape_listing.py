@@ -1,0 +1,254 @@
+"""What a forward would do with its regions: found without memory, as text that a person reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, groupby
+from keyword import iskeyword
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves
+
+from strategies.nested.inputs import ParameterReading
+from strategies.nested.labels import Labels
+from strategies.nested.nested_regions import NestedRegion, Path, filled, nest, path_name, render
+from strategies.nested.structures import put_together, taken_apart, tensors_of
+from strategies.nested.tape import Call, Slot, read_from_outside
+from strategies.nested.tape_writer import Nest, TapeWriter
+from strategies.tracing.module_state import restored_generators
+from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.shape_values import with_known_values
+
+_INDENT = "    "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """What one forward did.
+
+    Fields:
+        calls: FQN and path of every call of a module that is not looked into, in order; `None` joins.
+        tape: its calls of functions and of these modules.
+        inputs: names and slots of the tensors among the inputs.
+        outputs: slots of the tensors among the outputs.
+        parameters: parameters that forward reads itself, by FQN.
+        values: what each slot stood for.
+    """
+
+    calls: Sequence[tuple[str, Path | None]]
+    tape: Sequence[Call]
+    inputs: Mapping[Slot, str]
+    outputs: Sequence[Slot]
+    parameters: Mapping[Slot, str]
+    values: Mapping[Slot, Tensor]
+
+    def text(self) -> str:
+        """Return the tree of regions, and the code that the forward amounts to."""
+        lines = _Text(self).function("forward", self.inputs, self.outputs, self.tape, 0)
+        return f"{tree_of(self.calls)}\n\n# forward of the model\n" + "\n".join(lines)
+
+
+def regions_of(calls: Sequence[tuple[str, Path | None]]) -> tuple[NestedRegion, ...]:
+    """Return the regions of calls, whose labels have been checked."""
+    return nest(filled([path for _, path in calls]), [fqn for fqn, _ in calls], "ac.labels")
+
+
+def tree_of(calls: Sequence[tuple[str, Path | None]]) -> str:
+    """Return the calls as text, one a line, indented by the regions that hold them."""
+    return render(regions_of(calls), [fqn for fqn, _ in calls])
+
+
+def follow(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> Listing:
+    """Return what `model` would do with its regions, which costs neither memory nor effects on it.
+
+    Args:
+        settings: what is to be done.
+        model: plain; it may have memory or not.
+        sample: positional inputs.
+
+    Raises:
+        StrategyError: the regions do not fit what forward does.
+    """
+    device = device_of(tree_leaves(sample))
+    shadow = Shadow.of(model).on(device)
+    inputs = shadowed(shadow, sample, device)
+    assert shadow.mode is not None
+    with restored_generators(), shadow.mode, with_known_values():
+        return _ListingWriter(settings, shadow.model, model).listing(inputs)
+
+
+class _ListingWriter(TapeWriter):
+    """Follows a forward on tensors without memory, as if one region stood around it."""
+
+    def __init__(self, settings: Nest, shadow: nn.Module, model: nn.Module) -> None:
+        labels = settings.labels
+        around = Labels(
+            paths={fqn: (0, *path) for fqn, path in labels.paths.items()},
+            where=labels.where,
+            is_partial=labels.is_partial,
+        )
+        alone = replace(
+            settings, labels=around, kept=frozenset(), offload={}, preserve_rng_state=False, rewind=False
+        )
+        super().__init__(alone, shadow, (), floor=None if labels.is_partial else (0,))
+        self._shadow, self._model = shadow, model
+        self._tape_of_all: list[Call] = []
+        self._values: dict[Slot, Tensor] = {}
+
+    def listing(self, inputs: tuple[Any, ...]) -> Listing:
+        """Return what the forward does with `inputs`."""
+        self._settle((0,))
+        readings = self._open[0].region.inputs
+        assert readings is not None
+        given, _ = self._begin("", self._shadow.forward, inputs, {})
+        assert given is not None
+        with self.listening():
+            result = self._shadow.forward(*inputs)
+        outputs = [self._slot_of(tensor) for tensor in tensors_of(result)]
+        self._settle((0,))
+        self._settle(())
+        self.check_calls()
+        return Listing(
+            calls=self.calls,
+            tape=self._tape_of_all,
+            inputs=_names(self._shadow, inputs, given),
+            outputs=outputs,
+            parameters={
+                slot: f"{_path_to(each.fqn)}.{each.name}"
+                for slot, each in readings.items()
+                if isinstance(each, ParameterReading)
+            },
+            values=self._values,
+        )
+
+    def _list(self, fqn: str, path: Path | None) -> None:
+        super()._list(fqn, path and path[1:])
+
+    def _note_change(self, tensor: Tensor, call: Call) -> None:
+        self._outside.clear()  # what is outside of this region is the model's to change
+        super()._note_change(tensor, call)
+
+    def _know(self, tensor: Tensor, slot: Slot) -> None:
+        super()._know(tensor, slot)
+        self._values.setdefault(slot, tensor)
+
+    def _folded(self, tape: Sequence[Any]) -> list[Call]:
+        super()._folded(tape)
+        self._tape_of_all = [each for each in tape if isinstance(each, Call)]
+        return self._tape_of_all
+
+
+class _Text:
+    """Writes code, each region as a function inside the one that calls it."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._taken: set[str] = set()
+        self._names = {slot: self._new(name) for slot, name in listing.inputs.items()}
+        for call in listing.tape:
+            for slot in call.made:
+                if slot not in self._names:
+                    self._names[slot] = self._new(call.name.replace(".", "_"))
+
+    def function(
+        self, name: str, inputs: Iterable[Slot], outputs: Sequence[Slot], calls: Sequence[Call], depth: int
+    ) -> Iterator[str]:
+        """Yield the lines of a function: `calls`, which stand in `depth` regions."""
+        yield f"def {name}({', '.join(['self', *map(self._name, inputs)])}):"
+        lines: list[str] = []
+        position = 0
+        for region, group in groupby(calls, lambda call: call.label[1:][: depth + 1]):
+            inside = list(group)
+            position += len(inside)
+            if len(region) <= depth:
+                lines += map(self._statement, inside)
+                continue
+            later = read_from_outside(calls[position:]) | set(outputs)
+            made = [
+                slot for slot in dict.fromkeys(each for call in inside for each in call.made) if slot in later
+            ]
+            read = sorted(read_from_outside(inside), key=list(self._names).index)
+            read = [slot for slot in read if slot not in self._listing.parameters]
+            code = f"checkpoint_{path_name(region)}"
+            inner = self.function(code, read, made, inside, depth + 1)
+            yield from (f"{_INDENT}{line}" if line else "" for line in inner)
+            yield ""
+            arguments = ", ".join([f"self.{code}", *map(self._name, read), "use_reentrant=False"])
+            lines.append(self._assigned(made, f"torch.utils.checkpoint.checkpoint({arguments})"))
+        yield from (f"{_INDENT}{line}" for line in lines)
+        names, comma = ", ".join(map(self._name, outputs)), "," * (len(outputs) == 1)
+        yield f"{_INDENT}return {names if depth else f'({names}{comma})'}"
+
+    def _statement(self, call: Call) -> str:
+        leaves = [_Name(self._name(leaf)) if type(leaf) is Slot else leaf for leaf in call.leaves]
+        args, kwargs = put_together(call.structure, leaves)
+        named = [f"{name}={value!r}" for name, value in kwargs.items()]
+        if call.is_module:
+            return self._assigned(
+                call.made, f"{_path_to(call.name)}({', '.join([*map(repr, args), *named])})"
+            )
+        return self._assigned(call.made, _expression(call, [*map(repr, args), *named]))
+
+    def _assigned(self, slots: Sequence[Slot], value: str) -> str:
+        names = ", ".join(self._name(slot) for slot in slots)
+        kind = _kind(self._listing.values.get(slots[0])) if len(slots) == 1 else ""
+        return f"{names} = {value}{kind}" if names else value
+
+    def _name(self, slot: Slot) -> str:
+        parameter = self._listing.parameters.get(slot)
+        return parameter or self._names.get(slot) or self._names.setdefault(slot, self._new("tensor"))
+
+    def _new(self, name: str) -> str:
+        word = name if name.isidentifier() and not iskeyword(name) else f"_{name}"
+        number = next(each for each in count() if (f"{word}_{each}" if each else word) not in self._taken)
+        word = f"{word}_{number}" if number else word
+        self._taken.add(word)
+        return word
+
+
+class _Name(str):
+    """A name in code."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _expression(call: Call, arguments: Sequence[str]) -> str:
+    """Return the call of a function as its caller would write it."""
+    if getattr(call.run, "__name__", "") == "__get__":
+        return f"{arguments[0]}.{call.name}"
+    if call.name == "__getitem__":
+        return f"{arguments[0]}[{arguments[1].removeprefix('(').removesuffix(')')}]"
+    name = resolve_name(call.run) or call.name
+    if name.startswith("torch.Tensor.") or not hasattr(call.run, "__module__"):
+        return f"{arguments[0]}.{call.name}({', '.join(arguments[1:])})"
+    return f"{name}({', '.join(arguments)})"
+
+
+def _path_to(fqn: str) -> str:
+    parts = fqn.split(".") if fqn else []
+    return "".join(["self", *(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)])
+
+
+def _kind(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return ""
+    return f"  # {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _names(module: nn.Module, inputs: tuple[Any, ...], given: Call) -> dict[Slot, str]:
+    """Return names of the tensors among the positional inputs of a forward."""
+    parameters = [*inspect.signature(module.forward).parameters, *["inputs"] * len(inputs)]
+    names: dict[Slot, str] = {}
+    slots = iter(given.leaves)
+    for name, value in zip(parameters, inputs, strict=False):
+        leaves: list[Any] = []
+        taken_apart(value, leaves)
+        names |= {slot: name for slot in (next(slots) for _ in leaves) if type(slot) is Slot}
+    return names

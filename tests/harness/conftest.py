@@ -1,0 +1,18 @@
+"""What tests of whole sweeps share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.ranks.agent import Agent
+from tests.harness.sweeping import StandingAgent
+
+
+@pytest.fixture(scope="session")
+def standing_agent() -> Iterator[Agent]:
+    """Return an agent for sweeps of any number: torch is imported once for all their ranks."""
+    agent = StandingAgent()
+    yield agent
+    agent.close()
