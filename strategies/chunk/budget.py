@@ -42,8 +42,11 @@ class Budget(Chunking):
         if (self.budget_mib is None) == (self.fraction is None):
             given = "both" if self.fraction is not None else "neither"
             raise StrategyError("chunk", f"give one of chunk.budget_mib and chunk.fraction, got {given}")
-        _require_number("chunk.budget_mib", self.budget_mib, "above 0 and finite", sys.float_info.max)
-        _require_number("chunk.fraction", self.fraction, "above 0 and at most 1", 1)
+        if self.fraction is not None:
+            chunk_plan.require_number("chunk.fraction", self.fraction, "above 0 and at most 1", 1)
+            return
+        most = sys.float_info.max
+        chunk_plan.require_number("chunk.budget_mib", self.budget_mib, "above 0 and finite", most)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> chunk_plan.ChunkPlan:
         """Return the plan of `model` for the budget."""
@@ -56,8 +59,3 @@ class Budget(Chunking):
             step=step,
             where="chunk.fraction" if self.budget_mib is None else "chunk.budget_mib",
         )
-
-
-def _require_number(where: str, value: Any, allowed: str, most: float) -> None:
-    if value is not None and (type(value) not in {int, float} or not 0 < value <= most):
-        raise StrategyError(where, f"must be {allowed}, got {value!r}")

@@ -23,6 +23,16 @@ _MATRICES = {  # positions of the two matrices
     _aten.baddbmm.default: (1, 2),
 }
 
+_ATTENTIONS = frozenset(
+    {
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 (the operators' names)
+        _aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
+        _aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+        _aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
+    }
+)
+"""Fused attention of (B, H, S, K)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -146,10 +156,10 @@ def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
     if node.target in _MATRICES:
         left, right = (node.args[position].meta["val"].shape for position in _MATRICES[node.target])  # type: ignore[union-attr, index]
         return 2 * prod(left) * right[-1], min(left[-2], right[-1])
-    if "attention" in str(node.target):
-        query, key = (source.meta["val"].shape for source in node.all_input_nodes[:2])
+    if node.target in _ATTENTIONS:
+        query, key = (operand.meta["val"].shape for operand in node.args[:2])  # type: ignore[union-attr]
         return 4 * prod(query) * key[2], query[2]
-    if "convolution" in str(node.target) and isinstance(value, Tensor):
-        weight = node.all_input_nodes[1].meta["val"].shape
+    if node.target is _aten.convolution.default and isinstance(value, Tensor):
+        weight = node.args[1].meta["val"].shape  # type: ignore[union-attr]
         return 2 * value.numel() * prod(weight[1:]), value.numel() // max(1, value.shape[1])
     return 0, 0

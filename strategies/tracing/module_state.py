@@ -178,15 +178,23 @@ class SideEffects:
         """
         if self._generators != _generators():
             return "draws random numbers that are not torch's"
+        changed = next(self.changes(below), None)
+        return self.seeding() if changed is None else changed[1]
+
+    def changes(self, below: str) -> Iterator[tuple[str, str]]:
+        """Yield the FQN of each module whose attributes have changed since the latest look, and a phrase.
+
+        Args:
+            below: FQN of the module whose attributes, and whose submodules', are compared.
+        """
         for fqn in self._below(below):
             before, now = self._attributes[fqn], _marks(self._modules[fqn])
             for name in before | now:
                 if before.get(name) != now.get(name):
-                    return f"sets {_joined(fqn, name)!r}"
+                    yield fqn, f"sets {_joined(fqn, name)!r}"
         for where, value, before_it in self._objects.values():
             if frozen(value) != before_it:
-                return f"changes what {where!r} holds"
-        return self.seeding()
+                yield where.rpartition(".")[0], f"changes what {where!r} holds"
 
     def forgive(self, below: str) -> None:
         """Take what `below` and its submodules hold, all objects, and the generators, as they are now."""

@@ -3,6 +3,9 @@
 A scope is a module whose forward is a graph of its own: the model, and its blocks. In the graph of the model
 a block is one call, so that the block's hooks (FSDP's among them), and regions around it, stay as they are.
 
+A part that does what no graph would repeat, as a custom autograd function or a counter, is opaque: one call
+of its module, which runs as it is.
+
 The forward runs as Python on a shadow without memory, below autograd, where composite operators are gone and
 autocast has written its casts down. In-place operators on a tensor that only its writer knows become their
 functional forms, and what needs only the shape of a tensor no longer takes the tensor.
@@ -11,9 +14,13 @@ functional forms, and what needs only the shape of a tensor no longer takes the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 import torch
@@ -31,6 +38,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
+from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
 from strategies.tracing.recorder import OF_CALLS, Frame
@@ -45,7 +53,16 @@ _FILLS = {
     _aten.new_ones.default: 1,
 }
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
+_EMPTIES = _EMPTY | {_aten.empty.memory_format, _aten.empty_strided.default}
 _FULL = frozenset({_aten.full_like.default, _aten.new_full.default})
+_NOT_THEIRS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+    sysconfig.get_path("stdlib"),
+    "<",
+)
+_REMEDY = "move the call out of the model, or use chunk=none"
+_SQUEEZES = frozenset({_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims})
 _NLL_LOSSES = frozenset({_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default})
 _MASKS = frozenset({torch.bool, torch.uint8})
 
@@ -59,9 +76,10 @@ class ScopeGraph:
         graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
             scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
             autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does;
-            `meta["standing"]` has the storages of its results that are no new ones, and `meta["returns"]` the
-            kind of its result; the rest are ATen operators. Each node has its fake result in `meta["val"]`;
-            `meta["written"]` says that one of them writes in place to memory that the result lies on.
+            `meta["standing"]` has the storages of its results that are no new ones, `meta["returns"]` the
+            kind of its result, and `meta["opaque"]` says that the module is no scope but opaque; the rest are
+            ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of
+            them writes in place to memory that the result lies on.
             `meta["has_gradients"]` of the output says that forward ran with gradients on.
         outputs: leaves of the return value; a tensor is its `OutputIndex`.
         structure: tree structure of these leaves.
@@ -78,12 +96,112 @@ class ScopeGraph:
     reads: tuple[tuple[str, str], ...]
 
 
+class OpaquePart(StrategyError):  # noqa: N818 (it tells of a part, and mostly is no error)
+    """A module does what no graph would repeat.
+
+    Args:
+        where: configuration path that the message names.
+        problem: what it does.
+        fqn: FQN of the module, which may run as it is; `""` for the model, which may not.
+        graphs: graphs of the scopes, where forward has come to its end.
+    """
+
+    def __init__(self, where: str, problem: str, fqn: str, graphs: Sequence[ScopeGraph] = ()) -> None:
+        super().__init__(where, problem)
+        self.fqn = fqn
+        self.graphs = graphs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """The forward of a model as graphs.
+
+    Fields:
+        graphs: graph of each call of a scope, inner ones first, the model itself last.
+        opaque: FQNs of the modules that run as they are, with the reason.
+    """
+
+    graphs: list[ScopeGraph]
+    opaque: Mapping[str, str]
+
+
+def record(
+    cast: Callable[[], tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]],
+    scopes: frozenset[str],
+    opaque: Mapping[str, str],
+    *,
+    where: str = "chunk",
+    forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
+) -> Recorded:
+    """Return the graphs of a forward, in which as little as possible is opaque.
+
+    Args:
+        cast: makes a shadow of the model, with fake tensors, and its inputs, positional and by keyword.
+        scopes: FQNs of inner scopes.
+        opaque: FQNs of modules that are known to be opaque, with the reason.
+        where: configuration path that messages name.
+        forward: makes of the shadow of the model what runs on the inputs; `None`: its forward.
+
+    Raises:
+        StrategyError: forward depends on data, an operator cannot run without it, or the model itself does
+            what a graph would not repeat; the message names it.
+    """
+    found = dict(opaque)
+    while True:
+        shadow, args, kwargs = cast()
+        found |= dict.fromkeys(_recurrent(shadow.model), "is a recurrent layer")
+        cut = frozenset(fqn for fqn in scopes if not is_within(fqn, found))
+        run = None if forward is None else forward(shadow.model)
+        known = frozenset(found)
+        once = partial(record_scopes, shadow, cut, args, kwargs, opaque=known, where=where, forward=run)
+        try:
+            return Recorded(graphs=_forgiven(once), opaque=found)
+        except OpaquePart as part:
+            fqn = part.fqn
+            while fqn in found:  # what does it stands around the part
+                fqn = fqn.rpartition(".")[0]
+            if not fqn:
+                raise
+            found[fqn] = part.problem
+
+
+def _forgiven(record_once: Callable[[], list[ScopeGraph]]) -> list[ScopeGraph]:
+    """Return the graphs; what a module does in its first call alone is forgiven if it changes no graph."""
+    try:
+        return record_once()
+    except OpaquePart as part:
+        if not part.graphs:
+            raise
+        try:
+            graphs = record_once()
+        except StrategyError:
+            raise part from None
+        if list(map(_text, graphs)) != list(map(_text, part.graphs)):
+            raise
+        return graphs
+
+
+def _recurrent(model: nn.Module) -> list[str]:
+    """Return the FQNs of the layers that are one kernel, or thousands of operators."""
+    return [fqn for fqn, module in model.named_modules() if fqn and isinstance(module, nn.RNNBase)]
+
+
+def is_within(fqn: str, others: Iterable[str]) -> bool:
+    """Whether a module is one of `others`, or lies below one of them; all by FQN."""
+    return any(fqn == other or fqn.startswith(f"{other}.") for other in others)
+
+
+def _text(scope: ScopeGraph) -> str:
+    return f"{scope.fqn} {scope.graph} {scope.outputs}"
+
+
 def record_scopes(
     shadow: Shadow,
     scopes: frozenset[str],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
+    opaque: frozenset[str] = frozenset(),
     where: str = "chunk",
     forward: Callable[..., Any] | None = None,
 ) -> list[ScopeGraph]:
@@ -93,27 +211,31 @@ def record_scopes(
         shadow: shadow of the model, with fake tensors.
         scopes: FQNs of inner scopes.
         args, kwargs: inputs of the model, tensors of the shadow.
+        opaque: FQNs of the modules whose calls are one node each.
         where: configuration path that messages name.
         forward: what runs on the inputs; `None`: forward of the shadow.
 
     Raises:
-        StrategyError: forward depends on data, an operator cannot run without it, or forward does what a
-            graph would not repeat; the message names it.
+        OpaquePart: a module does what a graph would not repeat; the message names it.
+        StrategyError: forward depends on data, or an operator cannot run without it.
     """
-    recorder = _OperatorRecorder(shadow, scopes, where)
+    recorder = _OperatorRecorder(shadow, scopes, opaque, where)
     try:
         with (
             shadow.listening(recorder),
             _without_autocast_cache(),
+            as_with_data(),
             recorder,
             recorder.frame("", args, kwargs),
         ):
             recorder.begin()
             recorder.finish_model((forward or shadow.model.forward)(*args, **kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise recorder.unplannable(error.func, "whose result or shape depends on data") from error
+        raise recorder.unplannable(error.func, "whose result or shape depends on data", error) from error
     except UnsupportedOperatorException as error:
-        raise recorder.unplannable(error.func, "which does not run without data") from error
+        raise recorder.unplannable(error.func, "which does not run without data", error) from error
+    except (RuntimeError, TypeError) as error:
+        raise recorder.unfollowable(error) from error
     recorder.mark_written()
     return recorder.graphs
 
@@ -132,11 +254,14 @@ class _ScopeFrame(Frame):
 
 
 class _OperatorRecorder(TorchDispatchMode):
-    def __init__(self, shadow: Shadow, scopes: frozenset[str], where: str) -> None:
+    def __init__(self, shadow: Shadow, scopes: frozenset[str], opaque: frozenset[str], where: str) -> None:
         super().__init__()
         self.graphs: list[ScopeGraph] = []
         self._shadow = shadow
         self._scopes = scopes
+        self._opaque = opaque
+        self._is_inside_opaque = False
+        self._of_opaque: dict[int, Tensor] = {}
         self._where = where
         self._frames: list[_ScopeFrame] = []
         self._modules: list[str] = []
@@ -159,10 +284,17 @@ class _OperatorRecorder(TorchDispatchMode):
             next((name for name in reversed(self._modules) if name), type(self._shadow.model).__name__)
         )
 
-    def unplannable(self, func: Any, reason: str) -> StrategyError:
-        """Return the refusal of an operator that the running module calls."""
-        remedy = "move the call out of the model, or use chunk=none"
-        return self._error(f"{self.place} calls {func}, {reason}; it cannot be planned; {remedy}")
+    def unplannable(self, func: Any, reason: str, error: Exception | None = None) -> StrategyError:
+        """Return the refusal of an operator that the running module calls; `error` says where."""
+        return self._error(
+            f"{self.place} calls {func}{_line_of(error)}, {reason}; it cannot be planned; {_REMEDY}"
+        )
+
+    def unfollowable(self, error: Exception) -> StrategyError:
+        """Return the refusal of a module that raises an error, which it may not do with data."""
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        where = f"{self.place} cannot be followed without data{_line_of(error)}"
+        return self._error(f"{where}, where it raises {said}; {_REMEDY}")
 
     def mark_written(self) -> None:
         """Mark the nodes on storages that are written in place: what chunks make would miss the write."""
@@ -187,12 +319,13 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def finish_model(self, result: Any) -> None:
         """Take what the forward of the model returns, unless it has done more than that."""
-        effect = self._effects.found("")
-        if effect is not None:
-            raise self._error(
-                f"{self.place} {effect}, which a planned forward would not repeat; return it instead"
-            )
         self.finish(result)
+        fqn, effect = next(self._effects.changes(""), ("", self._effects.found("")))
+        if effect is not None:
+            owner = repr(fqn) if fqn else self.place
+            problem = f"{owner} {effect}, which a planned forward would not repeat; return it instead"
+            self.mark_written()
+            raise OpaquePart(self._where, problem, fqn, self.graphs)
 
     def finish(self, result: Any) -> None:
         """Take what the forward of the innermost scope returns."""
@@ -222,10 +355,11 @@ class _OperatorRecorder(TorchDispatchMode):
     def read(self, module: nn.Module, name: str) -> None:
         """Take note that the forwards of the running scopes read `module.name`.
 
-        What an outer scope does follows from what an inner one returns, and so from what that reads.
+        What an outer scope does follows from what an inner one returns, and so from what that reads. What an
+        opaque module reads is its own: it runs as it is.
         """
         fqn = self._shadow.fqns[id(module)]
-        if fqn in self._scopes and name in OF_CALLS:
+        if self._is_inside_opaque or (fqn in self._scopes and name in OF_CALLS):
             return  # a scope is called as it is
         for frame in self._frames:
             prefix = f"{frame.fqn}." if frame.fqn else ""
@@ -235,27 +369,73 @@ class _OperatorRecorder(TorchDispatchMode):
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`; the call of a scope is one node of the scope around it."""
         fqn = self._shadow.fqns[id(module)]
+        if self._is_inside_opaque:
+            return body(*args, **kwargs)
+        self._refuse_functions((args, kwargs))
         self._modules.append(fqn)
-        if fqn not in self._scopes or fqn == self._frames[-1].fqn:
+        if isinstance(module, nn.TransformerEncoder) and _leaves_padding_out(module, *args, **kwargs):
+            raise self._error(
+                f"{self.place} leaves padding out in a path of nested tensors, which has no shapes to plan "
+                "with; make it with enable_nested_tensor=False"
+            )
+        if fqn in self._opaque:
+            result = self._call_opaque(fqn, body, args, kwargs)
+        elif fqn not in self._scopes or fqn == self._frames[-1].fqn:
             result = body(*args, **kwargs)
         else:
             result = self._call_scope(fqn, body, args, kwargs)
+        self._refuse_functions(result)
         self._modules.pop()
         return result
 
-    def _call_scope(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        outer = self._frames[-1]
-        below = fqn.removeprefix(f"{outer.fqn}.") if outer.fqn else fqn
+    def _refuse_functions(self, value: Any) -> None:
+        """Refuse what a custom autograd function of the running module has made."""
+        for tensor in tree_leaves(value):
+            if not isinstance(tensor, Tensor) or id(tensor) in self._of_opaque:
+                continue
+            if isinstance(tensor.grad_fn, BackwardCFunction):
+                name = type(tensor.grad_fn).__name__.removesuffix("Backward")
+                raise self._opaque_part(
+                    f"calls the custom autograd function {name!r}, whose backward would be lost: chunks are "
+                    "recomputed from the forward graph; rewrite it with torch operators, or use chunk=none"
+                )
+
+    def _opaque_part(self, problem: str) -> OpaquePart:
+        """Return the error of the running module, which may run as it is."""
+        return OpaquePart(self._where, f"{self.place} {problem}", self._modules[-1] if self._modules else "")
+
+    def _call_opaque(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         given = tree_map_only(Tensor, self._node, (args, kwargs))
-        with self.frame(fqn, args, kwargs):
-            result = body(*args, **kwargs)
-            self.finish(result)
-        node = outer.graph.call_module(below, *given)
+        self._is_inside_opaque = True
+        result = body(*args, **kwargs)
+        self._is_inside_opaque = False
+        self._effects.forgive(fqn)
+        if not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)) or not all(
+            isinstance(leaf, (fx.Node, *CONSTANTS)) for leaf in tree_leaves(given)
+        ):
+            raise self._opaque_part("takes or returns what is no tensor, and cannot run as it is")
+        node = self._call_node(fqn, given, result)
+        node.meta["opaque"] = True
+        self._of_opaque |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
+        return result
+
+    def _call_node(self, fqn: str, given: tuple[Any, Any], result: Any) -> fx.Node:
+        """Enter the call of a module with its result."""
+        outer = self._frames[-1]
+        node = outer.graph.call_module(fqn.removeprefix(f"{outer.fqn}.") if outer.fqn else fqn, *given)
         node.meta["autocast"] = autocast_dtypes()
         node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
         node.meta["returns"] = kind_of_result(result)
         self._own_results(result, node)
         node.meta["standing"] = self._standing.intersection(map(key_of, tensors_of(node)))
+        return node
+
+    def _call_scope(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        given = tree_map_only(Tensor, self._node, (args, kwargs))
+        with self.frame(fqn, args, kwargs):
+            result = body(*args, **kwargs)
+            self.finish(result)
+        self._call_node(fqn, given, result)
         return result
 
     def __torch_dispatch__(
@@ -264,19 +444,24 @@ class _OperatorRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
+        if self._is_inside_opaque:
+            self._written |= _written_by(func, args, kwargs)
+            return func(*args, **kwargs)
         self._refuse_call(func, args, kwargs)
         if func in _NLL_LOSSES and args[3] != 0:
             return self._by_rows(func, args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
             _on_new_memory(args[0], self._node(args[0]))
-        else:
+        elif not self._fills(func, args):
             self._written |= _written_by(func, args, kwargs)
         result = func(*args, **kwargs)
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, self._frames[-1])
         else:
             target, args, options = _without_shapes_of(func, args, kwargs, result)
+            if functional is not None:
+                args = (*args, *_defaults(func)[len(args) :])
             self._enter_operator(functional or target, args, dict(options), result)
         return result
 
@@ -284,8 +469,8 @@ class _OperatorRecorder(TorchDispatchMode):
         if _depends_on_data(func, args):
             raise self.unplannable(func, "whose result or shape depends on data")
         if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
-            problem = f"{self.place} calls {func} with a generator of its own, which no graph can hold"
-            raise self._error(f"{problem}; let it draw from torch's own")
+            problem = f"calls {func}{_line_of()} with a generator of its own, which no graph can hold"
+            raise self._opaque_part(f"{problem}; let it draw from torch's own")
 
     def _error(self, problem: str) -> StrategyError:
         return StrategyError(self._where, problem)
@@ -326,6 +511,13 @@ class _OperatorRecorder(TorchDispatchMode):
             frame.detached.append((node, result))
         frame.own(result, node)
 
+    def _fills(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether `func` draws what an empty tensor of its own layout holds, before anybody reads it."""
+        if func is not _aten.bernoulli_.float:
+            return False
+        node = self._frames[-1].nodes.get(id(args[0]))
+        return node is not None and node.target in _EMPTIES and not node.users
+
     def _functional(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Return the operator that gives what the in-place `func` writes, if nobody can tell them apart."""
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
@@ -336,6 +528,8 @@ class _OperatorRecorder(TorchDispatchMode):
         node = self._frames[-1].nodes.get(id(written))
         if overload is None or node is None or node.op != "call_function" or not _is_alone(written, node):
             return None
+        if overload is _aten.bernoulli.p and not written.is_contiguous():
+            return None  # it draws row by row, and in place in the order of memory
         return overload
 
     def _own_results(self, result: Any, node: fx.Node, *, is_detached: bool = False) -> None:
@@ -352,13 +546,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def _node(self, tensor: Tensor) -> fx.Node:
         frame = self._frames[-1]
-        if isinstance(tensor.grad_fn, BackwardCFunction):
-            name = type(tensor.grad_fn).__name__.removesuffix("Backward")
-            raise self._error(
-                f"{self.place} calls the custom autograd function {name!r}, whose backward would be lost: "
-                "chunks are recomputed from the forward graph; rewrite it with torch operators, or use "
-                "chunk=none"
-            )
+        self._refuse_functions(tensor)
         if id(tensor) not in frame.nodes:
             frame.own(tensor, frame.graph.get_attr(self._attribute(tensor, frame)))
         return frame.nodes[id(tensor)]
@@ -380,10 +568,40 @@ class _OperatorRecorder(TorchDispatchMode):
         return constant
 
 
+def _leaves_padding_out(
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> bool:
+    """Whether torch's encoder returns zeros for padding: without gradients and in evaluation."""
+    is_plain = mask is None and not is_causal and not encoder.training and not torch.is_grad_enabled()
+    return is_plain and encoder.use_nested_tensor and src_key_padding_mask is not None and src.dim() > 0
+
+
 def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a second run of the forward finds unchanged inputs and buffers: no operator writes to them."""
+    """Whether a second run of the forward finds what the first one found, and does nothing twice."""
+    return not writes_to_given(graph) and not any(map(is_opaque, graph.nodes))
+
+
+def writes_to_given(graph: fx.Graph) -> bool:
+    """Whether an operator writes to an input, a parameter or a buffer."""
     given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
-    return not any(node.meta["written"] for node in given)
+    return any(node.meta["written"] for node in given)
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether a node is the call of a module that runs as it is."""
+    return "opaque" in node.meta
+
+
+def _line_of(error: Exception | None = None) -> str:
+    """Return `" in FILE:LINE"`, where the user's code calls torch; `error` was raised there."""
+    walked = walk_stack(None) if error is None else reversed(list(walk_tb(error.__traceback__)))
+    places = ((frame.f_code.co_filename, line) for frame, line in walked)
+    found = next((place for place in places if not place[0].startswith(_NOT_THEIRS)), None)
+    return "" if found is None else f" in {Path(found[0]).name}:{found[1]}"
 
 
 @contextmanager
@@ -421,10 +639,20 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     }
 
 
+def _defaults(func: Any) -> list[Any]:
+    """Return the values that positional arguments of `func` have where they are left out."""
+    return [each.default_value for each in func._schema.arguments if not each.kwarg_only]  # noqa: SLF001
+
+
 def _without_shapes_of(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Return `func`, or a factory where it takes a tensor only for its shape."""
+    """Return `func`, or a factory where it takes a tensor only for its shape.
+
+    A view stands for a squeeze, which would take a dimension away where a chunk has one position.
+    """
+    if func in _SQUEEZES:
+        return _aten.view.default, (args[0], list(result.shape)), {}
     if func not in _FILLS and func not in _EMPTY and func not in _FULL:
         return func, args, kwargs
     options = {"dtype": result.dtype, "device": result.device}

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from strategies.regions.blocks import submodule, unwrapped
-from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, HOOKS, frozen, held_by, kind_of_tensor
+from strategies.tracing.module_state import BOOKKEEPING, CONSTANTS, HOOKS
 
 OF_CALLS = frozenset({*HOOKS, "forward"})
 """Attributes of a module that its calls read."""
@@ -96,8 +95,3 @@ def leaves_of(outputs: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
         results: output of the graph.
     """
     return [results[each.index] if isinstance(each, OutputIndex) else each for each in outputs]
-
-
-def value_read(module: nn.Module, fqn: str, name: str) -> object:
-    """Return what a forward of `module` reads under `name` of the submodule `fqn`, to be compared later."""
-    return frozen(held_by(unwrapped(submodule(module, fqn)), name), kind_of_tensor)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MethodType
 from typing import Any, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
+from strategies.tracing.fakes import Fakes
 from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, restored_generators
 
 PARTS = "_acbench_parts"
@@ -100,7 +102,7 @@ class Shadow:
         """Return this shadow with fake tensors that say they are on `device`."""
         # shapes that depend on data, as tokens of an expert, become symbols inside a module that is called
         environment = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
+        mode = Fakes(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
         with mode:
             return _cast(self.model, device, mode=mode)
 
@@ -248,6 +250,8 @@ class _Caster:
             return self._twins[id(unwrapped(value))][1] if id(unwrapped(value)) in self._twins else value
         if isinstance(value, MethodType) and id(value.__self__) in self._twins:
             return MethodType(value.__func__, self._twins[id(value.__self__)][1])
+        if isinstance(value, ReferenceType) and isinstance(value(), Tensor):
+            return ref(self._cast(value()))
         if not isinstance(value, Tensor) and type(value) not in _COPIED:
             return value
         if id(value) not in self._casts:

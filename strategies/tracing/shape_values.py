@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 QUESTIONS = frozenset(
@@ -34,7 +37,7 @@ class KnownValues(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._values: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._values: dict[int, tuple[ref[Tensor], int, Tensor]] = {}  # by `id`; nothing lives longer for it
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,27 +55,39 @@ class KnownValues(TorchFunctionMode):
 
     def _note(self, result: Tensor, value: Tensor | None) -> None:
         if value is not None:
-            self._values[id(result)] = result, result._version, value  # noqa: SLF001 (as autograd knows it)
+            gone = partial(self._forget, id(result))
+            self._values[id(result)] = ref(result, gone), result._version, value  # noqa: SLF001 (as autograd knows it)
+
+    def _forget(self, key: int, gone: ref[Tensor]) -> None:
+        if key in self._values and self._values[key][0] is gone:
+            del self._values[key]
+
+    def is_unknown(self, value: Any) -> bool:
+        """Whether `value` is a tensor without data whose values do not follow from shapes."""
+        return isinstance(value, FakeTensor) and self._value(value) is None
 
     def _are_known(self, tensors: list[Tensor]) -> bool:
         return all(self._value(tensor) is not None for tensor in tensors)
 
     def _value(self, tensor: Tensor) -> Tensor | None:
-        fake, version, value = self._values.get(id(tensor), (None, 0, None))
-        is_current = fake is tensor and tensor._version == version  # noqa: SLF001
-        return value if is_current else None
+        if id(tensor) not in self._values:
+            return None
+        fake, version, value = self._values[id(tensor)]
+        return value if fake() is tensor and tensor._version == version else None  # noqa: SLF001
 
     def _really(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with unset_fake_temporarily(), torch.no_grad():
+        with _disable_current_modes(), torch.no_grad():
             given, named = tree_map_only(Tensor, self._value, (args, kwargs))
             return func(*given, **named)
 
     def _drawn_from_nothing(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        with unset_fake_temporarily():
-            before = torch.get_rng_state()
+        with _disable_current_modes():
+            before = (
+                torch.default_generator.get_state()
+            )  # torch.get_rng_state is what meters of memory follow
             value = self._really(func, args, kwargs)
-            is_random = not torch.equal(torch.get_rng_state(), before)
-            torch.set_rng_state(before)
+            is_random = not torch.equal(torch.default_generator.get_state(), before)
+            torch.default_generator.set_state(before)
         return value if isinstance(value, Tensor) and not is_random else None
 
 
@@ -82,16 +97,25 @@ def _is_small_and_new(result: Any, operands: list[Tensor]) -> bool:
 
 
 @contextmanager
-def with_known_values() -> Iterator[None]:
+def with_known_values(*, is_traced: bool = False) -> Iterator[None]:
     """Let forwards that are followed take the branches that they take with data.
 
     `transformers` leaves out its questions, and the shortcuts that depend on the answers, where it sees a
     fake tensor.
+
+    Args:
+        is_traced: leave it so for tensors whose values nobody knows: what follows is right for any data.
     """
+    known = KnownValues()
     module = sys.modules.get(_MODULE)
     if module is None or not hasattr(module, "is_fake_tensor"):
-        with KnownValues():
+        with known:
             yield
         return
-    with mock.patch.object(module, "is_fake_tensor", return_value=False), KnownValues():
+    is_fake = known.is_unknown if is_traced else _never
+    with mock.patch.object(module, "is_fake_tensor", is_fake), known:
         yield
+
+
+def _never(_: Any) -> bool:
+    return False

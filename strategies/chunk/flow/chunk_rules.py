@@ -44,9 +44,7 @@ SUM = -1
 _RESHAPES = frozenset(
     {_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default}  # noqa: SLF001 (the operator's name)
 )
-SQUEEZES = frozenset({_aten.squeeze.dim, _aten.squeeze.dims, _aten.squeeze.default})
-"""Views that leave out dimensions of one position, of which a chunk may have more."""
-VIEWS = _RESHAPES | SQUEEZES | {_aten.unsqueeze.default}
+VIEWS = _RESHAPES | {_aten.unsqueeze.default}
 FACTORIES = frozenset(
     {_aten.full.default, _aten.empty.memory_format, _aten.zeros.default, _aten.ones.default}
 )
@@ -69,7 +67,9 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 @remembered
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, which it must do in its place and whole."""
+    """Whether a node draws random numbers, which it must do in its place and whole; modules may."""
+    if node.op == "call_module":
+        return True
     is_seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return is_seeded and bool(_given(node).get("dropout_p", True))  # attention has the tag for its dropout
 

@@ -14,7 +14,13 @@ from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
-from strategies.chunk.running.chunked_forward import Loss, chunked_forwards, install, refuse_unseen_calls
+from strategies.chunk.running.chunked_forward import (
+    Loss,
+    below,
+    chunked_forwards,
+    install,
+    refuse_unseen_calls,
+)
 from strategies.errors import StrategyError
 from strategies.estimate.operator_cost import Machine, machine_for
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
@@ -29,13 +35,18 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
         where: the configuration path of the budget.
         budget_bytes: the budget.
         minimum_feasible_bytes: smallest activation peak that a plan reaches.
+        opaque: FQNs of modules that nothing cuts, with the reason.
     """
 
-    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int) -> None:
+    def __init__(
+        self, where: str, budget_bytes: int, minimum_feasible_bytes: int, opaque: Mapping[str, str]
+    ) -> None:
+        whole = "".join(f"; {fqn!r} is not cut: {reason}" for fqn, reason in list(opaque.items())[:1])
+        more = f"; nor are {len(opaque) - 1} more" if len(opaque) > 1 else ""
         super().__init__(
             where,
             f"no plan keeps activations within {budget_bytes} bytes; "
-            f"the smallest reachable peak is {minimum_feasible_bytes} bytes",
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes{whole}{more}",
         )
         self.budget_bytes = budget_bytes
         self.minimum_feasible_bytes = minimum_feasible_bytes
@@ -55,6 +66,7 @@ class ChunkPlan:
         training: true where the pass has a backward.
         regions: loops in the order of scopes and of operators.
         recomputed: FQNs of scopes whose whole forward, loops included, runs again in backward.
+        opaque: FQNs of modules that run as they are, with the reason.
         schedulers: decide the schedule of each scope, by FQN.
         loss: loss that the planned model goes on to where its last input is `LossInputs`; `None`: it ends
             with its results.
@@ -68,6 +80,7 @@ class ChunkPlan:
     training: bool
     regions: tuple[PlannedRegion, ...]
     recomputed: tuple[str, ...] = ()
+    opaque: Mapping[str, str] = field(default_factory=dict)
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
     loss: Loss | None = field(default=None, repr=False)
 
@@ -79,6 +92,7 @@ class ChunkPlan:
         budget_bytes: int | None = None,
         *,
         fraction: float | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         training: bool = False,
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
@@ -90,16 +104,21 @@ class ChunkPlan:
             sample: positional inputs; meta tensors are enough.
             budget_bytes: bytes of activations, at least 1; `None` asks for the smallest peak.
             fraction: replaces `budget_bytes`: share of the unchunked peak, without the reserve.
+            kwargs: inputs by keyword.
             training: plan forward and backward, rather than forward alone.
             step: everything else in the training step.
             where: configuration path that messages name.
 
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
-            StrategyError: the budget is no positive number, the model is chunked already, or its forward
-                depends on data.
+            StrategyError: the sample is no tuple, the budget is no positive number, or given twice, the model
+                is chunked already, or its forward depends on data.
         """
-        planner = Planner.of(model, sample, training=training, step=step, where=where)
+        if fraction is not None:
+            if budget_bytes is not None:
+                raise StrategyError(where, "give one of budget_bytes and fraction, got both")
+            require_number("chunk.fraction", fraction, "above 0 and at most 1", 1)
+        planner = Planner.of(model, sample, kwargs=kwargs, training=training, step=step, where=where)
         if fraction is not None:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
@@ -137,8 +156,8 @@ class ChunkPlan:
             if "forward" in vars(scope):
                 problem = f"{fqn or 'the model'!r} has a forward set on the instance, which no plan replaces"
                 raise StrategyError("chunk", f"{problem}; set it after the plan is applied")
-            refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner)
-        install(plain, self.schedulers, loss=self.loss)
+            refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner, below(fqn, self.opaque))
+        install(plain, self.schedulers, self.opaque, loss=self.loss)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -153,6 +172,7 @@ class ChunkPlan:
             "predicted_slowdown": self.predicted_slowdown,
             "regions": regions,
             "recomputed": list(self.recomputed),
+            "opaque": dict(self.opaque),
             "with_loss": self.loss is not None,
         }
 
@@ -165,11 +185,13 @@ class Planner:
         unchunked_peak_bytes: activation peak of the model as it is.
         training: true where the pass has a backward.
         where: configuration path that messages name.
+        opaque: FQNs of modules that run as they are, with the reason.
     """
 
     unchunked_peak_bytes: int
     training: bool
     where: str
+    opaque: Mapping[str, str]
     _machine: Machine
     _schedules: ForwardSchedules | TrainingSchedules
     _loss: Loss | None = None
@@ -181,6 +203,7 @@ class Planner:
         model: nn.Module,
         sample: tuple[Any, ...],
         *,
+        kwargs: Mapping[str, Any] | None = None,
         training: bool = False,
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
@@ -190,9 +213,13 @@ class Planner:
         Raises:
             StrategyError: the model is chunked already, or its forward depends on data.
         """
+        if not isinstance(sample, tuple):
+            raise StrategyError(
+                where, f"the sample must be a tuple of positional inputs, got a {type(sample).__name__}"
+            )
         plain = unwrapped(model)
         _refuse_chunked(plain)
-        rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training)
+        rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training, kwargs=kwargs)
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
         unchunked_peak_bytes = rehearsal.peak_bytes({})
         around = rehearsal.around() if training else {}
@@ -209,6 +236,7 @@ class Planner:
             unchunked_peak_bytes=unchunked_peak_bytes,
             training=training,
             where=where,
+            opaque=rehearsal.opaque,
             _machine=machine,
             _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
             _loss=None if step is None else step.loss,
@@ -240,7 +268,7 @@ class Planner:
             has_loss, minimum = other.peak_bytes < chosen.peak_bytes, min(minimum, least)
             chosen = other if has_loss else chosen
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
-            raise InfeasibleBudget(self.where, budget_bytes, minimum)
+            raise InfeasibleBudget(self.where, budget_bytes, minimum, self.opaque)
         return ChunkPlan(
             budget_bytes=budget_bytes,
             predicted_peak_bytes=chosen.peak_bytes,
@@ -250,9 +278,20 @@ class Planner:
             training=self.training,
             regions=chosen.regions(),
             recomputed=chosen.recomputed(),
+            opaque=self.opaque,
             schedulers=chosen.schedulers(self._machine),
             loss=self._loss if has_loss else None,
         )
+
+
+def require_number(where: str, value: Any, allowed: str, most: float) -> None:
+    """Refuse a value that is no number, or not above 0 and at most `most`.
+
+    Raises:
+        StrategyError: naming `where`, and what is `allowed`.
+    """
+    if type(value) not in {int, float} or not 0 < value <= most:
+        raise StrategyError(where, f"must be {allowed}, got {value!r}")
 
 
 def _refuse_chunked(model: nn.Module) -> None:

@@ -73,7 +73,7 @@ class ForwardSchedules:
             goals=[*goals, goal],
             recomputes=[False] * len(schedules),
             peak_bytes=root.profile().peak_bytes,
-            slowdown=sum(schedule.seconds(machine) for schedule in schedules) / scopes.seconds,
+            slowdown=sum(schedule.seconds(machine) for schedule in schedules) / (scopes.seconds or 1.0),
         )
 
     def _fit(self, kind: ScopeKind, donated: frozenset[int], goal: int) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,9 @@ from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
+from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import Programs
-from strategies.tracing.operator_graph import ScopeGraph, record_scopes
+from strategies.tracing.operator_graph import ScopeGraph, record
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
 
@@ -40,9 +42,11 @@ class Rehearsal:
     Fields:
         model: plain model on the meta device.
         sample: positional inputs.
+        kwargs: inputs by keyword.
         device: device that the tensors pretend to be on.
         step: everything else in the training step.
         training: true where the pass has a backward.
+        opaque: FQNs of the modules that run as they are, with the reason, once forward is recorded.
         joins_loss: whether the model goes on to the loss of the step.
     """
 
@@ -51,11 +55,21 @@ class Rehearsal:
     device: torch.device
     step: PlannedStep
     training: bool
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
     joins_loss: bool = False
     _recorded: dict[type[nn.Module], Programs[ChunkProgram]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep, *, training: bool) -> Rehearsal:
+    def of(
+        cls,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        step: PlannedStep,
+        *,
+        training: bool,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Rehearsal:
         """Return the rehearsal of a plain `model`, with or without memory, on the device of the step."""
         shadow = Shadow.of(model).model
         if step.computes_in is not None:
@@ -64,9 +78,10 @@ class Rehearsal:
         return cls(
             model=shadow,
             sample=sample,
-            device=step.device or device_of(tree_flatten(sample)[0]),
+            device=step.device or device_of(tree_flatten((sample, kwargs))[0]),
             step=step,
             training=training,
+            kwargs=kwargs or {},
         )
 
     def recorded(self, where: str) -> list[ScopeGraph]:
@@ -75,12 +90,17 @@ class Rehearsal:
         Raises:
             StrategyError: forward cannot be recorded; it names `where`.
         """
-        shadow, inputs, targets = self.cast()
+
+        def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            shadow, inputs, named, targets = self.cast()
+            inputs, named = cast_inputs((inputs, named), self.step.computes_in)
+            return shadow, self._of_a_call(inputs, targets), named
+
+        forward = None if self.loss is None else partial(with_loss, loss=self.loss)
         with torch.set_grad_enabled(self.training), self.step.autocast():
-            inputs = cast_inputs(inputs, self.step.computes_in)
-            forward = None if self.loss is None else with_loss(shadow.model, self.loss)
-            inputs = self._of_a_call(inputs, targets)
-            return record_scopes(shadow, scopes_of(self.model), inputs, {}, where=where, forward=forward)
+            found = record(cast, scopes_of(self.model), self.opaque, where=where, forward=forward)
+        self.opaque.update(found.opaque)
+        return found.graphs
 
     @property
     def loss(self) -> Loss | None:
@@ -91,15 +111,15 @@ class Rehearsal:
         """Return what the model is called with."""
         return (*inputs, LossInputs(targets)) if self.joins_loss else inputs
 
-    def cast(self) -> tuple[Shadow, tuple[Any, ...], tuple[Any, ...]]:
+    def cast(self) -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]:
         """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
         shadow = Shadow.of(self.model).on(self.device)
-        inputs, targets = shadowed(shadow, (self.sample, self.step.loss_inputs), self.device)
-        return shadow, inputs, targets
+        given = self.sample, dict(self.kwargs), self.step.loss_inputs
+        return shadow, *shadowed(shadow, given, self.device)
 
     def around(self) -> dict[str, SavedFate]:
         """Return where AC leaves saved tensors of modules, by FQN, unless they stay on the device."""
-        shadow, inputs, _ = self.cast()
+        shadow, inputs, *_ = self.cast()
         if self.step.enclose is None:
             return {}
         self.step.enclose(shadow.model, inputs)
@@ -117,33 +137,33 @@ class Rehearsal:
 
     def peak_bytes(self, schedulers: Mapping[str, Scheduler]) -> int:
         """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
-        shadow, inputs, targets = self.cast()
+        shadow, inputs, named, targets = self.cast()
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
-        standing += [leaf for leaf in tree_flatten((inputs, targets))[0] if isinstance(leaf, Tensor)]
-        install(shadow.model, schedulers, self._recorded, loss=self.loss)
+        standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
+        install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
-        with torch.set_grad_enabled(self.training), shadow.mode, live:
+        with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
             live.add_standing(standing)
             if self.training:
-                self._train_once(call, inputs, targets)
+                self._train_once(partial(call, *self._of_a_call(inputs, targets), **named), targets)
                 gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
                 live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
                 return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
             with self.step.autocast():
-                call(*inputs)
+                call(*inputs, **named)
             return live.ledger.peak(is_activation).nbytes
 
-    def _train_once(self, call: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> None:
+    def _train_once(self, call: Callable[[], Any], targets: tuple[Any, ...]) -> None:
         """Run forward and backward of what is called for the model."""
         loss = self.step.loss
         with self.step.autocast():
-            outputs = call(*self._of_a_call(inputs, targets))
-            total = outputs if loss is None or self.joins_loss else loss(outputs, *targets)
+            outputs = call()
+            if loss is not None and not self.joins_loss:
+                outputs = loss(outputs, *targets)
         if loss is not None:
-            del outputs
-            total.backward()  # type: ignore[no-untyped-call]
+            outputs.backward()  # type: ignore[no-untyped-call]
             return
         results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         del outputs

@@ -15,7 +15,7 @@ from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.training_search import TrainingSearch
 from strategies.estimate.operator_cost import Machine
-from strategies.tracing.operator_graph import ScopeGraph
+from strategies.tracing.operator_graph import ScopeGraph, is_opaque
 
 ScopeKind: TypeAlias = tuple[Hashable, SavedFate]
 """Equal for scopes with the same schedules: signature of the graph, and where AC leaves saved tensors."""
@@ -85,7 +85,8 @@ class ModelScopes:
         first = dict(zip(reversed(self.kinds), reversed(graphs), strict=True))
         self.plain = {kind: Schedule.of_graph(first[kind].graph) for kind in dict.fromkeys(self.kinds)}
         self.root = graphs[-1].graph
-        self.calls = [node for node in self.root.nodes if node.op == "call_module"]
+        called = (node for node in self.root.nodes if node.op == "call_module")
+        self.calls = [node for node in called if not is_opaque(node)]
         self.seconds = sum(self.plain[kind].seconds(machine) for kind in self.kinds)
 
 

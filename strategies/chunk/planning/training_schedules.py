@@ -81,8 +81,8 @@ class TrainingSchedules:
                 goals=[chosen.peak_bytes] * len(options),
                 recomputes=[option.recomputes for option in options],
                 peak_bytes=0,
-                slowdown=chosen.seconds / whole.seconds,
-                peak_share=chosen.peak_bytes / whole.peak_bytes,
+                slowdown=chosen.seconds / whole.seconds if whole.seconds else 1.0,
+                peak_share=chosen.peak_bytes / max(whole.peak_bytes, 1),
             )
             peak = self._rehearse(planned.schedulers(self._scopes.machine))
             self._rehearsed[index] = replace(planned, peak_bytes=peak)

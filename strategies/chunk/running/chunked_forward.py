@@ -6,7 +6,8 @@ hooks and names stay. Such a region, and FSDP2, may be put around the module aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,7 +37,7 @@ from strategies.tracing.guard import (
     refuse_unseen,
     share_memory,
 )
-from strategies.tracing.operator_graph import ScopeGraph, may_run_again, record_scopes
+from strategies.tracing.operator_graph import ScopeGraph, is_within, may_run_again, record, writes_to_given
 from strategies.tracing.recorder import leaves_of
 from strategies.tracing.shadow import Shadow, device_of, mapped_once, shadowed
 
@@ -99,6 +100,7 @@ class ChunkedForward:
         scheduler: decides the schedule of the module's graphs.
         fqn: FQN of the module, for messages.
         scopes: FQNs, relative to the module, of inner modules with a chunked forward.
+        opaque: FQNs, relative to the module, of inner modules that run as they are, with the reason.
         alike: programs that scopes of one class and schedule share.
         recorded: programs of scopes of the same class under any scheduler.
         programs: programs of this scope.
@@ -109,6 +111,7 @@ class ChunkedForward:
     scheduler: Scheduler
     fqn: str
     scopes: frozenset[str]
+    opaque: Mapping[str, str] = field(default_factory=dict)
     alike: Programs[ChunkProgram] = field(default_factory=Programs)
     recorded: Programs[ChunkProgram] = field(default_factory=Programs)
     programs: Programs[ChunkProgram] = field(default_factory=Programs)
@@ -172,17 +175,21 @@ class ChunkedForward:
         kwargs: Mapping[str, Any],
         given: frozenset[int],
     ) -> ChunkProgram:
-        refuse_unseen_calls(module, self.fqn, self.scopes)
+        refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
+        _refuse_parametrized(module)
         device = device_of(list(call.tensors))
-        shadow = Shadow.of(module).on(device)
-        assert shadow.mode is not None
-        for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
-            vars(shadow.model.get_submodule(fqn)).pop("forward", None)
-        with shadow.mode:
-            inputs = mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
-        forward = None if self.loss is None else with_loss(shadow.model, self.loss)
-        graph = record_scopes(shadow, self.scopes, *inputs, forward=forward)[-1]
-        writes = not may_run_again(graph.graph)
+
+        def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            shadow = Shadow.of(module).on(device)
+            assert shadow.mode is not None
+            for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
+                vars(shadow.model.get_submodule(fqn)).pop("forward", None)
+            with shadow.mode:
+                return shadow, *mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
+
+        forward = None if self.loss is None else partial(with_loss, loss=self.loss)
+        graph = record(cast, self.scopes, self.opaque, forward=forward).graphs[-1]
+        writes = writes_to_given(graph.graph)
         if writes and share_memory(call.tensors):
             problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
             raise StrategyError("chunk", f"{problem}; give it tensors of their own")
@@ -191,6 +198,19 @@ class ChunkedForward:
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(self.scheduler.schedule(graph.graph, given))
+
+
+def _refuse_parametrized(module: nn.Module) -> None:
+    """Refuse parametrizations that were registered on top of a plan, of the module that it runs."""
+    for each in module.modules():
+        plain = plain_class(each)
+        given = getattr(each, "parametrizations", ()) if isinstance(each, Chunked) else ()
+        found = next((name for name in given if not hasattr(plain, name)), None)
+        if found is not None:
+            where = f"{found!r} of {plain.__name__!r}"
+            raise StrategyError(
+                "chunk", f"{where} is parametrized after the plan; parametrize first, then plan"
+            )
 
 
 @contextmanager
@@ -227,19 +247,20 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def refuse_unseen_calls(scope: nn.Module, fqn: str, inner: frozenset[str]) -> None:
+def refuse_unseen_calls(scope: nn.Module, fqn: str, inner: frozenset[str], opaque: Collection[str]) -> None:
     """Refuse modules inside a scope, or inside its inner ones, whose calls do what no program would.
 
     Args:
         scope: module with a program.
         fqn: its FQN, for messages.
         inner: FQNs, relative to `scope`, of inner scopes; programs call these.
+        opaque: FQNs, relative to `scope`, of modules that run as they are, hooks inside of them included.
 
     Raises:
         StrategyError: one of them has hooks, or a forward of its own.
     """
     for name, module in plain_named_modules(scope):
-        if name and name not in inner:
+        if name and name not in inner and not is_within(name, opaque):
             refuse_unseen("chunk", f"{fqn}.{name}".lstrip("."), module)
 
 
@@ -268,6 +289,7 @@ def with_loss(model: nn.Module, loss: Loss) -> Callable[..., Any]:
 def install(
     model: nn.Module,
     schedulers: Mapping[str, Scheduler],
+    opaque: Mapping[str, str],
     recorded: dict[type[nn.Module], Programs[ChunkProgram]] | None = None,
     *,
     loss: Loss | None = None,
@@ -277,6 +299,7 @@ def install(
     Args:
         model: a model without FSDP and without regions.
         schedulers: schedulers by FQN of the scope.
+        opaque: FQNs of modules that run as they are, with the reason.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
         loss: function of the model's results and of `LossInputs`; `None`: the model ends with its results.
     """
@@ -289,11 +312,18 @@ def install(
             scheduler=scheduler,
             fqn=fqn,
             scopes=frozenset() if fqn else inner,
+            opaque=below(fqn, opaque),
             alike=alike.setdefault((plain_class(module), scheduler.kind), Programs()),
             recorded=recorded.setdefault(plain_class(module), Programs()),
             loss=None if fqn else loss,
         )
         disguise(module, _RunsInChunks)
+
+
+def below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:
+    """Return what is named below a module, by FQN relative to it."""
+    prefix = f"{fqn}." if fqn else ""
+    return {name.removeprefix(prefix): each for name, each in named.items() if name.startswith(prefix)}
 
 
 def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
@@ -308,10 +338,16 @@ def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
 class _RunsInChunks(Chunked):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         forward: ChunkedForward = vars(self)[_ATTRIBUTE]
-        return forward(self, args, kwargs)  # type: ignore[arg-type]
+        return _not_compiled(forward)(self, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+
+
+def _not_compiled(forward: ChunkedForward) -> Callable[..., Any]:
+    """Return what torch.compile calls as it is: a program is a graph already, and its recording none."""
+    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
+    return forward if dynamo is None else dynamo.disable(forward)
 
 
 def _rebuild(original: Any) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, SQUEEZES, is_slice_along, slots
+from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, is_slice_along, slots
 from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
@@ -212,8 +212,6 @@ class _BodyWriter:
         """Return the operator that the body calls for a member."""
         if node in self._loop.overwrites:
             return self._loop.overwrites[node].target
-        if node.target in SQUEEZES:
-            return _aten.view.default
         return product if not self._is_writing and self._loop.adds_gradients(node) else node.target
 
     def _local(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -222,7 +220,7 @@ class _BodyWriter:
         axis = axes[0] if axes else None
         if axis is None:
             return args
-        if node.target in SHAPED | SQUEEZES:
+        if node.target in SHAPED:
             return (args[0], self._sized(value, axis), *args[2:])
         if node.target in FACTORIES:
             return (self._sized(value, axis), *args[1:])

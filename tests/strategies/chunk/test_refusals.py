@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -129,30 +130,37 @@ DEPENDS = (
     "move the call out of the model, or use chunk=none"
 )
 MODELS = {
-    "a number of the data": (_Reads, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
-    "a branch on the data": (_Branches, f"'layers.0' calls aten._local_scalar_dense.default, {DEPENDS}"),
-    "a shape of the data": (_Chooses, f"'layers.0' calls aten.index.Tensor, {DEPENDS}"),
-    "a size of the data": (_Finds, f"'layers.0' calls aten.nonzero.default, {DEPENDS}"),
+    "a number of the data": (_Reads, "calls aten._local_scalar_dense.default"),
+    "a branch on the data": (_Branches, "calls aten._local_scalar_dense.default"),
+    "a shape of the data": (_Chooses, "calls aten.index.Tensor"),
+    "a size of the data": (_Finds, "calls aten.nonzero.default"),
+}
+OPAQUE = {
     "a generator of its own": (
         _Draws,
         (
-            "'layers.0' calls aten.rand.generator with a generator of its own, which no graph can hold; "
-            "let it draw from torch's own"
+            "'layers.0' calls aten.rand.generator{line} with a generator of its own, which no graph can "
+            "hold; let it draw from torch's own"
         ),
     ),
-    # the first layer's needs no backward, because its input has no gradient
     "a function with a backward of its own": (
         _Custom,
         (
-            "'layers.1.down' calls the custom autograd function '_Cubes', whose backward would be lost: "
-            "chunks are recomputed from the forward graph; rewrite it with torch operators, or use chunk=none"
+            "'layers.0' calls the custom autograd function '_Cubes', whose backward would be lost: chunks "
+            "are recomputed from the forward graph; rewrite it with torch operators, or use chunk=none"
         ),
     ),
     "a tensor that is kept": (
         _Stores,
-        "'_Layers' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
+        "'layers.0' sets 'layers.0.seen', which a planned forward would not repeat; return it instead",
     ),
 }
+
+
+def _line(layer: type[_Layer]) -> str:
+    """Return the place of the one line of what stands before the linear layer."""
+    _, first = inspect.getsourcelines(layer.prepared)
+    return f" in test_refusals.py:{first + 1}"
 
 
 @pytest.mark.parametrize(("fields", "message"), VALUES.values(), ids=VALUES)
@@ -168,10 +176,60 @@ def test_values(fields: dict[str, Any], message: str) -> None:
     [(Budget(fraction=0.5), "chunk.fraction"), (chunk_variants["minimum"](), "chunk")],
     ids=["budget", "minimum"],
 )
-def test_models(layer: Callable[[], nn.Module], problem: str, strategy: Any, where: str) -> None:
+def test_models(layer: type[_Layer], problem: str, strategy: Any, where: str) -> None:
     with pytest.raises(StrategyError) as caught:
         strategy.apply(_Layers(layer), (torch.randn(2, 3, WIDTH),))
-    assert str(caught.value) == f"{where}: {problem}"
+    assert str(caught.value) == f"{where}: 'layers.0' {problem}{_line(layer)}, {DEPENDS}"
+
+
+@pytest.mark.parametrize(("layer", "problem"), OPAQUE.values(), ids=OPAQUE)
+def test_what_is_not_cut_is_named_where_no_plan_keeps_the_budget(layer: type[_Layer], problem: str) -> None:
+    model, inputs = _Layers(layer), (torch.randn(2, 3, WIDTH, requires_grad=True),)
+    with pytest.raises(InfeasibleBudget) as caught:
+        Budget(fraction=0.5).apply(model, inputs)
+    reason = problem.format(line=_line(layer))
+    assert str(caught.value).endswith(f"; 'layers.0' is not cut: {reason}; nor are 1 more")
+
+
+def test_a_model_that_has_no_kernel_without_data_is_named() -> None:
+    class Foreign(_Layer):
+        def prepared(self, x: Tensor) -> Tensor:
+            return torch.from_numpy(x.detach().numpy() * 2)
+
+    with pytest.raises(StrategyError) as caught:
+        ChunkPlan.make(_Layers(Foreign), (torch.randn(2, 3, WIDTH),))
+    assert str(caught.value).startswith(
+        f"chunk.budget: 'layers.0' cannot be followed without data{_line(Foreign)}, where it raises "
+        "RuntimeError: "
+    )
+    assert str(caught.value).endswith("; move the call out of the model, or use chunk=none")
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a tensor for a tuple": (
+        {"sample": torch.randn(2, 3, WIDTH)},
+        "chunk.budget: the sample must be a tuple of positional inputs, got a Tensor",
+    ),
+    "both budgets": (
+        {"budget_bytes": 1, "fraction": 0.5},
+        "chunk.budget: give one of budget_bytes and fraction, got both",
+    ),
+    "a word for a fraction": (
+        {"fraction": "half"},
+        "chunk.fraction: must be above 0 and at most 1, got 'half'",
+    ),
+    "no number": ({"fraction": float("nan")}, "chunk.fraction: must be above 0 and at most 1, got nan"),
+    "a fraction of nothing": ({"fraction": 0}, "chunk.fraction: must be above 0 and at most 1, got 0"),
+    "twice of all": ({"fraction": 2.0}, "chunk.fraction: must be above 0 and at most 1, got 2.0"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments(given: dict[str, Any], message: str) -> None:
+    model, inputs = built(MODEL)
+    with pytest.raises(StrategyError) as caught:
+        ChunkPlan.make(model, **{"sample": inputs, **given})
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("budget", [0, -5, 2.5, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from functools import cache
 from typing import Any
 
@@ -164,3 +165,53 @@ def test_inputs_are_never_overwritten() -> None:
         block = planned.get_submodule("layers.0")
         block(*inputs)
     assert all(torch.equal(one, other) for one, other in zip(kept, inputs, strict=True))
+
+
+class _Doubled(torch.nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+def test_a_parametrization_inside_a_block_counts() -> None:
+    model, inputs = built("attention")
+    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    with torch.no_grad():
+        planned(*inputs)
+        for each in (model, planned):
+            layer = each.get_submodule("layers.1.up")
+            torch.nn.utils.parametrize.register_parametrization(layer, "weight", _Doubled())
+        torch.testing.assert_close(planned(*inputs), model(*inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_parametrization_of_a_planned_module_itself_is_refused() -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    inputs = (torch.randn(64, WIDTH),)
+    planned = ChunkPlan.make(model, inputs).apply(model)
+    torch.nn.utils.parametrize.register_parametrization(planned, "weight", _Doubled())
+    with pytest.raises(StrategyError) as caught:
+        planned(*inputs)
+    assert str(caught.value) == (
+        "chunk: 'weight' of 'Linear' is parametrized after the plan; parametrize first, then plan"
+    )
+
+
+def test_a_planned_model_is_saved_and_loaded() -> None:
+    model, inputs = built("attention")
+    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    file = io.BytesIO()
+    with torch.no_grad():
+        planned(*inputs)
+        torch.save(planned, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert torch.equal(loaded(*inputs), planned(*inputs))
+    assert forward_peak_bytes(loaded, inputs) == forward_peak_bytes(planned, inputs)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own about itself
+def test_a_compiled_model_runs_its_plan_as_it_is() -> None:
+    model, inputs = built("attention")
+    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    compiled = torch.compile(planned, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs), planned(*inputs))

@@ -1,0 +1,74 @@
+"""Fake tensors, with the kernels that torch's own lack: those that say shape and layout of a result alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+_aten = torch.ops.aten
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})  # noqa: SLF001 (its name)
+_ALIGNED_BYTES = 16
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Fakes(FakeTensorMode):
+    """torch's mode, with what its kernels say otherwise than those with data.
+
+    * Grouped products of any dtype have a shape: torch's own take bfloat16 alone.
+    * Views have the strides that they have with data in dimensions of size 1 too: a convolution chooses its
+      layout, and so the order of dropout's numbers, by these.
+    * What a recurrent layer keeps for its backward has a size.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
+    ) -> Any:
+        if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:  # noqa: SLF001 (its name)
+            return self._grouped_product(*args[:2], *args[2:3] or [kwargs.get("offs")])
+        if func in _VIEWS and 1 in (*args[0].shape, *args[1]):
+            return self._view(func, types, *args)
+        result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _aten.mkldnn_rnn_layer.default and torch.is_grad_enabled():
+            *known, workspace = result
+            return *known, workspace.new_empty(_workspace_shape(args))
+        return result
+
+    def _view(self, func: Any, types: Sequence[Any], tensor: Tensor, shape: list[int]) -> Any:
+        result: Any = super().__torch_dispatch__(func, types, (tensor, shape))
+        if not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride())):
+            return result
+        with_data = torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(result.shape)
+        if with_data.stride() == result.stride():
+            return result
+        given = tensor, result.shape, with_data.stride(), tensor.storage_offset()
+        return super().__torch_dispatch__(_aten.as_strided.default, types, given)
+
+    def _grouped_product(self, left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
+        """Return an empty product of groups of rows, of columns, or of batches.
+
+        Rows begin aligned in builds for CUDA.
+        """
+        shape = [left.size(-2), right.size(-1)]
+        if left.dim() == right.dim():
+            assert ends is not None or left.dim() > 2  # noqa: PLR2004 (groups have ends, batches need none)
+            shape = [left.size(0) if ends is None else ends.size(0), *shape]
+        numbers = _ALIGNED_BYTES // left.element_size()
+        row = -(-shape[-1] // numbers) * numbers if torch.version.cuda else shape[-1]
+        strides = [shape[-2] * row, row, 1][-len(shape) :]
+        with self:
+            return torch.empty_strided(shape, strides, dtype=left.dtype, device=left.device)
+
+
+def _workspace_shape(args: Sequence[Any]) -> torch.Size:
+    """Return the shape of what a recurrent layer keeps for its backward, which its library says in a run."""
+    with _disable_current_modes():
+        given = tree_map_only(Tensor, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype), args)
+        *_, workspace = _aten.mkldnn_rnn_layer.default(*given)
+        return torch.Size(workspace.shape)

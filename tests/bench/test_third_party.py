@@ -1,0 +1,42 @@
+"""The table of other people's models: a budget, a prediction, a result or a crash that is wrong is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.third_party import ARCHITECTURES, Planned, planned
+
+ROW = Planned(
+    architecture="LlamaConfig",
+    outcome="planned",
+    fraction=0.5,
+    unchunked_bytes=1000,
+    predicted_share=0.5,
+    measured_share=0.497,
+    relative_difference=1e-6,
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_right"),
+    [
+        pytest.param(ROW, True, id="as claimed"),
+        pytest.param(replace(ROW, measured_share=0.501), False, id="more than the budget"),
+        pytest.param(replace(ROW, measured_share=0.4), False, id="far from what was predicted"),
+        pytest.param(replace(ROW, relative_difference=2e-3), False, id="another result"),
+        pytest.param(replace(ROW, relative_difference=float("nan")), False, id="no number"),
+        pytest.param(replace(ROW, outcome="crashed", measured_share=None), False, id="a crash"),
+        pytest.param(replace(ROW, outcome="refused", measured_share=None), True, id="a refusal"),
+    ],
+)
+def test_a_row_is_right_where_all_of_it_is(row: Planned, *, is_right: bool) -> None:
+    assert row.is_right is is_right
+
+
+def test_an_architecture_is_planned() -> None:
+    pytest.importorskip("transformers")
+    (row,) = planned(["DistilBertConfig"], fraction=0.6, training=False)
+    assert (row.outcome, row.is_right, row.sentence) == ("planned", True, "")
+    assert len(ARCHITECTURES) >= 20
