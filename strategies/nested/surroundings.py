@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.backends import cuda
+from torch.utils._python_dispatch import _disable_current_modes
 
 GeneratorStates: TypeAlias = dict[torch.device, Tensor]
 """States of torch's generators, by device."""
@@ -85,7 +86,8 @@ def set_generators(states: Mapping[torch.device, Tensor]) -> None:
 
 def are_equal(left: GeneratorStates, right: GeneratorStates) -> bool:
     """Say whether generators that both know are in one state."""
-    return all(torch.equal(state, right[device]) for device, state in left.items() if device in right)
+    with _disable_current_modes():  # states are values even where tensors have none
+        return all(torch.equal(state, right[device]) for device, state in left.items() if device in right)
 
 
 def _module(device: torch.device) -> Any:

@@ -33,7 +33,17 @@ PARTS = "_acbench_parts"
 """The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which
 are without memory, that returns a part without memory."""
 
-_REBUILT = frozenset({"_modules", "_parameters", "_buffers", "_acbench_region", "_acbench_chunks", LISTENER})
+_REBUILT = frozenset(
+    {
+        "_modules",
+        "_parameters",
+        "_buffers",
+        "_compiled_call_impl",
+        "_acbench_region",
+        "_acbench_chunks",
+        LISTENER,
+    }
+)
 _INPUTS = "_acbench_inputs"  # of a shadow of an FSDP unit: the dtype that it gives its inputs
 _COPIED = frozenset({list, tuple, set, dict, OrderedDict, defaultdict, deque})
 _HOOKS = frozenset(name for name in BOOKKEEPING if "hooks" in name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
@@ -136,7 +137,7 @@ class ChunkedForward:
         ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
-            with _as_outside_of_inference(), _disable_current_modes(), saved_tensors_hooks(_same, _same):
+            with _unobserved():
                 known = self.recorded.find(kind, lambda known: known.taken_over(module, call.tensors))
                 if known is None or known.graph.constants:  # they are of another shadow
                     program = self._program(module, call, args, kwargs, given)
@@ -211,6 +212,20 @@ def _refuse_parametrized(module: nn.Module) -> None:
             raise StrategyError(
                 "chunk", f"{where} is parametrized after the plan; parametrize first, then plan"
             )
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    """Leave the modes of meters and of recomputation, and the hooks of autograd."""
+    with (
+        ExitStack() as stack,
+        _as_outside_of_inference(),
+        _disable_current_modes(),
+        saved_tensors_hooks(_same, _same),
+    ):
+        for _ in _get_current_function_mode_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        yield
 
 
 @contextmanager
