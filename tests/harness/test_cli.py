@@ -158,16 +158,16 @@ region 1
 head
 
 # forward of the model
-def forward(self, tokens_bs):
+def forward(self, tokens_BS):
     def checkpoint_0(self, embedding):
-        layers_0 = self.layers_0(embedding)  # float32 (2, 8, 8)
+        layers_0 = self.layers[0](embedding)  # float32 (2, 8, 8)
         return layers_0
 
     def checkpoint_1(self, layers_0):
-        layers_1 = self.layers_1(layers_0)  # float32 (2, 8, 8)
+        layers_1 = self.layers[1](layers_0)  # float32 (2, 8, 8)
         return layers_1
 
-    embedding = self.embedding(tokens_bs)  # float32 (2, 8, 8)
+    embedding = self.embedding(tokens_BS)  # float32 (2, 8, 8)
     layers_0 = torch.utils.checkpoint.checkpoint(self.checkpoint_0, embedding, use_reentrant=False)  # float32 (2, 8, 8)
     layers_1 = torch.utils.checkpoint.checkpoint(self.checkpoint_1, layers_0, use_reentrant=False)  # float32 (2, 8, 8)
     head = self.head(layers_1)  # float32 (2, 8, 256)

@@ -41,11 +41,10 @@ class Planted(Sharding):
         if self.error == "two ranks have each other's shards":
             weight = model.get_parameter(f"{_ATTENTION}.wq.weight")
             weight.data = weight.data.roll(len(weight) // 2, 0)
-        # not by `super()`: slots=True makes a new class, so a bare one would look at the one it replaced
-        model = Sharding.realise(self, model, plan, mesh)
         if self.error == "a bias is dropped":
             model.get_submodule(_ROW).register_forward_hook(_without_bias)
-        return model
+        # not by `super()`: slots=True makes a new class, so a bare one would look at the one it replaced
+        return Sharding.realise(self, model, plan, mesh)
 
 
 def _without_bias(module: nn.Module, _args: Any, output: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,13 @@ _CLASSES: dict[str, type[Any]] = {
 
 
 def save(plan: ShardPlan, path: Path) -> None:
-    """Write `plan` to `path`, over what is there."""
-    path.write_text(json.dumps({"format": _FORMAT, "plan": _encoded(plan)}), encoding="utf-8")
+    """Write `plan` to `path`, over what is there.
+
+    What the planned forward asked of Python is left out: it names objects of this process. A plan that is
+    read again does not notice what changes of the model between its calls.
+    """
+    held = _encoded(replace(plan, python=None))
+    path.write_text(json.dumps({"format": _FORMAT, "plan": held}), encoding="utf-8")
 
 
 def load(path: Path) -> ShardPlan:

@@ -256,7 +256,7 @@ _BY_NAME = (
     rows(
         {
             "chunk=minimum": f"chunk: {_BY_NAME} chunk=none",
-            "shard=megatron mesh=tp2 model.tp_column=[layers.*.up]": f"shard: {_BY_NAME} shard=none",
+            "shard=megatron mesh=tp2 model.tp_column=[layers.*.up] model.tp_row=[layers.*.down]": f"shard: {_BY_NAME} shard=none",
         }
     ),
 )

@@ -102,7 +102,7 @@ RECORD_KEYS = {
     "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {
         "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", "first_module",
-        "unreached", *PARTS,
+        "unreached", "absent", *PARTS,
     },
     "parity.weightless": {"not_finite_from", "not_finite", "zero_from", "zero_blocks_from"},
     "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},

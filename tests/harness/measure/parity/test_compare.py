@@ -513,7 +513,7 @@ class TestSummary:
         }
         assert list(plain) == [
             *("level", "steps", "first", *PARTS, "losses", "absent", "weightless"),
-            *("control", "compared", "chain"),
+            *("control", "compared", "chain", "first_module", "unreached"),
         ]
 
 
