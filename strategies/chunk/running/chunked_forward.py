@@ -130,7 +130,9 @@ class ChunkedForward:
         refuse_global_hooks("chunk")
         if has_another_class(module):
             problem = f"{self.fqn or 'the model'!r} has another class than when its plan was applied"
-            raise StrategyError("chunk", f"{problem}; change it before")
+            raise StrategyError(
+                "chunk", f"{problem}, as parametrizations give it; change it before, then plan"
+            )
         kind = (call.kind, given)
         program = self.programs.find(
             kind, lambda known: known if known.guard.fits(module, call.tensors) else None

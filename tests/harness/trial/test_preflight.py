@@ -234,7 +234,6 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
     ("factory", "planned", "said"),
     [
         ("raises_when_called", "data=synthetic chunk=minimum", "ValueError: the width is odd"),
-        ("mismatches_when_called", "data=synthetic chunk=minimum", "RuntimeError: "),
         ("loss_raises", "chunk=minimum", "ValueError: the width is odd"),
         ("loss_reads_a_value", "chunk=minimum", "GuardOnDataDependentSymNode: "),
     ],
@@ -243,6 +242,15 @@ def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planne
     message = refusal_of(f"model=python model.factory={USER}:{factory} {planned}")
     assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
     assert "(user_models.py, line " in message
+
+
+def test_an_operator_of_the_model_that_does_not_run_is_refused_with_its_line() -> None:
+    message = refusal_of(
+        f"model=python model.factory={USER}:mismatches_when_called data=synthetic chunk=minimum"
+    )
+    assert message.startswith("chunk: 'layers.0' cannot be followed without data in user_models.py:")
+    assert "where it raises RuntimeError: " in message
+    assert message.endswith("move the call out of the model, or use chunk=none")
 
 
 _BY_NAME = (

@@ -191,7 +191,40 @@ def test_a_parametrization_of_a_planned_module_itself_is_refused() -> None:
     with pytest.raises(StrategyError) as caught:
         planned(*inputs)
     assert str(caught.value) == (
-        "chunk: 'weight' of 'Linear' is parametrized after the plan; parametrize first, then plan"
+        "chunk: 'the model' has another class than when its plan was applied, as parametrizations give it; "
+        "change it before, then plan"
+    )
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out((x @ self.weight).relu())
+
+
+class _Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([_Scaled(), _Scaled()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_parametrization_of_a_planned_block_is_refused() -> None:
+    model, inputs = _Blocks(), (torch.randn(64, WIDTH),)
+    planned = ChunkPlan.make(model, inputs).apply(model)
+    torch.nn.utils.parametrize.register_parametrization(model.layers[0], "weight", _Doubled())
+    with pytest.raises(StrategyError) as caught:
+        planned(*inputs)
+    assert str(caught.value) == (
+        "chunk: 'weight' of '_Scaled' is parametrized after the plan; parametrize first, then plan"
     )
 
 
