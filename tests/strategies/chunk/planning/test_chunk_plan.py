@@ -203,7 +203,8 @@ class _Scaled(torch.nn.Module):
         self.out = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.out((x @ self.weight).relu())
+        scaled: torch.Tensor = self.out((x @ self.weight).relu())
+        return x + scaled
 
 
 class _Blocks(torch.nn.Module):
