@@ -124,9 +124,9 @@ def rank(plan: Any, context: Any) -> dict[str, Any]:
         is_timing = name == "timing"
         type(context).phase(context, name)
 
-    def step(*args: Any) -> None:
+    def step(*args: Any, **kwargs: Any) -> None:
         with watch.inside(_STEPS[3] if is_timing else _STEPS[0]):
-            run_step(*args)
+            run_step(*args, **kwargs)
 
     run_step = trial._step  # noqa: SLF001 (one of the parts)
     parts = [
@@ -165,13 +165,13 @@ def _options() -> argparse.Namespace:
 
 def _best(words: tuple[str, ...], protocol: str, repeats: int) -> Parts:
     return min(
-        (_trial([*words, *_COMMON, f"protocol={protocol}"]) for _ in range(repeats)),
+        (trial([*words, *_COMMON, f"protocol={protocol}"]) for _ in range(repeats)),
         key=lambda parts: sum(part["wall_s"] for part in parts.values()),
     )
 
 
-def _trial(words: list[str]) -> Parts:
-    """Run one command and return its parts, in the order of time."""
+def trial(words: list[str]) -> Parts:
+    """Run one command and return its parts, in the order of time; a trial that fails is an error."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "driver.json")
         words = [*words, f"outputs_dir={folder}", "name=cost"]
@@ -183,9 +183,9 @@ def _trial(words: list[str]) -> Parts:
             f"--started-s={started_s}",
             f"--words={json.dumps(words)}",
         ]
-        subprocess.run(
-            [*program, f"--out={out}"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        command = subprocess.run([*program, f"--out={out}"], capture_output=True, text=True, check=False)
+        if command.returncode != 0:
+            raise RuntimeError(f"acbench {' '.join(words)}: {command.stdout}{command.stderr}")
         ended_s = time.monotonic()
         driver = json.loads(out.read_text("utf-8"))
         (rank_file,) = Path(folder, "cost").glob(f"*/{_RANK}")

@@ -331,11 +331,12 @@ def _measured_late(
     wrapped = Metered(model, torch.optim.SGD(model.parameters(), lr=0.1))
     wrapped.blocks = trainee.blocks
     warmed(warmed(wrapped, tokens()), tokens())
+    _measured(wrapped)  # torch 2.11 makes something once, in the first update of DTensors under a mode
     first = _measured(wrapped)
     with _late_backend(cores[rank % len(cores)]):
-        late = [_measured(wrapped) for _ in range(3)]
+        late = [_measured(wrapped) for _ in range(2)]
     counter.uninstall()
-    return [first] * 3, late
+    return [first] * 2, late
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs threads of idle priority")
