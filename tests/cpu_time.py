@@ -1,7 +1,8 @@
 """What each test costs in CPU seconds of this process and its descendants, and what `slow` therefore means.
 
 CPU time, not wall time: a machine that is busy with something else changes it less, by up to a factor of two
-where two threads share a core.
+where two threads share a core. What fails a run is therefore held against what a fixed piece of work takes on
+the same machine right after the test.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import pytest
 
 SLOW_S = 10.0
 """What a test may take that is not marked `slow`; one that takes less than a quarter of it needs no mark."""
-FAILS_S = 2 * SLOW_S
-"""What such a test must not take on a busy machine either: beyond it the run fails."""
+FAILS_S = 3 * SLOW_S
+"""What such a test must not take, times `slowness`: beyond it the run fails."""
+FIXED_WORK_S = 0.1
+"""What the fixed piece of work takes where the limits were set."""
 COST = "cost"
-"""Property of a report: CPU seconds, and whether the test is marked `slow`."""
+"""Property of a report: CPU seconds, whether the test is marked `slow`, and the machine's slowness, which is
+measured only after a test that may fail the run."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,6 +41,7 @@ class CpuTime:
         self._costs = costs
         self._spent: Counter[str] = Counter()
         self._called: dict[str, float] = {}
+        self._slowness: dict[str, float] = {}
         self._slow: set[str] = set()
         self._before_s = 0.0
 
@@ -50,17 +55,20 @@ class CpuTime:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now_s = cpu_s()
+        spent_s = now_s - self._before_s
         is_slow = item.get_closest_marker("slow") is not None
-        report.user_properties = [(COST, (now_s - self._before_s, is_slow))]
-        self._before_s = now_s
+        report.user_properties = [(COST, (spent_s, is_slow, slowness() if spent_s > FAILS_S else 1.0))]
+        self._before_s = cpu_s()
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties: dict[str, Any] = dict(report.user_properties)
-        spent_s, is_slow = properties.get(COST, (0.0, False))  # a worker that died has measured nothing
+        # a worker that died has measured nothing
+        spent_s, is_slow, times_slower = properties.get(COST, (0.0, False, 1.0))
         self._spent[report.nodeid] += spent_s
         if report.when == "call":
             self._called[report.nodeid] = spent_s
+            self._slowness[report.nodeid] = times_slower
             if is_slow:
                 self._slow.add(report.nodeid)
 
@@ -69,22 +77,32 @@ class CpuTime:
             return
         if self._costs is not None:
             self._costs.write_text(json.dumps(self._spent))
-        if self.too_dear(FAILS_S) and session.exitstatus == pytest.ExitCode.OK:
+        if self.failing() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{sum(self._spent.values()):.0f} CPU seconds in tests")
         for line in self.too_dear():
             terminalreporter.write_line(line, red=True)
+        for line in self.failing():
+            terminalreporter.write_line(line, red=True)
         for line in self.too_cheap():
             terminalreporter.write_line(line)
 
-    def too_dear(self, limit_s: float = SLOW_S) -> list[str]:
-        """Return what takes longer than a limit and is not marked `slow`, as sentences."""
+    def too_dear(self) -> list[str]:
+        """Return what takes longer than `SLOW_S` and is not marked `slow`, as sentences."""
         return [
             f"{test}: took {spent_s:.1f} CPU seconds; mark it slow or make it cheaper"
             for test, spent_s in sorted(self._called.items())
-            if spent_s > limit_s and test not in self._slow
+            if spent_s > SLOW_S and test not in self._slow
+        ]
+
+    def failing(self) -> list[str]:
+        """Return what takes longer than `FAILS_S` times the slowness of the machine too, as sentences."""
+        return [
+            f"{test}: fails the run; its limit here is {FAILS_S * self._slowness[test]:.0f} CPU seconds"
+            for test, spent_s in sorted(self._called.items())
+            if spent_s > FAILS_S * self._slowness[test] and test not in self._slow
         ]
 
     def too_cheap(self) -> list[str]:
@@ -100,6 +118,13 @@ def cpu_s() -> float:
     """Return the CPU seconds of this process, of descendants that it waited for, and of those that live."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + waited.ru_utime + waited.ru_stime + sum(map(_tree_s, _children(os.getpid())))
+
+
+def slowness() -> float:
+    """Return how many times longer than `FIXED_WORK_S` a fixed piece of work takes now; at least 1."""
+    before_s = time.process_time()
+    sum(number * number for number in range(2_000_000))
+    return max(1.0, (time.process_time() - before_s) / FIXED_WORK_S)
 
 
 def _tree_s(process: int) -> float:

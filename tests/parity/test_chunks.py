@@ -42,7 +42,7 @@ ROWS = [
     *ONCE_WRONG,
     ("mlp", "budget", "single", "none", 0.1, "fp32"),
     *(("mlp", "minimum", "single", variant, 0.1, "fp32") for variant in ac_variants if variant != "none"),
-    ("mlp", "minimum", "shard2", "nested", 0.0, "fp32"),
+    ("mlp", "budget", "shard2", "nested", 0.0, "fp32"),
     ("mlp", "minimum", "shard2", "offload", 0.1, "fp32"),
     ("mlp", "minimum", "ddp2", "full", 0.1, "fp32"),
     ("gpt", "budget", "shard2", "none", 0.0, "fp32"),

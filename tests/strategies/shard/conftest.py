@@ -9,7 +9,8 @@ import pytest
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _nothing_is_frozen() -> Iterator[None]:
+def frozen_heap() -> Iterator[None]:
+    """Let nothing be frozen."""
     gc.unfreeze()
     yield
     gc.collect()
