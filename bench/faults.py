@@ -44,8 +44,8 @@ _FREED_S = 180.0
 _HUNG_S = 60.0  # a driver ends in two seconds after its last record, on a busy machine in twenty
 _POLL_S = 0.05
 _SAID_CHARS = 2000  # of a driver that has left no record
+_TWO_NODES = f"hydra.searchpath=[file://{ROOT}/bench/conf]"  # of mesh=two_nodes
 _OVERRIDES = (
-    f"hydra.searchpath=[file://{ROOT}/bench/conf]",  # mesh=two_nodes
     "model=python", "ac=full", "mesh.device=cpu", "tracker=none",
     "data=synthetic", "batch_size=4", "sequence_length=8",
     "protocol=smoke", "protocol.timed_pairs=0", "protocol.parity_steps=1",
@@ -100,7 +100,7 @@ class _Sweep:
         factories = sorted({f"bench.fault_models:{case.factory}" for case in self.cases})
         return [
             sys.executable, "-m", "harness", "-m",
-            *_OVERRIDES, *LAUNCHERS[self.launcher], *group.options,
+            _TWO_NODES, *_OVERRIDES, *LAUNCHERS[self.launcher], *group.options,
             f"outputs_dir='{self.folder}'", "name=sweep",
             f"hydra/launcher={self.launcher.partition(' ')[0]}",
             f"protocol.deadline_s={group.deadline_s:g}",
