@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ MODELS = {
     "gpt 768 x 1,024": ("model=gpt_small", "model.vocab_size=256", "sequence_length=1024", "batch_size=1"),
     "hf gpt2 96 x 512": ("model=hf", "model.width=96", "sequence_length=512", "batch_size=1"),
     "llama": ("model=llama_nano", "sequence_length=1024", "batch_size=1"),
+    "llama x 4": ("model=llama_nano", "sequence_length=1024", "batch_size=4"),
     "vit": ("model=vit_nano", "batch_size=4"),
     "vit large": ("model=vit_large", "batch_size=1"),
     "evoformer block": (*_EVOFORMER, "model.n_layers=1"),
@@ -161,7 +163,15 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def _table(rows: list[BudgetResult]) -> Table:
-    return table_of(
+    errors = estimate_errors(rows)
+    caption = "no time was taken"
+    if errors:
+        worst = max(errors, key=lambda row: abs(errors[row]))
+        caption = (
+            f"estimated time / measured - 1: median of sizes {median(map(abs, errors.values())):.1%}, "
+            f"worst {errors[worst]:+.1%} ({worst[0]} at {worst[1]:.0%})"
+        )
+    table = table_of(
         rows,
         {
             "model": "model",
@@ -171,12 +181,24 @@ def _table(rows: list[BudgetResult]) -> Table:
             "measured": "measured_bytes:,",
             "smallest": "minimum_bytes:,",
             "time / as it is": "slowdown:.2f",
+            "estimated": "estimated_slowdown:.2f",
             "difference": "relative_difference:.1e",
             "from float64": "error:.1e",
             "as it is, from float64": "plain_error:.1e",
             "planned in, s": "planning_s:.1f",
         },
     )
+    table.caption = caption
+    return table
+
+
+def estimate_errors(rows: Sequence[BudgetResult]) -> dict[tuple[str, float], float]:
+    """Return estimated / measured slowdown - 1 of each model and budget whose time was taken."""
+    return {
+        (row.model, row.fraction): row.estimated_slowdown / row.slowdown - 1
+        for row in rows
+        if row.slowdown is not None and row.estimated_slowdown is not None
+    }
 
 
 if __name__ == "__main__":
