@@ -43,6 +43,20 @@ def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:
     assert training_peak_bytes(planned, inputs) <= 0.3 * unchunked
 
 
+@pytest.mark.parametrize("times", [0.25, 0.5, 2])
+def test_a_shorter_input_stays_below_the_planned_bytes_and_a_longer_one_below_their_share(
+    times: float,
+) -> None:
+    model, inputs = built("fused attention")
+    plan = ChunkPlan.make(model, inputs, fraction=0.3, training=True)
+    others = tuple(torch.randn(each.shape[0], int(times * each.shape[1]), *each.shape[2:]) for each in inputs)
+    unchunked = training_peak_bytes(model, others)
+    planned = plan.apply(model)
+    training_peak_bytes(planned, others)
+    allowed = max(plan.budget_bytes, 0.3 * unchunked)
+    assert training_peak_bytes(planned, others) <= allowed
+
+
 def test_the_plan_and_the_chunks_are_observed() -> None:
     model, inputs = built("fused attention")
     strategy = Budget(fraction=0.3)
