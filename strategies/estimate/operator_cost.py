@@ -101,13 +101,17 @@ def remembered(
 ) -> Callable[[fx.Node, *_Arguments], _Result]:
     """Return a function of a node and hashable arguments that keeps its results in the node's `meta`."""
 
+    name = function.__name__
+
     @functools.wraps(function)
     def recalled(node: fx.Node, *args: *_Arguments) -> _Result:
         known: dict[Any, _Result] = node.meta
-        key = (function.__name__, *args)
-        if key not in known:
-            known[key] = function(node, *args)
-        return known[key]
+        key = name, args
+        try:
+            return known[key]
+        except KeyError:
+            found = known[key] = function(node, *args)
+            return found
 
     return recalled
 

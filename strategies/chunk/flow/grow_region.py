@@ -28,7 +28,7 @@ class _Decided:
     """What has been decided.
 
     Fields:
-        axes, needs: axes of the outputs and of the inputs of members.
+        axes, needs: axes of the outputs and of the inputs of members, in the order of the decisions.
         firm: bit mask of the members that must not also run in front of the loop.
         before: bit mask of the nodes that must run in front of the loop.
     """
@@ -38,11 +38,15 @@ class _Decided:
     firm: int = 0
     before: int = 0
 
-    def copy(self) -> _Decided:
-        return _Decided(dict(self.axes), dict(self.needs), self.firm, self.before)
+    def mark(self) -> tuple[int, int, int]:
+        """Return what `undo_to` needs to forget all decisions from now on."""
+        return len(self.axes), self.firm, self.before
 
-    def restore(self, other: _Decided) -> None:
-        self.axes, self.needs, self.firm, self.before = other.axes, other.needs, other.firm, other.before
+    def undo_to(self, mark: tuple[int, int, int]) -> None:
+        count, self.firm, self.before = mark
+        while len(self.axes) > count:
+            self.axes.popitem()
+            self.needs.popitem()
 
 
 class RegionGrower:
@@ -82,7 +86,8 @@ class RegionGrower:
             if conflicts >> self._inside[seed.node] & 1:
                 return None
             if not conflicts:
-                return self._finished(self._extended(state), seed)
+                self._extend(state)
+                return self._finished(state, seed)
             self._outside.update(node for node in state.axes if conflicts >> self._inside[node] & 1)
         return None
 
@@ -122,11 +127,11 @@ class RegionGrower:
         found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
         if found is not None:
             ins, outs = found
-            earlier = state.copy()
+            earlier = state.mark()
             self._enter(node, outs, ins, state)
             if all(self._take(source, need, state) for source, need in zip(slots(node), ins, strict=True)):
                 return True
-            state.restore(earlier)  # its inputs are cut in another way: a chunk of its whole value will do
+            state.undo_to(earlier)  # its inputs are cut in another way: a chunk of its whole value will do
         state.before |= self._ancestors.get(node, 0)
         return True
 
@@ -136,43 +141,39 @@ class RegionGrower:
         state.before |= self._ancestors.get(source, 0)
         return True
 
-    def _extended(self, state: _Decided) -> _Decided:
+    def _extend(self, state: _Decided) -> None:
         """Add the users of chunks that can work on chunks."""
+        users = [node for node in self._window if node.op == "call_function" and node not in self._outside]
         is_growing = True
         while is_growing:
             is_growing = False
-            for node in self._window:
-                if node in state.axes or node in self._outside or node.op != "call_function":
-                    continue
-                joined = self._joined(node, state)
-                if joined is not None:
-                    state, is_growing = joined, True
-        return state
+            for node in users:
+                if node not in state.axes and self._joins(node, state):
+                    is_growing = True
 
-    def _joined(self, node: fx.Node, state: _Decided) -> _Decided | None:
-        """Return what is decided with `node` as a member, `None` where it cannot be one."""
+    def _joins(self, node: fx.Node, state: _Decided) -> bool:
+        """Make `node` a member where it can be one."""
         if node.target is operator.getitem:
-            return self._with_part(node, state)
+            return self._joins_as_part(node, state)
         for slot, source in enumerate(slots(node)):
             given = state.axes.get(source)
             if not given or given[0] is None or state.before >> self._inside[source] & 1:
                 continue
             for axis in output_for(node, slot, given[0]):
-                trial = state.copy()
-                is_member = self._demand_output(node, 0, axis, trial) and node in trial.axes
-                if is_member and not trial.firm & trial.before:
-                    return trial
-        return None
+                earlier = state.mark()
+                is_member = self._demand_output(node, 0, axis, state) and node in state.axes
+                if is_member and not state.firm & state.before:
+                    return True
+                state.undo_to(earlier)
+        return False
 
-    def _with_part(self, node: fx.Node, state: _Decided) -> _Decided | None:
+    def _joins_as_part(self, node: fx.Node, state: _Decided) -> bool:
         maker, index = node.args
         outs = state.axes.get(maker, ())  # type: ignore[arg-type]
         axis = outs[index] if isinstance(index, int) and index < len(outs) else None
-        if axis is None:
-            return None
-        trial = state.copy()
-        self._enter(node, (axis,), (axis,), trial)
-        return trial
+        if axis is not None:
+            self._enter(node, (axis,), (axis,), state)
+        return axis is not None
 
     def _finished(self, state: _Decided, seed: RegionSeed) -> ChunkRegion | None:
         members = [node for node in self._window if node in state.axes]

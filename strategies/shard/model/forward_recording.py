@@ -133,11 +133,11 @@ class Forward:
 
     def on_parts(self, parts: Parts) -> Followed:
         """Return what the forward does where some modules give parts."""
-        with _collecting_what_is_new():
+        with _staying_young():
             followed, tensors = self._on_parts(parts)
             for step in followed.steps:
                 step.node.meta.clear()  # the last that holds its result
-            gc.collect()
+            gc.collect(0)
         return replace(followed, kept=tuple(number for number, tensor in tensors if tensor() is not None))
 
     def _on_parts(self, parts: Parts) -> tuple[Followed, list[tuple[int, weakref.ref[Tensor]]]]:
@@ -165,16 +165,15 @@ class Forward:
 
 
 @contextmanager
-def _collecting_what_is_new() -> Iterator[None]:
-    """Let collections look at what is made within alone; who has frozen the heap has done so already."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
+def _staying_young() -> Iterator[None]:
+    """Keep what is made within in the youngest generation, which can be collected without the whole heap."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def seen_by_hooks(tensor: Tensor) -> Tensor:
