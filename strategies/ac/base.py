@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
-from strategies.regions import blocks, offloading, recomputation, region, rewind
+from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,6 +113,7 @@ class Recomputing(ActivationCheckpointing):
 
     def _region_maker(self) -> RegionMaker:
         save_list, ledger = self._save_list(), offloading.HostLedger()
+        generators = number_generators.NumberGenerators()
 
         def make() -> Region:
             inner = recomputation.Recomputation(
@@ -120,7 +121,7 @@ class Recomputing(ActivationCheckpointing):
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
-                rewind=rewind.Rewind() if self.rewind else None,
+                rewind=rewind.Rewind(generators=generators) if self.rewind else None,
             )
             if not self.offload:
                 return inner

@@ -15,7 +15,7 @@ import yaml
 from strategies.base import Observation, Strategy, check_simple_fields
 from strategies.errors import StrategyError
 from strategies.nested import labels as labelling
-from strategies.nested import nested_forward, tape_listing, tape_writer
+from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strategies.nested.labels import Labels
-    from strategies.nested.tape_writer import Nest
+    from strategies.nested.nest_options import Nest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +155,7 @@ class Nested(Strategy):
         found.check_regions("ac.keep", self.keep)
         found.check_regions("ac.offload", kinds)
         region.refuse_own_forward({blocks.plain_class(plain).__name__: plain})
-        settings = tape_writer.Nest(
+        settings = nest_options.Nest(
             labels=found,
             kept=frozenset(self.keep),
             preserve_rng_state=self.preserve_rng_state,

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FlatParameter
 
 from strategies.errors import StrategyError
 from strategies.nested.nested_regions import Path, path_name
 from strategies.regions.saved_tensors import Packed, kept
+
+Line: TypeAlias = tuple[str, int]
+"""File and number of a line."""
 
 _OWN = ("torch.", "strategies.nested.", "strategies.regions.", "functools", "contextlib")
 
@@ -26,14 +31,16 @@ class Reading:
         packed: the tensor, here or on the host.
         requires_grad: it does.
         region: the region that reads it.
-        what: the tensor and its reader, for messages.
+        shape: its shape, for messages.
+        reader: the name of the reader, and the line that calls it, for messages.
         is_written: the reader writes statistics into it that it does not read: it gets a copy.
     """
 
     packed: Packed
     requires_grad: bool
     region: Path
-    what: str
+    shape: torch.Size
+    reader: tuple[str, Line | None] | None
     is_written: bool
 
     def __call__(self) -> Tensor:
@@ -46,17 +53,24 @@ class Reading:
             tensor = self.packed().detach()
         except RuntimeError as error:
             name = path_name(self.region)
-            problem = f"region {name} reads {self.what}, which is later changed in place"
+            problem = f"region {name} reads {self._what()}, which is later changed in place"
             remedy = f"so {name} cannot be recomputed; include that change in {name}"
             raise StrategyError("ac", f"{problem}, {remedy}") from error
         if self.is_written:
             tensor = tensor.clone()
         return tensor.requires_grad_() if self.requires_grad else tensor
 
+    def _what(self) -> str:
+        what = f"a tensor of {list(self.shape)}"
+        if self.reader is None:
+            return what
+        name, line = self.reader
+        return f"{what} in {name!r}" + (f" ({FilePath(line[0]).name}:{line[1]})" if line else "")
+
 
 def reading_of(tensor: Tensor, region: Path) -> Reading:
     """Return how a region reads a tensor that was made in a recomputation of the one around it."""
-    return Reading(kept(tensor), tensor.requires_grad, region, f"a tensor of {list(tensor.shape)}", False)
+    return Reading(kept(tensor), tensor.requires_grad, region, tensor.shape, None, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +122,14 @@ def is_lent(tensor: Tensor) -> bool:
     return isinstance(tensor._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
 
 
-def line_of_user() -> str:
-    """Return the line of the user's code that is running, `model.py:12`; empty if there is none."""
+def line_of_user() -> Line | None:
+    """Return the line of the user's code that is running; `None` if there is none."""
     frame: Any = sys._getframe(1)  # noqa: SLF001 (inspect reads the files of all frames)
-    while frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OWN):
+    while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
-    return f"{FilePath(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _is_own(module: str) -> bool:
+    return f"{module}.".startswith(_OWN)

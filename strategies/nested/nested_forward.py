@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation
+from strategies.nested.listening import running_backward
+from strategies.nested.nest_options import Nest
 from strategies.nested.nested_regions import NestedRegion, Path
 from strategies.nested.tape_listing import regions_of
-from strategies.nested.tape_writer import Nest, TapeWriter, running_backward
+from strategies.nested.tape_writer import TapeWriter
 
 
 class NestedForward:

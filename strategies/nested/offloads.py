@@ -65,7 +65,10 @@ class Offloads:
     @contextmanager
     def calling(self, module: nn.Module) -> Iterator[None]:
         """Know the weights of `module` for the block: they stay where they are."""
-        self._weights = KeptStorages(module, []) if self._open else None
+        if not self._open:
+            yield
+            return
+        self._weights = KeptStorages(module, [])
         yield
         self._weights = None
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.backends import cuda
-from torch.utils._python_dispatch import _disable_current_modes
 
 GeneratorStates: TypeAlias = dict[torch.device, Tensor]
 """States of torch's generators, by device."""
@@ -44,17 +43,22 @@ class Modes:
     @classmethod
     def now(cls) -> Modes:
         """Return the modes that are on."""
+        enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
         return cls(
             torch.is_grad_enabled(),
-            tuple((torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _DEVICES),
+            tuple([(enabled(each), dtype(each)) for each in _DEVICES]),
             torch.is_autocast_cache_enabled(),
-            tuple(is_enabled() for is_enabled, _ in _KERNELS),
+            tuple([is_enabled() for is_enabled, _ in _KERNELS]),
         )
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Turn these modes on for the block."""
         before = Modes.now()
+        if before == self:
+            with torch.set_grad_enabled(self.grad):
+                yield
+            return
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for device, wanted, found in zip(_DEVICES, self.autocast, before.autocast, strict=True):
@@ -84,10 +88,37 @@ def set_generators(states: Mapping[torch.device, Tensor]) -> None:
             _module(device).set_rng_state(state, device)
 
 
-def are_equal(left: GeneratorStates, right: GeneratorStates) -> bool:
-    """Say whether generators that both know are in one state."""
-    with _disable_current_modes():  # states are values even where tensors have none
-        return all(torch.equal(state, right[device]) for device, state in left.items() if device in right)
+class DrawnNumbers:
+    """Knows where the calls on a tape left torch's generators.
+
+    Args:
+        devices: devices of the generators; `None` where their states do not matter.
+    """
+
+    def __init__(self, devices: Iterable[torch.device] | None) -> None:
+        self._devices = devices
+        self._latest: GeneratorStates | None = None
+
+    def note(self) -> None:
+        """Take note that a call has drawn."""
+        if self._devices is not None:
+            self._latest = generator_states(self._devices)
+
+    def set_in_between(self) -> GeneratorStates | None:
+        """Return the states of generators that were set, or drawn from, by what is not on the tape."""
+        if self._latest is None or self._devices is None:
+            return None
+        now = generator_states(self._devices)
+        are_equal = all(_bytes(state) == _bytes(self._latest[device]) for device, state in now.items())
+        return None if are_equal else now
+
+    def forget(self) -> None:
+        """Know nothing of the calls before."""
+        self._latest = None
+
+
+def _bytes(state: Tensor) -> bytes:
+    return state.numpy().tobytes()
 
 
 def _module(device: torch.device) -> Any:

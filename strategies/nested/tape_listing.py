@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, groupby
 from keyword import iskeyword
 from typing import Any
@@ -13,12 +14,16 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
 
-from strategies.nested.inputs import ParameterReading
-from strategies.nested.labels import Labels
+from strategies.nested.folding import Edge
+from strategies.nested.inputs import Owners
+from strategies.nested.labels import Labels, plain_modules
+from strategies.nested.nest_options import Nest
 from strategies.nested.nested_regions import NestedRegion, Path, filled, nest, path_name, render
-from strategies.nested.structures import put_together, taken_apart, tensors_of
+from strategies.nested.noted_tensors import NotedTensors
+from strategies.nested.repetition import Region
+from strategies.nested.structures import put_together, taken_apart
 from strategies.nested.tape import Call, Slot, read_from_outside
-from strategies.nested.tape_writer import Nest, TapeWriter
+from strategies.nested.tape_writer import TapeWriter
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.shape_values import with_known_values
@@ -95,51 +100,61 @@ class _ListingWriter(TapeWriter):
             settings, labels=around, kept=frozenset(), offload={}, preserve_rng_state=False, rewind=False
         )
         super().__init__(alone, shadow, (), floor=None if labels.is_partial else (0,))
-        self._shadow, self._model = shadow, model
-        self._tape_of_all: list[Call] = []
-        self._values: dict[Slot, Tensor] = {}
+        self._regions.model = model
+        self._shadow = shadow
+        self._tensors = self._listed = _ListedTensors()
+        self._tape: list[Call] = []
 
     def listing(self, inputs: tuple[Any, ...]) -> Listing:
         """Return what the forward does with `inputs`."""
-        self._settle((0,))
-        readings = self._open[0].region.inputs
-        assert readings is not None
-        given, _ = self._begin("", self._shadow.forward, inputs, {})
-        assert given is not None
+        self._regions.settle((0,))
+        leaves: list[Any] = []
+        taken_apart(inputs, leaves)
+        names = _names(self._shadow, inputs)
+        given = {
+            self._tensors.read(leaf): name
+            for leaf, name in zip(leaves, names, strict=True)
+            if isinstance(leaf, Tensor)
+        }
         with self.listening():
             result = self._shadow.forward(*inputs)
-        outputs = [self._slot_of(tensor) for tensor in tensors_of(result)]
-        self._settle((0,))
-        self._settle(())
+        outputs = self._slots(result)
+        self._regions.settle((0,))
+        self._regions.settle(())
         self.check_calls()
+        owners = Owners(partial(plain_modules, self._shadow))
+        read = {slot: owners.of(tensor) for slot, tensor in self._listed.values.items() if slot.position < 0}
         return Listing(
             calls=self.calls,
-            tape=self._tape_of_all,
-            inputs=_names(self._shadow, inputs, given),
+            tape=self._tape,
+            inputs=given,
             outputs=outputs,
-            parameters={
-                slot: f"{_path_to(each.fqn)}.{each.name}"
-                for slot, each in readings.items()
-                if isinstance(each, ParameterReading)
-            },
-            values=self._values,
+            parameters={slot: f"{_path_to(each.fqn)}.{each.name}" for slot, each in read.items() if each},
+            values=self._listed.values,
         )
 
     def _list(self, fqn: str, path: Path | None) -> None:
         super()._list(fqn, path and path[1:])
 
-    def _note_change(self, tensor: Tensor, call: Call) -> None:
-        self._outside.clear()  # what is outside of this region is the model's to change
-        super()._note_change(tensor, call)
+    def _closed(self, region: Region, tape: Sequence[Call | Edge]) -> None:
+        super()._closed(region, tape)
+        self._tape = [each for each in tape if isinstance(each, Call)]
 
-    def _know(self, tensor: Tensor, slot: Slot) -> None:
-        super()._know(tensor, slot)
-        self._values.setdefault(slot, tensor)
 
-    def _folded(self, tape: Sequence[Any]) -> list[Call]:
-        super()._folded(tape)
-        self._tape_of_all = [each for each in tape if isinstance(each, Call)]
-        return self._tape_of_all
+class _ListedTensors(NotedTensors):
+    """Keeps all tensors that it meets; what is outside of the region is the model's to change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[Slot, Tensor] = {}
+
+    def note(self, tensor: Tensor, slot: Slot) -> None:
+        super().note(tensor, slot)
+        self.values.setdefault(slot, tensor)
+
+    def change(self, tensor: Tensor) -> bool:
+        super().change(tensor)
+        return False
 
 
 class _Text:
@@ -242,13 +257,12 @@ def _kind(tensor: Tensor | None) -> str:
     return f"  # {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _names(module: nn.Module, inputs: tuple[Any, ...], given: Call) -> dict[Slot, str]:
-    """Return names of the tensors among the positional inputs of a forward."""
+def _names(module: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
+    """Return the name of the parameter of forward that each leaf of the positional inputs belongs to."""
     parameters = [*inspect.signature(module.forward).parameters, *["inputs"] * len(inputs)]
-    names: dict[Slot, str] = {}
-    slots = iter(given.leaves)
+    names: list[str] = []
     for name, value in zip(parameters, inputs, strict=False):
         leaves: list[Any] = []
         taken_apart(value, leaves)
-        names |= {slot: name for slot in (next(slots) for _ in leaves) if type(slot) is Slot}
+        names += [name] * len(leaves)
     return names

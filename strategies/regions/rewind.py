@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType, ModuleType, TracebackType
+from itertools import chain
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType, TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
+from strategies.regions.number_generators import DrawnState, NumberGenerators
 from strategies.regions.versions import Version, version_of
 
 SMALL_BYTES = 2**16
@@ -35,6 +38,15 @@ SMALL_BYTES = 2**16
 
 _NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", "_compiled_call_impl"}
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_CONSTANT = frozenset(
+    {NoneType, bool, int, float, complex, str, bytes, FunctionType, BuiltinFunctionType, MethodType, type}
+    | {torch.dtype, torch.device, torch.Size, nn.Parameter}
+)
+"""Types of values that nobody changes in place, or that are none of a module's state."""
+
+_WORDS = {torch.float64: torch.int64, torch.float32: torch.int32} | dict.fromkeys(
+    (torch.float16, torch.bfloat16), torch.int16
+)
 _DEPTH = 4  # a configuration inside a list inside an attribute
 
 _Contexts: TypeAlias = "tuple[AbstractContextManager[Any], AbstractContextManager[Any]]"
@@ -43,20 +55,13 @@ Place: TypeAlias = "tuple[int, str]"
 
 
 class Kept(Protocol):
-    """A value as it was."""
+    """Something of a region's state, as it was."""
 
-    def restored(self) -> Any:
-        """Return the value that was there, with the content that it had."""
+    def is_current(self) -> bool:
+        """Say whether it is known to be what it was."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """What nobody changes in place, or nobody may look into."""
-
-    value: Any
-
-    def restored(self) -> Any:
-        return self.value
+    def put(self) -> None:
+        """Make it what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,16 @@ class _Copied:
     tensor: Tensor
     copy: Tensor
 
-    def restored(self) -> Tensor:
+    def is_current(self) -> bool:
+        return self.tensor.device.type == "cpu" and _equal(self.tensor, self.copy)  # others would wait
+
+    def put(self) -> None:
         # a write that autograd does not see: what it saved of the tensor has its value again when it is read
         with torch.no_grad(), _unsafe_preserve_version_counter((self.tensor,)):
             self.tensor.copy_(self.copy)
-        return self.tensor
+
+    def has_changed(self) -> bool:
+        return not _equal(self.tensor, self.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +91,19 @@ class _Watched:
     version: Version
     place: str
 
-    def restored(self) -> Tensor:
-        if self.version.is_past():
+    def is_current(self) -> bool:
+        return not self.has_changed()
+
+    def put(self) -> None:
+        if self.has_changed():
             problem = f"{self.place!r} of {list(self.tensor.shape)} changed in place after its region began"
             raise RuntimeError(
                 f"ac.rewind: {problem}, for the first time, and no copy of it was made; it is copied from "
                 "the next forward on"
             )
-        return self.tensor
+
+    def has_changed(self) -> bool:
+        return self.version.is_past()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,54 +111,79 @@ class _Array:
     array: np.ndarray[Any, Any]
     copy: np.ndarray[Any, Any]
 
-    def restored(self) -> np.ndarray[Any, Any]:
+    def is_current(self) -> bool:
+        return np.array_equal(self.array, self.copy)
+
+    def put(self) -> None:
         np.copyto(self.array, self.copy)
-        return self.array
 
 
 @dataclass(frozen=True, slots=True)
-class _Through:
-    """A value whose content `write` puts back."""
+class _Generator:
+    """A random number generator that a module holds."""
 
-    value: Any
     write: Callable[[], object]
 
-    def restored(self) -> Any:
+    def is_current(self) -> bool:
+        return False
+
+    def put(self) -> None:
         self.write()
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """A list, deque or tuple, and what it held."""
+    """A list, deque or set, and what it held."""
 
-    value: Any
-    items: list[Kept]
+    value: list[Any] | deque[Any] | set[Any]
+    items: list[Any]
 
-    def restored(self) -> Any:
-        items = [item.restored() for item in self.items]
+    def is_current(self) -> bool:
+        return len(self.value) == len(self.items) and all(map(is_, self.value, self.items))
+
+    def put(self) -> None:
         if isinstance(self.value, list):
-            self.value[:] = items
-        elif isinstance(self.value, deque):
+            self.value[:] = self.items
+        else:
             self.value.clear()
-            self.value.extend(items)
-        return self.value
+            (self.value.update if isinstance(self.value, set) else self.value.extend)(self.items)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
     """A dictionary, or the attributes of an object, and what was in it."""
 
-    value: Any
     entries: MutableMapping[Any, Any]
-    kept: dict[Any, Kept]
+    values: dict[Any, Any]
 
-    def restored(self) -> Any:
-        restored = {key: each.restored() for key, each in self.kept.items()}
-        if list(self.entries) != list(restored):
+    def is_current(self) -> bool:
+        now, then = self.entries, self.values
+        return list(now) == list(then) and all(map(is_, now.values(), then.values()))
+
+    def put(self) -> None:
+        if list(self.entries) != list(self.values):
             self.entries.clear()
-        self.entries.update(restored)
-        return self.value
+        self.entries.update(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attributes(_Entries):
+    """A module's attributes; torch's, and weights that FSDP1 lends for a call, are left alone."""
+
+    def put(self) -> None:
+        names, own = _own(self.entries), _own(self.values)
+        if list(names) != list(own):
+            for name in names:
+                del self.entries[name]
+        self.entries.update(own)
+
+
+@dataclass(frozen=True, slots=True)
+class _Children(_Entries):
+    """The modules in a module: they are no state, but others hold other state."""
+
+    def put(self) -> None:
+        pass
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,10 +194,12 @@ class Rewind:
     it: between the begin of the region's forward and its end, or its recomputation.
 
     Fields:
-        changing: tensors that a step has changed.
+        generators: reads Python's and NumPy's generators, for many regions.
+        changing: large tensors that a step has changed.
         is_learned: a step has been watched to its recomputation.
     """
 
+    generators: NumberGenerators = field(default_factory=NumberGenerators)
     changing: set[Place] = field(default_factory=set)
     is_learned: bool = False
 
@@ -180,12 +222,21 @@ class RewoundCall:
         self._context = copy_context()
         self._then: _State | None = None
 
+    def begin(self) -> None:
+        """Note the state that a forward finds."""
+        self._then = _State.of(self._module, self._rewind)
+
+    def end(self) -> None:
+        """Note what that forward has changed."""
+        assert self._then is not None
+        self._then.note_changes(self._rewind)
+
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Note the state that the forward inside of the block finds."""
-        self._then = _State.of(self._module, self._rewind)
+        """Note what the forward inside of the block finds and changes."""
+        self.begin()
         yield
-        self._then.note_changes(self._rewind)
+        self.end()
 
     @contextmanager
     def recomputation(self) -> Iterator[None]:
@@ -194,11 +245,13 @@ class RewoundCall:
         Raises:
             RuntimeError: a large tensor changed that never did before.
         """
-        assert self._then is not None
-        self._then.note_changes(self._rewind)
+        then = self._then
+        assert then is not None
+        then.note_changes(self._rewind)
         self._rewind.is_learned = True
-        now = _State.of(self._module, self._rewind)
-        self._then.put()
+        now = then if then.is_current() else _State.of(self._module, self._rewind)
+        if now is not then:
+            then.put()
         try:
             yield
         finally:
@@ -218,9 +271,13 @@ class RewoundCall:
             if is_first:
                 is_first = False
                 return body(*args, **kwargs)
-            return self._context.copy().run(partial(body, *args, **kwargs))
+            return self.again(body, *args, **kwargs)
 
         return run
+
+    def again(self, body: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return `body(*args, **kwargs)`, with the context variables of the first call."""
+        return self._context.copy().run(partial(body, *args, **kwargs))
 
     def whole(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return `body` with both contexts of this call, for a checkpoint that takes none."""
@@ -253,145 +310,137 @@ class _Around(AbstractContextManager[None]):
         self._entered.__exit__(kind, error, trace)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a region's modules and of the generators at one moment."""
+    """The state of a region's modules and of the generators at one moment.
 
-    kept: list[_Entries]
-    tensors: dict[Place, _Copied | _Watched]
-    python: Any
-    numpy: Any
+    Fields:
+        kept: everything that can change.
+        large: the large tensors among that.
+        numbers: states of Python's and NumPy's generators.
+    """
+
+    kept: list[Kept]
+    large: dict[Place, _Copied | _Watched]
+    numbers: tuple[DrawnState, ...]
 
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module, rewind: Rewind) -> _State:
         keeper = _Keeper(rewind)
-        kept = [
-            each
-            for number, part in enumerate(module.modules())
-            if not type(part).__module__.startswith("torch.distributed.")  # FSDP1's own state goes on
-            for each in (
-                keeper.entries(vars(part), (number, ""), _own_attributes(part)),
-                keeper.entries(part._buffers, (number, "")),  # noqa: SLF001 (with the names that hold None)
-            )
-        ]
-        numpy = np.random.get_state()  # noqa: NPY002 (users')
-        return cls(kept=kept, tensors=keeper.tensors, python=random.getstate(), numpy=numpy)
+        for number, part in enumerate(all_modules(module)):
+            if not type(part).__module__.startswith("torch.distributed."):  # FSDP1's own state goes on
+                keeper.module(part, number)
+        return cls(keeper.kept, keeper.large, rewind.generators.states())
 
+    @torch.no_grad()
+    def is_current(self) -> bool:
+        """Say whether everything is known to be what it was."""
+        return all(each.is_current() for each in chain(self.numbers, self.kept))
+
+    @torch.no_grad()
     def put(self) -> None:
         """Make everything what it was.
 
         Raises:
             RuntimeError: a large tensor has changed, of which there is no copy.
         """
-        for each in self.kept:
-            each.restored()
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002 (users')
+        for each in chain(self.numbers, self.kept):
+            if not each.is_current():
+                each.put()
 
     @torch.no_grad()
     def note_changes(self, rewind: Rewind) -> None:
-        """Note which tensors are not what they were."""
-        for place, kept in self.tensors.items():
-            if place in rewind.changing:
-                continue
-            if kept.version.is_past() if isinstance(kept, _Watched) else not _equal(kept.tensor, kept.copy):
-                rewind.changing.add(place)
+        """Note which large tensors are not what they were."""
+        rewind.changing.update(
+            place for place, kept in self.large.items() if place not in rewind.changing and kept.has_changed()
+        )
 
 
 class _Keeper:
-    """Keeps values, and lists the tensors among them."""
+    """Keeps values, each container and each tensor for itself, as each is changed for itself."""
 
     def __init__(self, rewind: Rewind) -> None:
-        self.tensors: dict[Place, _Copied | _Watched] = {}
+        self.kept: list[Kept] = []
+        self.large: dict[Place, _Copied | _Watched] = {}
         self._rewind = rewind
+        self._seen: set[int] = set()
 
-    def entries(
-        self, value: MutableMapping[str, Any], place: Place, names: list[str] | None = None
-    ) -> _Entries:
-        """Keep the entries `names` of `value`; all where they are not given."""
-        own = {name: value[name] for name in (value if names is None else names)}
-        kept = {name: self.keep(each, _inside(place, name)) for name, each in own.items()}
-        return _Entries(value, value if names is None else _Named(value), kept)
+    def module(self, module: nn.Module, number: int) -> None:
+        """Keep attributes and buffers of a module, without those of the modules in it."""
+        attributes = vars(module)
+        self.kept.append(_Attributes(attributes, attributes.copy()))
+        if module._modules:  # noqa: SLF001 (with those that are None)
+            self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
+        for name, value in attributes.items():
+            if type(value) not in _CONSTANT and name not in _NOT_READ and not _is_lent(value):
+                self._keep(value, (number, name), _DEPTH)
+        if module._buffers:  # noqa: SLF001 (with the names that hold None)
+            self._keep(module._buffers, (number, ""), _DEPTH + 1)  # noqa: SLF001
 
-    def keep(self, value: Any, place: Place, depth: int = _DEPTH) -> Kept:
-        """Keep `value`, and what it holds down to `depth`."""
+    def _keep(self, value: Any, place: Place, depth: int) -> None:
+        """Keep what `value` holds, down to `depth`."""
+        if type(value) in _CONSTANT or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
         if isinstance(value, Tensor):
-            return self._tensor(value, place)
-        if isinstance(value, np.ndarray):
-            return _Array(value, value.copy())
-        if (generator := _generator(value)) is not None:
-            return generator
-        if depth == 0 or isinstance(value, _OPAQUE):
-            return _Constant(value)
-        return self._container(value, place, depth - 1)
+            self._tensor(value, place)
+        elif isinstance(value, np.ndarray):
+            self.kept.append(_Array(value, value.copy()))
+        elif (write := _writer(value)) is not None:
+            self.kept.append(_Generator(write))
+        elif depth > 0 and not isinstance(value, _OPAQUE):
+            self._container(value, place, depth - 1)
 
-    def _tensor(self, tensor: Tensor, place: Place) -> Kept:
+    def _tensor(self, tensor: Tensor, place: Place) -> None:
+        if tensor.is_meta or tensor.layout != torch.strided:
+            return
         is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
         kept: _Copied | _Watched
-        if tensor.is_meta or tensor.layout != torch.strided:
-            return _Constant(tensor)
         if is_small or place in self._rewind.changing or not self._rewind.is_learned:
             kept = _Copied(tensor, tensor.detach().clone())
         else:
             kept = _Watched(tensor, version_of(tensor), place[1])
-        self.tensors[place] = kept
-        return kept
+        self.kept.append(kept)
+        if not is_small:
+            self.large[place] = kept
 
-    def _container(self, value: Any, place: Place, depth: int) -> Kept:
-        def keep(each: Any, key: object) -> Kept:
-            return self.keep(each, _inside(place, key), depth)
-
-        if isinstance(value, list | tuple | deque):
-            return _Items(value, [keep(each, index) for index, each in enumerate(value)])
-        if isinstance(value, MutableMapping):
-            return _Entries(value, value, {key: keep(each, key) for key, each in value.items()})
+    def _container(self, value: Any, place: Place, depth: int) -> None:
+        held: dict[Any, Any] = {}
         if isinstance(value, set):
-            return _Through(value, partial(_refill, value, set(value)))
-        if hasattr(value, "__dict__") and not callable(value):
-            own = vars(value)
-            return _Entries(value, own, {name: keep(each, name) for name, each in own.items()})
-        return _Constant(value)
+            self.kept.append(_Items(value, list(value)))
+        elif isinstance(value, list | deque | tuple):
+            held = dict(enumerate(value))
+            if not isinstance(value, tuple):
+                self.kept.append(_Items(value, list(held.values())))
+        elif isinstance(value, MutableMapping) or (hasattr(value, "__dict__") and not callable(value)):
+            entries = value if isinstance(value, MutableMapping) else vars(value)
+            held = dict(entries)
+            self.kept.append(_Entries(entries, held))
+        for key, part in held.items():
+            self._keep(part, _inside(place, key), depth)
 
 
-class _Named(MutableMapping[str, Any]):
-    """A module's own attributes, without torch's and without weights that FSDP1 lends for a call."""
+def all_modules(module: nn.Module) -> list[nn.Module]:
+    """Return `module` and the modules in it, each once, faster than torch does."""
+    found, seen = [module], {module}
+    for each in found:
+        for child in each._modules.values():  # noqa: SLF001 (without names)
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
 
-    def __init__(self, attributes: MutableMapping[str, Any]) -> None:
-        self._attributes = attributes
 
-    def __getitem__(self, name: str) -> Any:
-        return self._attributes[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._attributes[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._attributes[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(
-            [
-                name
-                for name, value in self._attributes.items()
-                if name not in _NOT_READ and not _is_lent(value)
-            ]
-        )
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def clear(self) -> None:
-        for name in self:
-            del self._attributes[name]
+def _own(attributes: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Return a module's own attributes."""
+    return {
+        name: value for name, value in attributes.items() if name not in _NOT_READ and not _is_lent(value)
+    }
 
 
 def _is_lent(value: Any) -> bool:
     return isinstance(value, Tensor) and isinstance(value._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
-
-
-def _own_attributes(module: nn.Module) -> list[str]:
-    return list(_Named(vars(module)))
 
 
 def _inside(place: Place, key: object) -> Place:
@@ -399,27 +448,25 @@ def _inside(place: Place, key: object) -> Place:
     return number, f"{path}.{key}" if path else str(key)
 
 
-def _generator(value: Any) -> Kept | None:
-    """Return how to put back a random number generator; `None` for other values."""
+def _writer(value: Any) -> Callable[[], object] | None:
+    """Return what puts back the state of a random number generator; `None` for other values."""
     if isinstance(value, torch.Generator):
-        return _Through(value, partial(value.set_state, value.get_state()))
+        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
-        return _Through(value, partial(value.setstate, value.getstate()))
+        return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
         bits: Any = value.bit_generator
-        return _Through(value, partial(setattr, bits, "state", bits.state))
+        return partial(setattr, bits, "state", bits.state)
     if isinstance(value, np.random.RandomState):
-        return _Through(value, partial(value.set_state, value.get_state()))
+        return partial(value.set_state, value.get_state())
     return None
 
 
-def _refill(value: set[Any], items: set[Any]) -> None:
-    value.clear()
-    value.update(items)
-
-
 def _equal(tensor: Tensor, copy: Tensor) -> bool:
-    """Say whether both have the same values; NaN equals NaN. Of fake tensors nothing is known."""
+    """Say whether both are equal bit for bit; of fake tensors nothing is known."""
     if tensor.shape != copy.shape or isinstance(tensor, FakeTensor):
         return False
-    return bool(torch.equal(tensor, copy) or torch.allclose(tensor, copy, rtol=0, atol=0, equal_nan=True))
+    words = _WORDS.get(tensor.dtype) if type(tensor) is Tensor else None
+    if words is None:
+        return torch.equal(tensor, copy)
+    return torch.equal(tensor.view(words), copy.view(words))  # -0.0 is not 0.0, and NaN is NaN

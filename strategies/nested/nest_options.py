@@ -1,0 +1,74 @@
+"""What is to be done to one model: its labels, and the options of its regions."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from torch import nn
+
+from strategies.nested.labels import Labels
+from strategies.nested.nested_regions import Path
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.number_generators import NumberGenerators
+from strategies.regions.offload_kinds import OffloadKind
+from strategies.regions.rewind import Rewind, RewoundCall
+
+Regions: TypeAlias = tuple[Path, ...]
+"""The recomputed regions around a call, outermost first, by their paths."""
+
+
+class Rewinds(weakref.WeakKeyDictionary[nn.Module, Rewind]):
+    """What was learned of the state of modules; a copy has learned nothing."""
+
+    def call(self, module: nn.Module) -> RewoundCall:
+        """Return one call of `module`, which notes the state that it finds."""
+        found = self.get(module)
+        if found is None:
+            found = self[module] = Rewind(generators=self._generators)
+        return found.call(module)
+
+    @cached_property
+    def _generators(self) -> NumberGenerators:
+        return NumberGenerators()
+
+    def __reduce__(self) -> tuple[type[Rewinds], tuple[()]]:
+        return Rewinds, ()
+
+    def __deepcopy__(self, memo: object) -> Rewinds:
+        return Rewinds()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nest:
+    """What is to be done to one model.
+
+    Fields:
+        labels: labels of its submodules.
+        kept: regions that are not recomputed.
+        preserve_rng_state, early_stop, rewind: options of recomputation.
+        offload: what of a region waits in host memory, by the region's path.
+        ledger: ledger of the host copies.
+        rewinds: what was learned of the state of modules.
+    """
+
+    labels: Labels
+    kept: frozenset[Path] = frozenset()
+    preserve_rng_state: bool = True
+    early_stop: bool = True
+    rewind: bool = True
+    offload: Mapping[Path, OffloadKind] = field(default_factory=dict)
+    ledger: HostLedger = field(default_factory=HostLedger)
+    rewinds: Rewinds = field(default_factory=Rewinds)
+    _recomputed: dict[Path, Regions] = field(default_factory=dict, init=False, compare=False)
+
+    def recomputed(self, path: Path) -> Regions:
+        """Return the recomputed regions around a call at `path`."""
+        found = self._recomputed.get(path)
+        if found is None:
+            prefixes = (path[:end] for end in range(1, len(path) + 1))
+            found = self._recomputed[path] = tuple(each for each in prefixes if each not in self.kept)
+        return found
