@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
+from strategies.regions.blocks import plain_class
 from strategies.regions.versions import Version, version_of
 
 SMALL_BYTES = 2**16
@@ -269,7 +270,7 @@ class _State:
         kept = [
             each
             for number, part in enumerate(module.modules())
-            if not type(part).__module__.startswith("torch.distributed.")  # FSDP1's own state goes on
+            if not _is_of_units(plain_class(part))
             for each in (
                 keeper.entries(vars(part), (number, ""), _own_attributes(part)),
                 keeper.entries(part._buffers, (number, "")),  # noqa: SLF001 (with the names that hold None)
@@ -322,7 +323,7 @@ class _Keeper:
             return _Array(value, value.copy())
         if (generator := _generator(value)) is not None:
             return generator
-        if depth == 0 or isinstance(value, _OPAQUE):
+        if depth == 0 or isinstance(value, _OPAQUE) or _is_of_units(type(value)):
             return _Constant(value)
         return self._container(value, place, depth - 1)
 
@@ -384,6 +385,11 @@ class _Named(MutableMapping[str, Any]):
     def clear(self) -> None:
         for name in self:
             del self._attributes[name]
+
+
+def _is_of_units(cls: type[Any]) -> bool:
+    """Whether a class is FSDP's or DDP's own, whose state goes on."""
+    return cls.__module__.startswith("torch.distributed.")
 
 
 def _is_lent(value: Any) -> bool:
