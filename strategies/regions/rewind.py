@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
+from strategies.regions.blocks import plain_class
 from strategies.regions.number_generators import DrawnState, NumberGenerators
 from strategies.regions.versions import Version, version_of
 
@@ -329,7 +330,7 @@ class _State:
     def of(cls, module: nn.Module, rewind: Rewind) -> _State:
         keeper = _Keeper(rewind)
         for number, part in enumerate(all_modules(module)):
-            if not type(part).__module__.startswith("torch.distributed."):  # FSDP1's own state goes on
+            if not _is_of_units(plain_class(part)):
                 keeper.module(part, number)
         return cls(keeper.kept, keeper.large, rewind.generators.states())
 
@@ -389,7 +390,7 @@ class _Keeper:
             self.kept.append(_Array(value, value.copy()))
         elif (write := _writer(value)) is not None:
             self.kept.append(_Generator(write))
-        elif depth > 0 and not isinstance(value, _OPAQUE):
+        elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_of_units(type(value)):
             self._container(value, place, depth - 1)
 
     def _tensor(self, tensor: Tensor, place: Place) -> None:
@@ -437,6 +438,11 @@ def _own(attributes: MutableMapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in attributes.items() if name not in _NOT_READ and not _is_lent(value)
     }
+
+
+def _is_of_units(cls: type[Any]) -> bool:
+    """Whether a class is FSDP's or DDP's own, whose state goes on."""
+    return cls.__module__.startswith("torch.distributed.")
 
 
 def _is_lent(value: Any) -> bool:

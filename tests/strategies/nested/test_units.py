@@ -21,13 +21,26 @@ WIDTH = 4
 Generation = Literal["fsdp1", "fsdp2"]
 
 
+class Averaging(nn.Linear):
+    """Reads and writes a buffer of its own, which is no parameter that a unit takes away."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__(into, out)
+        self.register_buffer("average", torch.ones(into))
+        self.average: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average.lerp_(x.detach().mean(0).to(self.average.dtype), 0.5)
+        return super().forward(x * self.average.to(x.dtype))
+
+
 class Scaled(nn.Module):
     """Makes a tensor of the dtype that the hidden states happen to have."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.layers = nn.ModuleList(layer(WIDTH, WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, WIDTH)
         self.factor = 0.3
 
@@ -57,10 +70,14 @@ def sharded(model: Scaled, generation: Generation, dtype: torch.dtype | None) ->
 
 
 def losses(
-    rank: int, generation: Generation, dtype: torch.dtype | None, levels: list[int] | None
+    rank: int,
+    generation: Generation,
+    dtype: torch.dtype | None,
+    levels: list[int] | None,
+    layer: type[nn.Linear] = nn.Linear,
 ) -> list[float]:
     torch.manual_seed(0)
-    plain = Scaled()
+    plain = Scaled(layer)
     if levels is not None:
         Nested(layers_fqn="layers", levels=levels).apply(plain)
     model = sharded(plain, generation, dtype)
@@ -84,6 +101,12 @@ def test_what_forward_reads_follows_the_units(
     expected = pool2.run(losses, generation, dtype, None)
     assert pool2.run(losses, generation, dtype, [1, 2]) == expected
     assert len(expected[0]) > 3
+
+
+@pytest.mark.parametrize("generation", ["fsdp2", "fsdp1"])
+def test_the_state_of_a_unit_is_rewound(pool2: RankPool, generation: Generation) -> None:
+    expected = pool2.run(losses, generation, None, None, Averaging)
+    assert pool2.run(losses, generation, None, [1, 2], Averaging) == expected
 
 
 def losses_behind_fsdp1(rank: int, levels: list[int] | None) -> list[float]:
