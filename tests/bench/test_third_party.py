@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.third_party import ARCHITECTURES, Planned, planned
+from bench.architectures import library_of, makers
+from bench.third_party import Planned, planned
 
 ROW = Planned(
     architecture="LlamaConfig",
@@ -37,6 +38,12 @@ def test_a_row_is_right_where_all_of_it_is(row: Planned, *, is_right: bool) -> N
 
 def test_an_architecture_is_planned() -> None:
     pytest.importorskip("transformers")
-    (row,) = planned(["DistilBertConfig"], fraction=0.6, training=False)
+    (row,) = planned(["transformers/DistilBertConfig"], fraction=0.6, training=False)
     assert (row.outcome, row.is_right, row.sentence) == ("planned", True, "")
-    assert len(ARCHITECTURES) >= 20
+
+
+@pytest.mark.parametrize(
+    ("library", "count"), [("transformers", 25), ("timm", 8), ("torchvision", 5), ("diffusers", 2)]
+)
+def test_each_library_has_its_architectures(library: str, count: int) -> None:
+    assert sum(library_of(name) == library for name in makers()) >= count
