@@ -53,7 +53,14 @@ def publish(
         device: what the environment describes.
     """
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    keep(path, protocol=protocol, results=results, device=device)
+    print(path)
+
+
+def keep(
+    path: Path, *, protocol: Mapping[str, Any], results: Any, device: torch.device | str = "cpu"
+) -> None:
+    """Write what there is so far to `path`; arguments are those of `publish`."""
     content = {"protocol": dict(protocol), "environment": describe(device), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=1) + "\n")
-    print(path)

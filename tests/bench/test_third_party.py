@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from bench.architectures import library_of, makers
-from bench.third_party import Planned, planned
+from bench.third_party import Planned, in_time, planned
 
 ROW = Planned(
     architecture="LlamaConfig",
@@ -29,6 +31,7 @@ ROW = Planned(
         pytest.param(replace(ROW, relative_difference=2e-3), False, id="another result"),
         pytest.param(replace(ROW, relative_difference=float("nan")), False, id="no number"),
         pytest.param(replace(ROW, outcome="crashed", measured_share=None), False, id="a crash"),
+        pytest.param(replace(ROW, outcome="too slow", measured_share=None), False, id="no plan in time"),
         pytest.param(replace(ROW, outcome="refused", measured_share=None), True, id="a refusal"),
     ],
 )
@@ -38,7 +41,8 @@ def test_a_row_is_right_where_all_of_it_is(row: Planned, *, is_right: bool) -> N
 
 def test_an_architecture_is_planned() -> None:
     pytest.importorskip("transformers")
-    (row,) = planned(["transformers/DistilBertConfig"], fraction=0.6, training=False)
+    empty = Planned(architecture="transformers/DistilBertConfig", outcome="refused", fraction=0.6)
+    row = planned(empty, training=False)
     assert (row.outcome, row.is_right, row.sentence) == ("planned", True, "")
 
 
@@ -47,3 +51,32 @@ def test_an_architecture_is_planned() -> None:
 )
 def test_each_library_has_its_architectures(library: str, count: int) -> None:
     assert sum(library_of(name) == library for name in makers()) >= count
+
+
+def _renames(row: Planned) -> Planned:
+    return replace(row, sentence="renamed")
+
+
+def _never_ends(_: Planned) -> Planned:
+    while True:
+        pass
+
+
+def _dies(_: Planned) -> Planned:
+    os._exit(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("run", "outcome", "sentence"),
+    [
+        pytest.param(_renames, "planned", "renamed", id="an answer"),
+        pytest.param(_never_ends, "too slow", "more than 1 CPU seconds", id="too slow"),
+        pytest.param(_dies, "crashed", "the process ended with 3", id="a process that dies"),
+    ],
+)
+def test_each_architecture_has_a_process_and_a_limit(
+    run: Callable[[Planned], Planned], outcome: str, sentence: str
+) -> None:
+    row = in_time(ROW, run, limit_s=1)
+    assert (row.outcome, row.sentence) == (outcome, sentence)
