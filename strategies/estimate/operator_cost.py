@@ -100,7 +100,6 @@ def remembered(
     function: Callable[[fx.Node, *_Arguments], _Result],
 ) -> Callable[[fx.Node, *_Arguments], _Result]:
     """Return a function of a node and hashable arguments that keeps its results in the node's `meta`."""
-
     name = function.__name__
 
     @functools.wraps(function)
