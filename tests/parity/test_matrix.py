@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -67,32 +67,32 @@ def test_is_bitwise_neutral(
     assert unequal_ranks(case) == {}
 
 
-@pytest.mark.parametrize(
-    ("variant", "options"),
-    [
-        pytest.param("full", {"early_stop": False}, id="full without early stop"),
-        pytest.param("full", {"use_reentrant": True}, id="full, reentrant"),
-        pytest.param("full", {"offload": True}, id="full with its inputs on the host"),
-        pytest.param("full", {"rewind": True}, id="full with its state put back"),
-        pytest.param("full", {"module_classes": ("GPTBlock",)}, id="full by class name"),
-        pytest.param("selective_layer", {"ac_freq": 1}, id="selective layer of every layer"),
-        pytest.param("selective_op", {"save_ops": "torchtitan"}, id="torchtitan's save list"),
-        pytest.param("selective_op", {"save_ops": "modalities"}, id="modalities' save list"),
-        pytest.param("selective_op", {"matmul_recompute_every": 2}, id="every second matmul"),
-        pytest.param("nested", {"levels": [1, 1, 2], "early_stop": False}, id="three levels of regions"),
-        pytest.param("nested", {"labels": _INSIDE_BLOCKS}, id="regions inside a block and around it"),
-        pytest.param(
-            "nested",
-            {"levels": [1, 2], "offload": {"inputs": [0], "all": [[0, 1]]}, "keep": [[0, 1]]},
-            id="regions that are recomputed and offloaded",
-        ),
-        pytest.param("selective_op", {"save_ops": ("matmul", "comm")}, id="matmuls and collectives"),
-    ],
-)
-@pytest.mark.parametrize("mesh", _TWO_RANKS)
-def test_every_option_is_bitwise_neutral(
-    pool2: RankPool, variant: str, options: dict[str, object], mesh: str
-) -> None:
+_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "full without early stop": ("full", {"early_stop": False}),
+    "full, reentrant": ("full", {"use_reentrant": True}),
+    "full with its inputs on the host": ("full", {"offload": True}),
+    "selective layer of every layer": ("selective_layer", {"ac_freq": 1}),
+    "full with its state put back": ("full", {"rewind": True}),
+    "matmuls and collectives": ("selective_op", {"save_ops": ("matmul", "comm")}),
+    "full by class name": ("full", {"module_classes": ("GPTBlock",)}),
+    "regions that are recomputed and offloaded": (
+        "nested",
+        {"levels": [1, 2], "offload": {"inputs": [0], "all": [[0, 1]]}, "keep": [[0, 1]]},
+    ),
+    "torchtitan's save list": ("selective_op", {"save_ops": "torchtitan"}),
+    "every second matmul": ("selective_op", {"matmul_recompute_every": 2}),
+    "regions inside a block and around it": ("nested", {"labels": _INSIDE_BLOCKS}),
+    "three levels of regions": ("nested", {"levels": [1, 1, 2], "early_stop": False}),
+    "modalities' save list": ("selective_op", {"save_ops": "modalities"}),
+}
+"""In an order that takes what saves collectives to `tp2` and what holds parameters to `shard2`."""
+_MESH_OF_OPTION = [*zip(_OPTIONS, cycle(_TWO_RANKS), strict=False)]
+"""Which runs by default; every variant is on every mesh in `_NEUTRAL`."""
+
+
+@pytest.mark.parametrize(("option", "mesh"), marked([*product(_OPTIONS, _TWO_RANKS)], _MESH_OF_OPTION))
+def test_every_option_is_bitwise_neutral(pool2: RankPool, option: str, mesh: str) -> None:
+    variant, options = _OPTIONS[option]
     case = _case(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
 

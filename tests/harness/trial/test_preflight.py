@@ -383,18 +383,18 @@ def test_no_tensor_of_the_driver_pretends_to_be_on_a_gpu(monkeypatch: pytest.Mon
         return cast(shadow, device)
 
     monkeypatch.setattr(Shadow, "on", noted)
-    Preflight().check(_on_cuda(f"{line} model.n_layers=1 sequence_length=16"))
+    Preflight().check(_on_cuda(f"{line} model.n_layers=1 sequence_length=8 batch_size=4"))
     assert devices == {"cpu"}
 
 
 def test_a_budget_of_a_gpu_is_left_to_its_ranks() -> None:
-    line = f"model=mlp model.n_layers=1 sequence_length=16 {_TIGHT}"
+    line = f"model=mlp model.n_layers=1 sequence_length=8 batch_size=2 {_TIGHT}"
     assert refusal_of(line).startswith("chunk.fraction: no plan keeps activations within ")
     Preflight().check(_on_cuda(line))
 
 
 def test_a_view_of_chunks_says_whose_kernels_it_is_planned_with() -> None:
-    line = "model=mlp model.n_layers=1 sequence_length=16 chunk=budget chunk.fraction=0.9"
+    line = "model=mlp model.n_layers=1 sequence_length=8 batch_size=2 chunk=budget chunk.fraction=0.9"
     here, there = (show(each, "chunks") for each in (experiment_of(line), _on_cuda(line)))
     assert there == (
         f"# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ\n{here}"

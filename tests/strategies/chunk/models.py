@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -158,6 +159,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
     "triangle": (Triangle, lambda: (torch.randn(1, 24, 24, WIDTH),)),
     "pictures": (Pictures, lambda: (torch.randn(4, 3, 16, 16),)),
 }
+
+NAMES = [pytest.param(name, marks=[pytest.mark.matrix] if name == "attention" else []) for name in MODELS]
+"""`MODELS` by name; `make matrix` alone has attention of one sequence, which others have too, with more."""
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -70,11 +70,15 @@ LISTINGS = [
 ]
 
 
+BY_DEFAULT = ("chunks_gpt_forward_0.5", "chunks_gpt_training_0.3", "chunks_hf_gpt2_training_0.3")
+
+
 @pytest.mark.parametrize(
     "listing",
     [
-        # its block has ten times the operators of the others
-        pytest.param(each, id=each.path.stem, marks=pytest.mark.matrix if each.model == "evoformer" else [])
+        pytest.param(
+            each, id=each.path.stem, marks=[] if each.path.stem in BY_DEFAULT else pytest.mark.matrix
+        )
         for each in LISTINGS
     ],
 )

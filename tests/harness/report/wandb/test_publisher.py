@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,14 +54,43 @@ def with_speed() -> Record:
     return record(None, result)
 
 
-def test_one_offline_run_a_trial_equals_its_record(store: Store) -> None:
-    records = [with_speed(), failed("oom", experiment("none"))]
-    for each in records:
+_FOREIGN = {"WANDB_MODE": "disabled", "WANDB_RUN_ID": "other", "WANDB_PROJECT": "theirs"}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Return a store of two records that were published from a shell that belongs to another run."""
+    store = Store(tmp_path_factory.mktemp("published") / "two words, ünïcode")
+    for each in (with_speed(), failed("oom", experiment("none"))):
         store.write(each)
-    published = publish(store, OFFLINE)
-    assert published == Published(published=2, remaining=0, folder=store.root / "wandb", problem=None)
-    assert str(published) == f"W&B: 2 published, files in {store.root / 'wandb'}"
-    found = runs(store)
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in _FOREIGN.items():
+            patch.setenv(key, value)
+        done = publish(store, OFFLINE)
+    assert done == Published(published=2, remaining=0, folder=store.root / "wandb", problem=None)
+    assert str(done) == f"W&B: 2 published, files in {store.root / 'wandb'}"
+    return store
+
+
+@pytest.fixture(scope="module")
+def kept_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a store whose one record was published offline."""
+    store = Store(tmp_path_factory.mktemp("kept") / "sweep")
+    store.write(record())
+    publish(store, OFFLINE)
+    return store.root
+
+
+@pytest.fixture
+def offline(kept_offline: Path, store: Store) -> Store:
+    """Return a store of this test's own with what an offline sweep leaves."""
+    shutil.copytree(kept_offline, store.root)
+    return store
+
+
+def test_one_offline_run_a_trial_equals_its_record(published: Store) -> None:
+    found = runs(published)
+    records = published.scan().records
     assert set(found) == {each.trial_id for each in records}
     for each in records:
         run = found[each.trial_id]
@@ -71,10 +101,8 @@ def test_one_offline_run_a_trial_equals_its_record(store: Store) -> None:
         assert run.artifacts == {f"record-{each.trial_id}": ["record.json"]}
 
 
-def test_history_and_tables_equal_the_record(store: Store) -> None:
-    store.write(with_speed())
-    publish(store, OFFLINE)
-    (run,) = runs(store).values()
+def test_history_and_tables_equal_the_record(published: Store) -> None:
+    run = runs(published)[with_speed().trial_id]
     history = [{key: value for key, value in row.items() if not key.startswith("_")} for row in run.history]
     assert [row for row in history if "loss" in row] == [
         {"parity_step": 0, "loss": 5.5},
@@ -91,7 +119,11 @@ def test_history_and_tables_equal_the_record(store: Store) -> None:
         "twin_step_time_s": "timed_pair",
     }
     tables = {
-        name: json.loads(next(store.root.glob(f"wandb/*/files/media/table/{name}_*")).read_text())
+        name: json.loads(
+            next(
+                published.root.glob(f"wandb/*{with_speed().trial_id}/files/media/table/{name}_*")
+            ).read_text()
+        )
         for name in ("blocks", "largest_saved")
     }
     assert tables["blocks"] == {
@@ -123,16 +155,6 @@ def test_a_torn_or_foreign_marker_counts_for_nothing(store: Store, content: str)
     assert marker_of(store, record().trial_id) is None
 
 
-def test_a_shell_that_belongs_to_another_run_does_not_matter(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, value in {"WANDB_MODE": "disabled", "WANDB_RUN_ID": "other", "WANDB_PROJECT": "theirs"}.items():
-        monkeypatch.setenv(key, value)
-    store.write(record())
-    publish(store, OFFLINE)
-    assert [(run.run_id, run.project) for run in runs(store).values()] == [(record().trial_id, "ours")]
-
-
 def test_no_tracker_starts_no_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     store.write(record())
@@ -147,10 +169,9 @@ def test_nothing_to_publish_starts_no_process(store: Store, monkeypatch: pytest.
 
 
 def test_online_sends_what_a_loopback_stub_takes_and_only_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    offline: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write(record())
-    publish(store, OFFLINE)  # what an offline sweep left is sent later
+    store = offline  # what it holds is sent later
     with accepting_server() as server:
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -193,11 +214,11 @@ def broken_server(breaks_after: int, *, is_malformed: bool) -> Iterator[str]:
     ],
 )
 def test_a_broken_server_costs_the_deadline_at_most_and_no_record(
-    server: Callable[[], AbstractContextManager[str]], store: Store, monkeypatch: pytest.MonkeyPatch
+    server: Callable[[], AbstractContextManager[str]], offline: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = store.write(record())
+    store = offline
+    (path,) = store.root.glob("*/record.json")
     before = path.read_bytes()
-    publish(store, OFFLINE)
     with server() as url:
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", url)
@@ -231,10 +252,9 @@ def test_a_full_disk_loses_no_record_and_the_next_call_continues(store: Store) -
 
 
 def test_a_server_that_never_answers_costs_no_more_than_the_deadline(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    offline: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write(record())
-    publish(store, OFFLINE)
+    store = offline
     with silent_server() as url:
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", url)

@@ -14,7 +14,7 @@ from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.planning.chunk_plan import Planner
 from strategies.errors import StrategyError
 from tests.strategies.chunk.measuring import forward_peak_bytes
-from tests.strategies.chunk.models import MODELS, WIDTH, Block, Stack, built
+from tests.strategies.chunk.models import MODELS, NAMES, WIDTH, Block, Heads, Stack, built
 
 FRACTIONS = (0.8, 0.4, 0.2)
 
@@ -31,7 +31,7 @@ def smallest(name: str) -> ChunkPlan:
     return recorded(name).plan(None)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_accepted_budget_is_kept_and_predicted_to_the_byte(name: str) -> None:
     model, inputs = built(name)
     model.eval()
@@ -139,11 +139,11 @@ def test_hooks_of_a_block_are_called() -> None:
 
 
 def test_plans_need_no_memory() -> None:
-    _, inputs = built("causal attention")
+    _, inputs = built("fused attention of heads")
     with torch.device("meta"):
-        shadow = Stack(causal=True).eval()
+        shadow = Heads().eval()
     there = ChunkPlan.make(shadow, tuple(each.to("meta") for each in inputs))
-    assert there.to_dict() == smallest("causal attention").to_dict()
+    assert there.to_dict() == smallest("fused attention of heads").to_dict()
 
 
 def test_half_precision_stays() -> None:
@@ -174,7 +174,7 @@ class _Doubled(torch.nn.Module):
 
 def test_a_parametrization_inside_a_block_counts() -> None:
     model, inputs = built("attention")
-    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    planned = smallest("attention").apply(copy.deepcopy(model.eval()))
     with torch.no_grad():
         planned(*inputs)
         for each in (model, planned):
@@ -231,7 +231,7 @@ def test_a_parametrization_of_a_planned_block_is_refused() -> None:
 
 def test_a_planned_model_is_saved_and_loaded() -> None:
     model, inputs = built("attention")
-    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    planned = smallest("attention").apply(copy.deepcopy(model.eval()))
     file = io.BytesIO()
     with torch.no_grad():
         planned(*inputs)
@@ -245,7 +245,7 @@ def test_a_planned_model_is_saved_and_loaded() -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch's own about itself
 def test_a_compiled_model_runs_its_plan_as_it_is() -> None:
     model, inputs = built("attention")
-    planned = ChunkPlan.make(model.eval(), inputs).apply(copy.deepcopy(model))
+    planned = smallest("attention").apply(copy.deepcopy(model.eval()))
     compiled = torch.compile(planned, backend="eager")
     with torch.no_grad():
         assert torch.equal(compiled(*inputs), planned(*inputs))
