@@ -1,9 +1,9 @@
 """Models of other people under `ac=nested`, trained beside the plain model: equal bit for bit, or refused.
 
 Each architecture is small, has random weights and dropout of 0.1 in every `nn.Dropout`, and is trained for
-two steps in each of the ways in which people call it. The children of its longest list of modules are regions,
-inside one around that list, and so are those of lists that lie as deep. Outputs, loss, gradients, buffers and
-weights of both steps are compared. Libraries that are not installed are said, and left out.
+two steps in each of the ways in which people call it. The children of its longest list of modules are
+regions, inside one around that list, and so are those of lists that lie as deep. Outputs, loss, gradients,
+buffers and weights of both steps are compared. Libraries that are not installed are said, and left out.
 
     python -m bench.nested_models [--matching Llama]
 """
