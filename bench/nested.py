@@ -9,6 +9,9 @@ with dropout.
 Each outermost region also keeps the state of the CPU's generator, in host memory also where the model is on a
 GPU.
 
+Times are those of 16 blocks beside `ac=full` in the same process. The target is 1.0 at one level, and at two
+1.15 x the ratio of FLOPs.
+
     python -m bench.nested
 """
 
@@ -18,8 +21,10 @@ import sys
 from dataclasses import asdict, dataclass
 
 import torch
+from rich.console import Group
 from rich.table import Table
 
+from bench.nested_times import NestedTime, measured_times
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
@@ -76,7 +81,9 @@ class NestedStep:
 
 def main() -> int:
     """Measure, print the table, write the JSON; return 1 where a number is not the one that follows."""
-    arguments = parser(__doc__, "nested").parse_args()
+    made = parser(__doc__, "nested")
+    made.add_argument("--pairs", type=int, default=20, help="steps of each kind that are timed")
+    arguments = made.parse_args()
     torch.set_num_threads(1)
     chosen = [((), True), *((levels, early_stop) for levels in LEVELS for early_stop in (False, True))]
     overrides = [
@@ -93,16 +100,18 @@ def main() -> int:
     rows = [
         _measure(*each, experiment) for each, experiment in zip(chosen, experiments(overrides), strict=True)
     ]
+    times = measured_times(SIZES, arguments.pairs)
     publish(
-        _table(rows),
+        Group(_table(rows), _table_of_times(times)),
         arguments.out,
         protocol={
             "overrides": SIZES,
             "parity_steps": 3,
             "block_input_bytes": BLOCK_INPUT_BYTES,
             "blocks_flops": BLOCKS_FLOPS,
+            "pairs": arguments.pairs,
         },
-        results=[asdict(row) for row in rows],
+        results={"steps": [asdict(row) for row in rows], "times": [asdict(row) for row in times]},
     )
     wrong = [row for row in rows if not is_as_claimed(row, rows)]
     for row in wrong:
@@ -189,6 +198,22 @@ def _table(rows: list[NestedStep]) -> Table:
             "calls": "most_calls",
         },
         title=f"{BLOCKS} equal blocks, {BLOCK_INPUT_BYTES:,} bytes of input each; x: in inputs of a block",
+    )
+
+
+def _table_of_times(rows: list[NestedTime]) -> Table:
+    return table_of(
+        rows,
+        {
+            "width": "width",
+            "levels": lambda row: str(list(row.levels)),
+            "rewind": lambda row: "on" if row.rewind else "off",
+            "time / ac=full": lambda row: f"{row.ratio.median:.3f}",
+            "95 % interval": lambda row: f"{row.ratio.low:.3f} to {row.ratio.high:.3f}",
+            "FLOPs / ac=full": "flops_ratio:.3f",
+            "time by FLOPs": lambda row: f"{row.ratio.median / row.flops_ratio:.3f}",
+        },
+        title="16 blocks beside ac=full, CPU time, A B B A",
     )
 
 

@@ -6,7 +6,8 @@ python -m bench.rewind --models gpt_nano evoformer --pairs 30
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from statistics import median
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ class Cost:
     Fields:
         modules: in the blocks, each of which has attributes to look at.
         ratio: CPU time of a step.
+        cost_s: median of what a step takes longer, CPU time in seconds.
         saved_bytes, alone_bytes: live after forward, with and without.
     """
 
@@ -36,6 +38,7 @@ class Cost:
     blocks: int
     modules: int
     ratio: Ratio
+    cost_s: float
     saved_bytes: int
     alone_bytes: int
 
@@ -57,6 +60,7 @@ def main() -> int:
                 "modules": "modules",
                 "step, with / without": lambda row: f"{row.ratio.median:.3f}",
                 "95 % interval": lambda row: f"{row.ratio.low:.3f} to {row.ratio.high:.3f}",
+                "more ms a step": lambda row: f"{1e3 * row.cost_s:.2f}",
                 "more bytes after forward": lambda row: f"{row.saved_bytes - row.alone_bytes:,}",
             },
             title="ac=full ac.rewind=true beside ac=full, CPU time, A B B A",
@@ -93,6 +97,7 @@ def _cost(model: str, pairs: int) -> Cost:
         blocks=len(blocks),
         modules=sum(len(list(block.modules())) for block in blocks),
         ratio=ratio_to_baseline(samples.variant_s, samples.twin_s),
+        cost_s=median(with_s - alone_s for with_s, alone_s in zip(*astuple(samples), strict=True)),
         saved_bytes=saved[0],
         alone_bytes=saved[1],
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -15,6 +16,8 @@ from torch.distributed.fsdp import FlatParameter
 
 from strategies.errors import StrategyError
 from strategies.nested.nested_regions import Path, path_name
+from strategies.nested.offloads import storage_of
+from strategies.nested.tape import Slot
 from strategies.regions.saved_tensors import Packed, kept
 
 Line: TypeAlias = tuple[str, int]
@@ -33,7 +36,7 @@ class Reading:
         region: the region that reads it.
         shape: its shape, for messages.
         reader: the name of the reader, and the line that calls it, for messages.
-        is_written: the reader writes statistics into it that it does not read: it gets a copy.
+        is_written: the region writes into it: it gets a copy.
     """
 
     packed: Packed
@@ -56,9 +59,9 @@ class Reading:
             problem = f"region {name} reads {self._what()}, which is later changed in place"
             remedy = f"so {name} cannot be recomputed; include that change in {name}"
             raise StrategyError("ac", f"{problem}, {remedy}") from error
-        if self.is_written:
-            tensor = tensor.clone()
-        return tensor.requires_grad_() if self.requires_grad else tensor
+        tensor = tensor.requires_grad_() if self.requires_grad else tensor
+        with torch.enable_grad():
+            return tensor.clone() if self.is_written else tensor  # nobody may write into a leaf
 
     def _what(self) -> str:
         what = f"a tensor of {list(self.shape)}"
@@ -70,7 +73,30 @@ class Reading:
 
 def reading_of(tensor: Tensor, region: Path) -> Reading:
     """Return how a region reads a tensor that was made in a recomputation of the one around it."""
-    return Reading(kept(tensor), tensor.requires_grad, region, tensor.shape, None, False)
+    return Reading(kept(tensor), tensor.requires_grad, region, tensor.shape, None, is_written=False)
+
+
+def readings_of(values: Mapping[Slot, Tensor], region: Path) -> dict[Slot, Callable[[], Tensor]]:
+    """Return the same for all inputs of a region: copies of those that it, or what follows, changes in place.
+
+    Raises:
+        StrategyError: a changed one shares its memory with another.
+    """
+    storages = Counter(storage_of(tensor) for tensor in values.values())
+    readings: dict[Slot, Callable[[], Tensor]] = {}
+    for slot, tensor in values.items():
+        if slot.is_changed and storages[storage_of(tensor)] > 1:
+            name = path_name(region)
+            problem = f"region {name} reads two views of a tensor of {list(tensor.shape)}, one of which is"
+            remedy = (
+                f"changed in place, so {name} cannot be recomputed; include what makes the views in {name}"
+            )
+            raise StrategyError("ac", f"{problem} {remedy}")
+        own = tensor.detach().clone() if slot.is_changed else tensor
+        readings[slot] = replace(
+            reading_of(own, region), requires_grad=tensor.requires_grad, is_written=slot.is_changed
+        )
+    return readings
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class NotedTensors:
         """Take note that a call changed `tensor`; say whether that comes from outside."""
         storage = storage_of(tensor)
         self._rewritten.add(storage)
+        for noted, slot, *_ in self._noted.values():
+            other = noted()
+            if other is not None and storage_of(other) == storage:
+                slot.is_changed = True
         found = self._noted.get(id(tensor))
         if found is not None:
             self.note(tensor, found[1])

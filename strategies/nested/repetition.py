@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
-from strategies.nested.inputs import reading_of
+from strategies.nested.inputs import readings_of
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.surroundings import GeneratorStates, generator_states, set_generators
@@ -213,7 +213,7 @@ def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slo
         early_stop=region.early_stop,
         generators=generator_states(region.generators) if region.generators else {},
         calls=calls,
-        inputs={slot: reading_of(values[slot], regions[-1]) for slot in read_from_outside(calls)},
+        inputs=readings_of({slot: values[slot] for slot in read_from_outside(calls)}, regions[-1]),
     )
 
 

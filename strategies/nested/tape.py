@@ -25,12 +25,18 @@ from strategies.regions.rewind import RewoundCall, all_modules
 
 
 class Slot:
-    """Stands for a tensor on a tape."""
+    """Stands for a tensor on a tape.
 
-    __slots__ = ("position",)
+    Attributes:
+        position: how many calls the tape had when it was made; -1 outside of the region.
+        is_changed: a call on the tape changes it in place.
+    """
+
+    __slots__ = ("is_changed", "position")
 
     def __init__(self, position: int) -> None:
-        self.position = position  # how many calls the tape had when it was made; -1 outside of the region
+        self.position = position
+        self.is_changed = False
 
 
 class Following(Protocol):
