@@ -205,7 +205,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, Batch]:
             setattr(config, key, 0.0)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    model = _without_dropout(getattr(transformers, f"AutoModelFor{head}").from_config(config))
+    model = _tamed(getattr(transformers, f"AutoModelFor{head}").from_config(config))
     if head.startswith(("Image", "Semantic")):
         return Positional(model, ["pixel_values"]), _batch(_pictures(_PIXELS))
     tokens = torch.randint(1, _VOCABULARY, (_BATCH, _TOKENS))
@@ -219,7 +219,7 @@ def _of_timm(name: str) -> tuple[nn.Module, Batch]:
     timm = _imported("timm")
     maker = partial(timm.create_model, name) if name.islower() else getattr(timm.models, name)
     model = maker(num_classes=8, **options)
-    return _without_dropout(model), _batch(_pictures(options.get("img_size", _WIDE_PIXELS)))
+    return _tamed(model), _batch(_pictures(options.get("img_size", _WIDE_PIXELS)))
 
 
 def _of_torchvision(name: str) -> tuple[nn.Module, Batch]:
@@ -238,12 +238,12 @@ def _of_torchvision(name: str) -> tuple[nn.Module, Batch]:
         options["weights"] = None
     if name.startswith("segmentation"):
         options["weights_backbone"] = None
-    return _without_dropout(maker(**options)), _batch(_pictures(pixels))
+    return _tamed(maker(**options)), _batch(_pictures(pixels))
 
 
 def _of_diffusers(name: str) -> tuple[nn.Module, Batch]:
     sizes, names = _DIFFUSERS[name]
-    model = _without_dropout(getattr(_imported("diffusers"), name)(**sizes))
+    model = _tamed(getattr(_imported("diffusers"), name)(**sizes))
     given = {
         "sample": _pictures(_PIXELS),
         "timestep": torch.tensor([3, 7]),
@@ -259,10 +259,15 @@ def _imported(library: str) -> Any:
     return module
 
 
-def _without_dropout(model: nn.Module) -> nn.Module:
+def _tamed(model: nn.Module) -> nn.Module:
+    """Return the model without dropout, and without weights of zero, behind which gradients are zero."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+        for name in ("p", "drop_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight") and not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
     return model
 
 

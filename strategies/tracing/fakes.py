@@ -25,6 +25,7 @@ class Fakes(FakeTensorMode):
     * Views have the strides that they have with data in dimensions of size 1 too: a convolution chooses its
       layout, and so the order of dropout's numbers, by these.
     * What a recurrent layer keeps for its backward has a size.
+    * The gradient of a layer norm's input is contiguous, whatever the layout of that of its output.
     """
 
     def __torch_dispatch__(
@@ -38,6 +39,9 @@ class Fakes(FakeTensorMode):
         if func is _aten.mkldnn_rnn_layer.default and torch.is_grad_enabled():
             *known, workspace = result
             return *known, workspace.new_empty(_workspace_shape(args))
+        if func is _aten.native_layer_norm_backward.default and result[0] is not None:
+            with self:
+                return torch.empty_like(result[0], memory_format=torch.contiguous_format), *result[1:]
         return result
 
     def _view(self, func: Any, types: Sequence[Any], tensor: Tensor, shape: list[int]) -> Any:

@@ -30,8 +30,9 @@ from strategies.tracing.module_state import (
     HOOKS,
     ByIdentity,
     frozen,
-    has_hooks,
     held_by,
+    hooks_of,
+    is_capture,
     kind_of_tensor,
 )
 
@@ -161,9 +162,10 @@ def refuse_unseen(where: str, fqn: str, module: nn.Module) -> None:
     """Refuse a module whose call does what a recording does not see.
 
     Raises:
-        StrategyError: it has hooks, or a forward of its own; it names `where` and `fqn`.
+        StrategyError: it has hooks that do not only collect hidden states, or a forward of its own; it names
+            `where` and `fqn`.
     """
-    if has_hooks(module):
+    if not all(map(is_capture, hooks_of(module))):
         problem = f"{fqn!r} has hooks, which a planned forward does not call"
         raise StrategyError(where, f"{problem}; remove them")
     forward = held_by(module, "forward")

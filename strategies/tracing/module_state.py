@@ -122,7 +122,22 @@ def kind_of_tensor(tensor: Any) -> object:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether something else than the forward happens when `module` is called."""
-    return any(vars(module)[name] for name in HOOKS)
+    return any(True for _ in hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the hooks around the calls of `module`."""
+    for name in HOOKS:
+        yield from vars(module)[name].values()
+
+
+def is_capture(hook: Any) -> bool:
+    """Whether a hook is one of those with which `transformers` collects hidden states.
+
+    It leaves the call as it is, and collects on a shadow what it would on the model. It is there once
+    somebody has asked for hidden states.
+    """
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:

@@ -2,7 +2,8 @@
 
 A forward can be followed on a shadow without a byte of compute, wherever the model itself stands:
 a shadow is made of the plain module below FSDP2, DDP and `torch.compile`, has the global shapes of
-`DTensor` parameters, the dtypes of FSDP's mixed precision, and no hooks.
+`DTensor` parameters, the dtypes of FSDP's mixed precision, and of hooks only those that collect hidden
+states.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from strategies.errors import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
 from strategies.tracing.fakes import Fakes
-from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, restored_generators
+from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, is_capture, restored_generators
 
 PARTS = "_acbench_parts"
 """The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which
@@ -237,7 +238,8 @@ class _Caster:
         for source, twin, fqn, _ in self._twins.values():
             for name, value in vars(source).items():
                 if name in _HOOKS:
-                    twin.__dict__[name] = OrderedDict()
+                    captures = {key: hook for key, hook in value.items() if is_capture(hook)}
+                    twin.__dict__[name] = OrderedDict(captures)
                 elif name not in _REBUILT and name not in twin.__dict__["_parameters"]:
                     twin.__dict__[name] = self._named(value, fqn, name)
 

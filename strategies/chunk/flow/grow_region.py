@@ -230,7 +230,7 @@ def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> lis
 def seeds_of(node: fx.Node) -> list[RegionSeed]:
     """Return the ways to begin a region at `node`."""
     value = node.meta.get("val")
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or not value.numel():
         return []
     found = [
         RegionSeed(node=node, axis=whole(dim, value.shape), way=("dim", dim))

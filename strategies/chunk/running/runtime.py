@@ -71,6 +71,7 @@ class Buffer:
         shape, strides, dtype, device: layout of the output.
         axis: axis along which chunks are written; `None` for a sum.
         into: position of the input whose buffer is reused, or `None`.
+        has_gradient: whether backward computes a gradient for the output.
     """
 
     shape: tuple[int, ...]
@@ -79,6 +80,7 @@ class Buffer:
     device: torch.device
     axis: Axis | None
     into: int | None = None
+    has_gradient: bool = True
 
     def allocate(self, inputs: Sequence[Tensor], *, may_overwrite: bool) -> Tensor:
         """Return the memory of the output."""
@@ -241,7 +243,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.loop = loop
         ctx.save_for_backward(*inputs)
         results = loop.run(inputs, may_overwrite=False)
-        ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
+        parts = zip(results, loop.outputs, strict=True)
+        ctx.mark_non_differentiable(*(each for each, buffer in parts if not buffer.has_gradient))
         ctx.set_materialize_grads(False)
         return results
 

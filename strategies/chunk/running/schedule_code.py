@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, is_slice_along, slots
 from strategies.chunk.loops.accumulating_products import product
-from strategies.chunk.loops.backward import saved_storages, unread_loops
+from strategies.chunk.loops.backward import has_gradient, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import (
@@ -141,6 +141,7 @@ def _buffer(result: LoopOutput, into: int | None) -> Buffer:
         device=value.device,
         axis=result.axis,
         into=into,
+        has_gradient=has_gradient(result.node),
     )
 
 

@@ -144,6 +144,31 @@ class _Norms(nn.Module):
         return x * gate + x.unsqueeze(1).squeeze(1)
 
 
+class _SharesZeros(nn.Module):
+    """The first of two blocks makes a bias, which has no gradient, for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Biased() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x
+
+
+class _Biased(_Mlp):
+    def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        bias = torch.zeros(*x.shape[:2], 4 * D) if bias is None else bias
+        return x + self.down(functional.gelu(self.up(self.norm(x)) + bias)), bias
+
+
+def _turns_all_columns(x: Tensor) -> Tensor:
+    turned, rest = x[..., :D], x[..., D:]
+    return torch.cat((turned.sin(), rest), -1)
+
+
 def _self_attention(x: Tensor) -> Tensor:
     h = x.unflatten(-1, (4, -1)).transpose(1, 2)
     return x + functional.scaled_dot_product_attention(h, h, h).transpose(1, 2).flatten(2)
@@ -207,6 +232,8 @@ IDIOMS: dict[str, Callable[[], nn.Module]] = {
     "dropout of columns": lambda: _Stack(lambda: _Calls(_drops_columns)),
     "dropout of channels": lambda: _Stack(lambda: nn.Dropout1d(0.5)),
     "squeezes": lambda: _Stack(_Norms),
+    "a part of no columns": lambda: _Stack(lambda: _Calls(_turns_all_columns)),
+    "zeros for all blocks": _SharesZeros,
     "a tensor attends to itself": lambda: _Stack(lambda: _Calls(_self_attention)),
     "torch's attention": lambda: _Stack(_Attends),
     "a list called attentions": lambda: _Stack(_Attends, "attentions"),
@@ -296,3 +323,18 @@ def test_a_mask_that_is_not_needed_is_not_made() -> None:
     assert forward_peak_bytes(chunked, (tokens,)) == plan.predicted_peak_bytes
     with torch.no_grad():
         torch.testing.assert_close(chunked(tokens), plain(tokens), rtol=1e-5, atol=1e-6)
+
+
+def test_hidden_states_are_those_of_the_plain_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=D, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=32,
+        use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, tokens = transformers.LlamaForCausalLM(config).eval(), torch.randint(0, 32, (1, 64))
+    given = {"input_ids": tokens, "output_hidden_states": True}
+    with torch.no_grad():
+        expected = model(**given).hidden_states  # it has hooks from now on
+        planned = ChunkPlan.make(model, (), kwargs=given, fraction=0.9).apply(copy.deepcopy(model))
+        torch.testing.assert_close(planned(**given).hidden_states, expected, rtol=1e-5, atol=1e-6)

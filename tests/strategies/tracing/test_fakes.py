@@ -21,6 +21,7 @@ _WATCHED = frozenset(
         torch.ops.aten.view.default,
         torch.ops.aten.convolution.default,
         torch.ops.aten._grouped_mm.default,
+        torch.ops.aten.native_layer_norm_backward.default,
         torch.ops.aten.mkldnn_rnn_layer.default,
     }
 )
@@ -53,6 +54,13 @@ def _experts(x: Tensor) -> Tensor:
     return torch._grouped_mm(x.flatten(0, 1), x.new_ones(2, D, 12), offs=ends)
 
 
+def _gradient_of_a_norm(x: Tensor) -> Tensor:
+    image = x.clone().requires_grad_()
+    outputs = torch.nn.functional.layer_norm(image, [D])
+    (gradient,) = torch.autograd.grad(outputs, image, torch.ones(2, D, 16).transpose(1, 2))
+    return gradient
+
+
 _LAYER = torch.nn.LSTM(D, D, batch_first=True)
 
 
@@ -61,7 +69,7 @@ def _recurrent(x: Tensor) -> Tensor:
     return outputs
 
 
-@pytest.mark.parametrize("body", [_picture_of_one, _experts, _recurrent])
+@pytest.mark.parametrize("body", [_picture_of_one, _experts, _gradient_of_a_norm, _recurrent])
 def test_layouts_are_those_with_data(body: Callable[[Tensor], Tensor]) -> None:
     with _Layouts() as expected:
         body(torch.ones(2, 16, D))
