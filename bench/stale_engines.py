@@ -1,15 +1,19 @@
-"""Engines of `bench.stale`: how a program of each kind stands in for a model."""
+"""Engines of `bench.stale`: how each of them stands in for a model."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,28 +27,39 @@ from strategies.ac.nested import Nested
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan
 from strategies.chunk.planning.chunk_plan import InfeasibleBudget, Planner
-from strategies.chunk.running.chunked_forward import chunked_forwards
+from strategies.chunk.running.chunked_forward import ChunkProgram, chunked_forwards
 from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
+from strategies.shard.candidate import OneCandidate
 from strategies.shard.cheapest import Cheapest
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import TensorAxis
+from strategies.shard.model.shard_plan import ShardPlan
+from strategies.tracing.guard import Programs
 
 RANKS = 2
 _PATIENCE_S = 1200
-_SLOW = Cheapest(latency_s=0.0, flops_per_s=1e6, bandwidth_bytes_per_s=3e9)
+_SHARDINGS: tuple[Sharding, ...] = (
+    Cheapest(latency_s=0.0, flops_per_s=1e6, bandwidth_bytes_per_s=3e9),  # slow ranks, that divide work
+    Megatron(),
+    OneCandidate(candidate="RS0 = RR x RS0"),
+    OneCandidate(candidate="RR = RS0 x S0R", modules="*.down"),
+)
 _SPLITS = {"layers.*.up": "column", "layers.*.down": "row"}
 _LABELS = {"layers.0.norm": [0], "layers.0.up": [0], "layers.1.down": [1]}
 _FRACTIONS = (None, 0.6, 0.4)
 
+Examine: TypeAlias = Callable[..., Iterator[Any]]
+"""Yields what becomes of the programs of an engine and a seed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A program that an engine can run.
+    """A model that an engine can run.
 
     Fields:
         seed: its seed.
-        apply: changes the model to run as the engine does, and returns it.
+        apply: changes a model like it to run as the engine does, and returns it.
         mode: grad mode of the first call.
     """
 
@@ -69,7 +84,7 @@ class Engine:
     bounds: ClassVar[dict[torch.dtype, float]] = {}
 
     def ready(self, seed: int) -> Ready | None:
-        """Return the program of a seed; `None` where the engine refuses it."""
+        """Return the model of a seed; `None` where the engine refuses it."""
         raise NotImplementedError
 
     def recorded(self, session: Session) -> int:
@@ -82,10 +97,16 @@ class Engine:
         is_half = session.autocasts and dtype is torch.float32
         return self.bounds.get(torch.bfloat16 if is_half else dtype, 0.0)
 
-    def outcomes(self, seeds: Iterable[int], examine: Callable[..., Iterator[Any]]) -> list[Any]:
-        """Return what `examine` yields for every seed."""
-        with _group(1, 0):
-            return [outcome for seed in seeds for outcome in examine(self, seed)]
+    def outcomes(self, seeds: Iterable[int], examine: Examine) -> tuple[list[Any], float]:
+        """Return what `examine` yields for every seed, and the CPU time of that in seconds."""
+        torch.set_num_threads(1)
+        begin = time.process_time()
+        found: list[Any] = []
+        with _group(1, 0), redirect_stderr(StringIO()), _collecting_seldom():
+            for seed in seeds:
+                found += examine(self, seed)
+                gc.collect()
+        return found, time.process_time() - begin
 
 
 class NestedEngine(Engine):
@@ -127,30 +148,51 @@ class ChunkEngine(Engine):
                 fqn: replace(each, share=None, goal_bytes=2**60) for fqn, each in plan.schedulers.items()
             }
             plan = replace(plan, schedulers=eased)
-        return Ready(seed=seed, apply=plan.apply, mode="grad" if training else "no_grad")
+        return Ready(seed=seed, apply=_Sharing(plan), mode="grad" if training else "no_grad")
+
+
+class _Sharing:
+    """Applies a plan to models that are alike, which take over the programs of each other.
+
+    That is what blocks that are alike do inside of one model: a program that does not fit is a difference
+    all the same, and one that fits is not recorded again for every chain.
+    """
+
+    def __init__(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        self._shared: dict[str, tuple[Programs[ChunkProgram], Programs[ChunkProgram]]] = {}
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        """Apply the plan."""
+        applied = self._plan.apply(model)
+        for fqn, forward in chunked_forwards(model).items():
+            own = forward.alike, forward.recorded
+            forward.alike, forward.recorded = self._shared.setdefault(fqn, own)
+        return applied
 
 
 class ShardEngine(Engine):
-    """Megatron's plan, or the cheapest on slow ranks, on two ranks; programs without random numbers."""
+    """One of several plans on two ranks, the first that is possible; models without random numbers."""
 
     name = "shard"
     bounds: ClassVar = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
 
     def ready(self, seed: int) -> Ready | None:
         """As `Engine.ready`."""
-        model = built(seed)
+        model, sample, axis = built(seed), _sample(seed), TensorAxis(ranks=RANKS, splits=_SPLITS)
         if "drops" in model.idioms:
             return None
-        strategy: Sharding = Megatron() if seed % 2 else _SLOW
-        try:
-            plan = strategy.plan(model, _sample(seed), TensorAxis(ranks=RANKS, splits=_SPLITS))
-        except StrategyError:
-            return None
-        assert plan is not None
-        mesh = init_device_mesh("cpu", (RANKS,))
-        return Ready(seed=seed, apply=lambda model: strategy.realise(model, plan, mesh))
+        first = seed % len(_SHARDINGS)
+        for strategy in (*_SHARDINGS[first:], *_SHARDINGS[:first]):
+            try:
+                plan = strategy.plan(model, sample, axis)
+            except StrategyError:
+                continue
+            assert plan is not None
+            return Ready(seed=seed, apply=partial(_realised, strategy, plan))
+        return None
 
-    def outcomes(self, seeds: Iterable[int], examine: Callable[..., Iterator[Any]]) -> list[Any]:
+    def outcomes(self, seeds: Iterable[int], examine: Examine) -> tuple[list[Any], float]:
         """As `Engine.outcomes`; both ranks run all of it, and must agree."""
         context = multiprocessing.get_context("spawn")
         with tempfile.TemporaryDirectory() as folder:
@@ -162,17 +204,20 @@ class ShardEngine(Engine):
                 each.join(_PATIENCE_S)
                 each.kill()
             found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.pickle"))]  # noqa: S301 (our own)
-        if len(found) != RANKS or found[0] != found[1]:
+        if len(found) != RANKS or found[0][0] != found[1][0]:
             raise RuntimeError("the ranks did not end, or disagree about what became of a program")
-        outcomes: list[Any] = found[0]
-        return outcomes
+        return found[0][0], sum(seconds for _, seconds in found)
+
+
+def _realised(strategy: Sharding, plan: ShardPlan, model: nn.Module) -> nn.Module:
+    return strategy.realise(model, plan, init_device_mesh("cpu", (RANKS,)))
 
 
 ENGINES: dict[str, type[Engine]] = {each.name: each for each in (NestedEngine, ChunkEngine, ShardEngine)}
 
 
 def built(seed: int) -> Program:
-    """Return the program of a seed, of four one in single precision."""
+    """Return the model of a seed, of four one in single precision."""
     program = Program(seed).train()
     return program if seed % 4 == 1 else program.double()
 
@@ -187,12 +232,24 @@ def _loss(outputs: Any) -> torch.Tensor:
     return given.square().mean()
 
 
-def _rank(rank: int, folder: str, seeds: Sequence[int], examine: Callable[..., Iterator[Any]]) -> None:
-    torch.set_num_threads(1)
+def _rank(rank: int, folder: str, seeds: Sequence[int], examine: Examine) -> None:
     with _group(RANKS, rank, folder):
-        engine = ShardEngine()
-        found = [outcome for seed in seeds for outcome in examine(engine, seed)]
+        found = Engine.outcomes(ShardEngine(), seeds, examine)
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Leave garbage to who asks: half of the time went to looking for it among all that torch holds."""
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ _GROUPS = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 class _Nothing:
-    """Stands for an attribute that is not there."""
+    """Stands for an attribute, or its module, that is not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,11 +256,21 @@ def _values_read(
     def numbered(value: Any) -> object:
         return numbers.setdefault(id(value), len(numbers)), kind_of_tensor(value)
 
-    modules: dict[str, nn.Module] = {}
+    of_torch = numbered if is_exact else _as_python_has_it
+    modules: dict[str, nn.Module | None] = {}
     for fqn, name in places:
         if fqn not in modules:
-            modules[fqn] = unwrapped(submodule(module, fqn))
-        yield (fqn, name), _value_read(modules[fqn], name, numbered if is_exact else _as_python_has_it)
+            modules[fqn] = module_at(module, fqn)
+        owner = modules[fqn]
+        yield (fqn, name), _Nothing if owner is None else _value_read(owner, name, of_torch)
+
+
+def module_at(root: nn.Module, fqn: str) -> nn.Module | None:
+    """Return a module below its wrappers; `None` where the FQN leads to none, as after a swap on the way."""
+    try:
+        return unwrapped(submodule(root, fqn))
+    except AttributeError:
+        return None
 
 
 def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.errors import StrategyError
-from strategies.regions.blocks import Disguised, submodule, unwrapped
+from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
@@ -26,7 +26,7 @@ from strategies.shard.candidates.redistribution import Steps, steps_between
 from strategies.shard.model.graph import PythonState, kind_of_inputs
 from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
-from strategies.tracing.guard import Guard, refuse_global_hooks
+from strategies.tracing.guard import Guard, module_at, refuse_global_hooks
 from strategies.tracing.module_state import held_by
 from strategies.tracing.shadow import PARTS
 
@@ -132,7 +132,8 @@ class Watched:
             raise StrategyError("shard", f"{problem}; change it before, and plan for it")
         for fqn in self.frozen:
             home, _, name = fqn.rpartition(".")
-            held = held_by(unwrapped(submodule(module, home)), name)
+            owner = module_at(module, home)
+            held = None if owner is None else held_by(owner, name)
             if isinstance(held, nn.Parameter) and held.requires_grad:
                 problem = f"{fqn!r} wants a gradient, which it did not when the model was sharded"
                 raise StrategyError("shard", f"{problem}; thaw it before, and plan for it")

@@ -76,6 +76,7 @@ class _Block(nn.Module):
         self.linear = nn.Linear(3, 3)
         self.gain = self.twin = nn.Parameter(torch.ones(3))
         self.flag: Any = True
+        self.held = nn.ModuleDict({"one": self.linear})
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.linear(x) * self.gain
@@ -83,7 +84,7 @@ class _Block(nn.Module):
 
 
 PLACES = [("", "flag"), ("", "gain"), ("", "twin"), ("", "missing"), ("linear", "forward"), ("", "slope")]
-PLACES += [("linear", "_forward_hooks"), ("linear", "weight"), ("", "_modules")]
+PLACES += [("linear", "_forward_hooks"), ("linear", "weight"), ("", "_modules"), ("held.one", "bias")]
 
 
 def _set(name: str, value: Any) -> Callable[[Any], Any]:
@@ -104,6 +105,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "one of two names": (_set("twin", nn.Parameter(torch.ones(3))), False),
     "a frozen weight": (lambda block: block.linear.requires_grad_(False), False),
     "another linear": (_set("linear", nn.Linear(3, 3)), False),
+    "nothing on the way to a module": (lambda block: block.held.pop("one"), False),
 }
 
 
