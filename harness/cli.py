@@ -29,6 +29,8 @@ from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point
 from harness.ranks.agent import Agent, sigterm_exits
+from harness.ranks.forkserver import ForkServerError
+from harness.ranks.last_words import last_words
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
@@ -146,17 +148,27 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
+    resolved: dict[str, Any] = encode(with_mesh_name(fields))
     try:
         experiment = materialise(fields)
+        resolved = experiment.to_dict()
         launcher.check(experiment.mesh)
         preflight.check(experiment)
-        resolved = experiment.to_dict()
     except (ConfigError, StrategyError) as error:
-        experiment, refusal, resolved = None, error, encode(with_mesh_name(fields))
+        refusal = error
+    except ForkServerError:
+        raise
+    except Exception as error:
+        if not is_swept:
+            raise
+        words = last_words(error)
+        sys.stderr.write(words.traceback)
+        problem = f"a defect here kept this point from being planned: {words.kind}: {words.message}"
+        refusal = ConfigError("acbench", f"{problem}; report it with the traceback on stderr")
     return Point(
         trial_id=trial_id(resolved),
         resolved=resolved,
-        experiment=experiment,
+        experiment=experiment if refusal is None else None,
         refusal=refusal,
         yaml=to_yaml(resolved),
     )

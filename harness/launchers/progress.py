@@ -20,7 +20,7 @@ class SweepProgress:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),

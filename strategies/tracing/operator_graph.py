@@ -111,6 +111,10 @@ class OpaquePart(StrategyError):  # noqa: N818 (it tells of a part, and mostly i
         self.fqn = fqn
         self.graphs = graphs
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the graphs behind: a message to another process needs none, and they have no pickle."""
+        return type(self), (self.where, self.problem, self.fqn)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
@@ -380,7 +384,7 @@ class _OperatorRecorder(TorchDispatchMode):
             )
         if fqn in self._opaque:
             result = self._call_opaque(fqn, body, args, kwargs)
-        elif fqn not in self._scopes or fqn == self._frames[-1].fqn:
+        elif fqn not in self._scopes or fqn == self._frames[-1].fqn or not _is_held((args, kwargs)):
             result = body(*args, **kwargs)
         else:
             result = self._call_scope(fqn, body, args, kwargs)
@@ -410,9 +414,7 @@ class _OperatorRecorder(TorchDispatchMode):
         result = body(*args, **kwargs)
         self._is_inside_opaque = False
         self._effects.forgive(fqn)
-        if not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)) or not all(
-            isinstance(leaf, (fx.Node, *CONSTANTS)) for leaf in tree_leaves(given)
-        ):
+        if not _is_held(given) or not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)):
             raise self._opaque_part("takes or returns what is no tensor, and cannot run as it is")
         node = self._call_node(fqn, given, result)
         node.meta["opaque"] = True
@@ -578,6 +580,11 @@ def _leaves_padding_out(
     """Whether torch's encoder returns zeros for padding: without gradients and in evaluation."""
     is_plain = mask is None and not is_causal and not encoder.training and not torch.is_grad_enabled()
     return is_plain and encoder.use_nested_tensor and src_key_padding_mask is not None and src.dim() > 0
+
+
+def _is_held(arguments: Any) -> bool:
+    """Whether a graph can write down a call with these arguments: tensors, or their nodes, and constants."""
+    return all(isinstance(leaf, (Tensor, fx.Node, *CONSTANTS)) for leaf in tree_leaves(arguments))
 
 
 def may_run_again(graph: fx.Graph) -> bool:

@@ -49,9 +49,9 @@ def _is_value(word: str) -> bool:
     return name.replace(".", "").isidentifier() and not (CONF / name).is_dir()
 
 
-def point_of(line: str) -> Point:
+def point_of(line: str, *, is_swept: bool = False) -> Point:
     """Return the point of a command without quotes, `acbench <line>`."""
-    return cli.point(composed(_words(line)), Local(), _preflight())
+    return cli.point(composed(_words(line)), Local(), _preflight(), is_swept=is_swept)
 
 
 def experiment_of(line: str) -> Experiment:

@@ -84,7 +84,7 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
     on a terminal that is too narrow for that, cells are wrapped between words, never within.
     """
     content = _filled(sheet(records, root))
-    console = Console(file=stream or sys.stdout, highlight=False)
+    console = Console(file=stream or sys.stdout, highlight=False, emoji=False)
     limit = max(NARROW, console.width) if console.is_terminal else NARROW
     named = sum(heading in _NAMES for heading in content.columns)
     for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):

@@ -59,3 +59,11 @@ def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
         progress.point_started("full")
         progress.point_finished("full", "ok", "neutral")
     assert capsys.readouterr().out == ""
+
+
+def test_names_between_colons_stay_letters() -> None:
+    stream = io.StringIO()
+    with SweepProgress(stream) as progress:
+        progress.start(1)
+        progress.point_finished("full on single, user:memo", "ok", "neutral")
+    assert "user:memo: ok" in stream.getvalue()

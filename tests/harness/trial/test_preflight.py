@@ -461,6 +461,27 @@ def test_a_defect_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
         Preflight().check(experiment)
 
 
+def test_a_defect_of_the_program_refuses_one_point_of_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defect(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no pickle")
+
+    monkeypatch.setattr(ModelSpec, "check", defect)
+    refused = point_of("model=mlp", is_swept=True)
+    assert str(refused.refusal) == (
+        "acbench: a defect here kept this point from being planned: RuntimeError: no pickle; "
+        "report it with the traceback on stderr"
+    )
+    assert "in defect" in capsys.readouterr().err
+
+
+def test_a_point_that_is_refused_says_what_it_asks_for_as_any_other() -> None:
+    found = point_of(f"model=python model.factory={USER}:regression ac=full ac.layers_fqn=no.such.blocks")
+    assert found.refusal is not None
+    assert "tp_summed" not in found.resolved["model"]  # it has its default
+
+
 def test_a_command_makes_a_model_once_for_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"model=python model.factory={USER}:healthy ac=full seed={seed}" for seed in range(3)]
     experiments = [experiment_of(line) for line in lines]

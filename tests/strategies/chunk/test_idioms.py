@@ -60,6 +60,25 @@ class _Stack(nn.Module):
         return x
 
 
+class _Acts(nn.Module):
+    """Blocks that are called with their activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Activated() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, act in zip(self.layers, (torch.tanh, functional.gelu), strict=True):
+            x = layer(x, act=act)
+        return x
+
+
+class _Activated(_Mlp):
+    def forward(self, x: Tensor, *, act: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
+        outputs: Tensor = x + self.down(act(self.up(self.norm(x))))
+        return outputs
+
+
 class _Calls(nn.Module):
     """A function as a module."""
 
@@ -236,6 +255,7 @@ IDIOMS: dict[str, Callable[[], nn.Module]] = {
     "zeros for all blocks": _SharesZeros,
     "a tensor attends to itself": lambda: _Stack(lambda: _Calls(_self_attention)),
     "torch's attention": lambda: _Stack(_Attends),
+    "a function by keyword": _Acts,
     "a list called attentions": lambda: _Stack(_Attends, "attentions"),
     "torch's encoder": _Encoder,
     "experts in one product": lambda: _Stack(lambda: _Calls(_experts)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.estimate.operator_cost import MACHINES, cost_of
-from strategies.tracing.operator_graph import ScopeGraph, record_scopes
+from strategies.tracing.operator_graph import OpaquePart, ScopeGraph, record_scopes
 from strategies.tracing.shadow import Shadow, shadowed
 
 
@@ -65,3 +67,9 @@ def test_costs() -> None:
     cost = cost_of(product)
     assert (cost.flops, cost.moved_bytes, cost.rows, cost.is_free) == (96, 4 * (12 + 4 + 12 + 16), 3, False)
     assert cost.seconds(MACHINES["cpu"]) > MACHINES["cpu"].launch_s
+
+
+def test_a_part_that_cannot_be_planned_is_told_to_another_process() -> None:
+    told = OpaquePart("chunk", "sets 'n'", "layers.0", recorded(with_grad=False))
+    heard = pickle.loads(pickle.dumps(told))
+    assert (type(heard), str(heard), heard.fqn) == (OpaquePart, "chunk: sets 'n'", "layers.0")
