@@ -36,6 +36,7 @@ EXPENSIVE = {
     "tests/harness/trial/test_run.py": "",
     "tests/harness/trial/test_assemble.py::test_an_unusual_model": "[odd_outputs ac=full]",
     "tests/harness/trial/test_assemble.py::test_ranks_train": "",
+    "tests/harness/trial/test_assemble.py::test_a_plan_that_includes_the_loss": "",
     "tests/harness/trial/test_preflight.py": "::test_refuses_blocks_that_are_not_there",
     "tests/harness/sweep/test_launch.py": "::test_a_refused_point_is_a_record",
     "tests/harness/ranks/test_agent.py": "::test_results_come_back_by_rank[1]",
@@ -47,6 +48,7 @@ EXPENSIVE = {
     "tests/strategies/shard/operators/test_operators.py": "[matmul of vectors]",
     "tests/strategies/shard/model/test_odd_models.py": "[own norm]",
     "tests/strategies/shard/candidates/test_execution.py": "equals_the_dense_operator[one axis]",
+    "tests/strategies/shard/candidates/test_redistribution.py::test_every_redistribution": "[2 x 2]",
     "tests/strategies/shard/test_cheapest.py": "::test_stays_within_its_memory[0.27]",
     "tests/strategies/nested/test_trees.py": "::test_the_calls_of_the_seed",
     "tests/strategies/ac/test_laws.py": "full]",
@@ -63,6 +65,7 @@ EXPENSIVE = {
     "tests/harness/measure/speed/test_timing.py::TestTheHeap": "test_no_collection_falls_into_a_timed_step",
     "tests/harness/models/test_families.py::test_finding_the_families_imports_no_transformers": "",
     "tests/harness/report/formats/test_round_trip.py": "",
+    "tests/harness/report/test_odd_records.py::test_a_report_shows": "[nested deeply]",
     "tests/test_rank_pool.py": "",
     "tests/harness/measure/memory/test_allocator.py": "::test_without_compiler_there_is_no_library",
     "tests/harness/measure/gloo/test_wait.py::test_bytes": "[tp]",
@@ -82,10 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
-        if any(
-            item.nodeid.startswith(kind) and not (kept and kept in item.nodeid)
-            for kind, kept in EXPENSIVE.items()
-        ):
+        name = item.nodeid
+        if any(name.startswith(kind) and not (kept and kept in name) for kind, kept in EXPENSIVE.items()):
             item.add_marker("expensive")
     if config.args == config.getini("testpaths"):
         _require_representatives([item.nodeid for item in items])

@@ -10,6 +10,7 @@ checked. After any failure the ranks are replaced, because nobody knows where th
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -155,6 +156,8 @@ def serve(start: _Standing) -> None:
             except (EOFError, ConnectionError):
                 os._exit(0)
             pool.send_bytes(_reply(start.rank, call))
+            gc.collect()
+            gc.freeze()  # what calls import and keep is out of the collections of the next
 
 
 def _reply(rank: int, call: bytes) -> bytes:

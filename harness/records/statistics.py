@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 
 RESOLUTION = 0.01
@@ -86,7 +87,7 @@ def ratio_to_baseline(variant_s: Sequence[float], twin_s: Sequence[float]) -> Ra
     if min(*variant_s, *twin_s) <= 0:
         raise ValueError(f"ratio: times must be positive, got {min(*variant_s, *twin_s)}")
     ratios = [variant / twin for variant, twin in zip(variant_s, twin_s, strict=True)]
-    low, high = _bootstrap_interval(ratios)
+    low, high = _bootstrap_interval(tuple(ratios))
     if len(ratios) < MIN_PAIRS:
         low, high = min(low, 1.0), max(high, 1.0)
     return Ratio(median=median(ratios), low=low, high=high)
@@ -97,7 +98,8 @@ def is_distinguishable(ratio: Ratio) -> bool:
     return ratio.low >= 1 + RESOLUTION or ratio.high <= 1 - RESOLUTION
 
 
-def _bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+@lru_cache  # the same samples are judged for each record that has them
+def _bootstrap_interval(values: tuple[float, ...]) -> tuple[float, float]:
     generator = random.Random(_SEED)  # noqa: S311 (resampling, not cryptography)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     return _quantile(medians, _TAIL), _quantile(medians, 1 - _TAIL)

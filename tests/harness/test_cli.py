@@ -406,7 +406,8 @@ def _ctrl_c_twice(process: subprocess.Popen[str]) -> None:
             id="Ctrl-C twice",
         ),
         pytest.param(lambda process: process.terminate(), 143, "", id="SIGTERM"),
-        pytest.param(lambda process: process.kill(), -9, "", id="SIGKILL"),
+        # by default tests/harness/ranks/test_agent.py has it, of a driver without a sweep
+        pytest.param(lambda process: process.kill(), -9, "", id="SIGKILL", marks=pytest.mark.matrix),
     ],
 )
 def test_a_signal_ends_the_sweep_keeps_what_is_finished_and_leaves_no_process(
