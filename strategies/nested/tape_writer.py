@@ -29,7 +29,7 @@ from strategies.nested.structures import taken_apart, tensors_of
 from strategies.nested.surroundings import DrawnNumbers, Modes
 from strategies.nested.tape import Call, Slot, weights_of
 from strategies.nested.tickets import Ticket
-from strategies.regions.rewind import RewoundCall
+from strategies.regions.rewind import RewoundCall, all_modules
 from strategies.regions.saved_tensors import Packed
 
 _RANDOM = re.compile(
@@ -80,7 +80,7 @@ class TapeWriter(Listener):
         self._tensors = NotedTensors()
         self._drawn = DrawnNumbers(devices if nest.preserve_rng_state else None)
         self._regions = OpenRegions(nest, model, devices, outer=outer, label=label, closed=self._closed)
-        self._is_sharded = any(isinstance(module, UNITS) for module in model.modules())
+        self._is_sharded = any(isinstance(module, UNITS) for module in all_modules(model))
 
     @contextmanager
     def following(self) -> Iterator[None]:
