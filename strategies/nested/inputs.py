@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path as FilePath
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import torch
@@ -68,7 +69,7 @@ class Reading:
         if self.reader is None:
             return what
         name, line = self.reader
-        return f"{what} in {name!r}" + (f" ({FilePath(line[0]).name}:{line[1]})" if line else "")
+        return f"{what} in {name!r}" + (f" ({_shown(line)})" if line else "")
 
 
 def reading_of(tensor: Tensor, region: Path) -> Reading:
@@ -87,11 +88,9 @@ def readings_of(values: Mapping[Slot, Tensor], region: Path) -> dict[Slot, Calla
     for slot, tensor in values.items():
         if slot.is_changed and storages[storage_of(tensor)] > 1:
             name = path_name(region)
-            problem = f"region {name} reads two views of a tensor of {list(tensor.shape)}, one of which is"
-            remedy = (
-                f"changed in place, so {name} cannot be recomputed; include what makes the views in {name}"
-            )
-            raise StrategyError("ac", f"{problem} {remedy}")
+            problem = f"region {name} reads two tensors of one memory, and one is changed in place"
+            remedy = f"so {name} cannot be recomputed; include in {name} what makes one of the other"
+            raise StrategyError("ac", f"{problem}, {remedy}")
         own = tensor.detach().clone() if slot.is_changed else tensor
         readings[slot] = replace(
             reading_of(own, region), requires_grad=tensor.requires_grad, is_written=slot.is_changed
@@ -154,6 +153,21 @@ def line_of_user() -> Line | None:
     while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_of_error(error: BaseException) -> str:
+    """Return the user's line that raised `error`, `model.py:12`; empty if there is none."""
+    frames = [
+        (each.f_globals.get("__name__", ""), each.f_code.co_filename, line)
+        for each, line in walk_tb(error.__traceback__)
+    ]
+    lines = [_shown((file, line)) for module, file, line in frames if not _is_own(module)]
+    return lines[-1] if lines else ""
+
+
+def _shown(line: Line) -> str:
+    file, number = line
+    return f"{FilePath(file).name}:{number}"
 
 
 @cache

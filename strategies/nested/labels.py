@@ -46,7 +46,8 @@ class Labels:
                 problem = f"{fqn!r} names no submodule; submodules are: {_some(known)}"
                 raise StrategyError(self.where, problem)
             if _has_no_forward(known[fqn]):
-                raise StrategyError(self.where, f"{fqn!r} is a submodule that forward does not call")
+                problem = f"{fqn!r} is a list of modules, which nobody calls; label what it holds"
+                raise StrategyError(self.where, problem)
             holder = next((name for name in _holders(fqn) if name in self.paths), None)
             if holder is not None and path[: len(self.paths[holder])] != self.paths[holder]:
                 outer = list(self.paths[holder])

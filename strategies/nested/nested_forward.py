@@ -14,6 +14,7 @@ from strategies.base import Observation
 from strategies.nested.listening import running_backward
 from strategies.nested.nest_options import Nest
 from strategies.nested.nested_regions import NestedRegion, Path
+from strategies.nested.tape import weights_of
 from strategies.nested.tape_listing import regions_of
 from strategies.nested.tape_writer import TapeWriter
 
@@ -54,7 +55,7 @@ class NestedForward:
         finally:
             self._is_running = False
         if not self._calls:
-            writer.check_calls()
+            writer.check_calls(is_whole=False)
         self._calls = writer.calls
         return result
 
@@ -84,5 +85,5 @@ class NestedForward:
 def _devices(module: nn.Module, *inputs: Any) -> frozenset[torch.device]:
     """Return the devices whose random numbers a forward may draw."""
     given: Iterator[Any] = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    found = {tensor.device for tensor in chain(given, module.parameters())}
+    found = {tensor.device for tensor in chain(given, weights_of(module))}
     return frozenset(device for device in found if device.type != "meta")

@@ -61,6 +61,18 @@ class NotedTensors:
             self.note(tensor, found[1])
         return storage in self._outside
 
+    def is_alone(self, tensor: Tensor, slot: Slot) -> bool:
+        """Say whether no other tensor from outside has the memory of `tensor`."""
+        others = (
+            found[0]() for found in self._noted.values() if found[1].position < 0 and found[1] is not slot
+        )
+        storage = storage_of(tensor)
+        return all(other is None or storage_of(other) != storage for other in others)
+
+    def admit(self, tensor: Tensor) -> None:
+        """Let calls change `tensor`, of which the region has a copy, until its memory is read once more."""
+        self._outside.discard(storage_of(tensor))
+
     def note(self, tensor: Tensor, slot: Slot) -> None:
         """Have `slot` stand for `tensor` as it is now."""
         self._noted[id(tensor)] = weakref.ref(tensor), slot, tensor.requires_grad, version(tensor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -120,6 +120,17 @@ class OpenRegions:
             assert inputs is not None
             if slot.position < each.start and slot not in inputs:
                 inputs[slot] = self._input(tensor, each.path, name, is_written)
+
+    def copy(self, slot: Slot, tensor: Tensor) -> bool:
+        """Keep a copy of an input as it is now; say whether the outermost region has one."""
+        inputs = self._open[0].region.inputs if self._open else None
+        reading = None if inputs is None else inputs.get(slot)
+        if inputs is None or not isinstance(reading, Reading):
+            return False
+        if not reading.is_written:
+            own = kept(tensor.detach().clone())
+            inputs[slot] = replace(reading, packed=own, is_written=True)
+        return True
 
     def add(self, call: Call, results: Sequence[Tensor]) -> None:
         """Put a call that has returned on the tape."""

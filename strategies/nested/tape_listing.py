@@ -121,7 +121,7 @@ class _ListingWriter(TapeWriter):
         outputs = self._slots(result)
         self._regions.settle((0,))
         self._regions.settle(())
-        self.check_calls()
+        self.check_calls(is_whole=True)
         owners = Owners(partial(plain_modules, self._shadow))
         read = {slot: owners.of(tensor) for slot, tensor in self._listed.values.items() if slot.position < 0}
         return Listing(

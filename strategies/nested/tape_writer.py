@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.errors import StrategyError
 from strategies.nested.folding import UNITS, Edge
+from strategies.nested.inputs import line_of_error
 from strategies.nested.labels import Target
 from strategies.nested.listening import Listener, running_backward
 from strategies.nested.nest_options import Nest, Regions
@@ -28,12 +29,13 @@ from strategies.nested.structures import taken_apart, tensors_of
 from strategies.nested.surroundings import DrawnNumbers, Modes
 from strategies.nested.tape import Call, Slot, weights_of
 from strategies.nested.tickets import Ticket
-from strategies.regions.rewind import RewoundCall
+from strategies.regions.rewind import RewoundCall, all_modules
 from strategies.regions.saved_tensors import Packed
 
 _RANDOM = re.compile(
     "rand|drop|bernoulli|multinomial|normal|rrelu|attention|uniform|exponential|poisson|geometric|cauchy"
 )
+_CHANGES = re.compile("[^_]_$|^__setitem__$|^__i[a-z]+__$")  # its first argument, in place
 _WRITES_STATISTICS = ("batch_norm", "instance_norm")
 
 
@@ -78,7 +80,7 @@ class TapeWriter(Listener):
         self._tensors = NotedTensors()
         self._drawn = DrawnNumbers(devices if nest.preserve_rng_state else None)
         self._regions = OpenRegions(nest, model, devices, outer=outer, label=label, closed=self._closed)
-        self._is_sharded = any(isinstance(module, UNITS) for module in model.modules())
+        self._is_sharded = any(isinstance(module, UNITS) for module in all_modules(model))
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -88,23 +90,28 @@ class TapeWriter(Listener):
             StrategyError: the regions do not fit what it does.
         """
         self._regions.around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-        with self.listening(), saved_tensors_hooks(self._pack, _unpack):
+        with self.listening(), saved_tensors_hooks(self._pack, _unpack), _refusing_transforms():
             yield
             with self.aside():
                 self._regions.settle(())
 
-    def check_calls(self) -> None:
+    def check_calls(self, *, is_whole: bool) -> None:
         """Refuse labels that do not fit the calls of the forward that has ended.
+
+        Args:
+            is_whole: every labelled module should have been called; otherwise one of them.
 
         Raises:
             StrategyError: a labelled module has no calls, or its names are not as many as its calls.
         """
-        for target in self._targets:
+        labelled = [target for target in self._targets if target.paths]
+        called = [target for target in labelled if self._counts[target.fqn]]
+        if len(called) < len(labelled) and not self._nest.labels.is_partial and (is_whole or not called):
+            missing = next(target.fqn for target in labelled if target not in called)
+            problem = f"{missing!r} is a submodule that forward does not call"
+            raise StrategyError(self._nest.labels.where, problem)
+        for target in called:
             paths, count = target.paths, self._counts[target.fqn]
-            if paths and not count and not self._nest.labels.is_partial:
-                raise StrategyError(
-                    self._nest.labels.where, f"{target.fqn!r} is a submodule that forward does not call"
-                )
             if len(set(paths)) > 1 and len(paths) != count:
                 problem = f"{target.fqn!r} has {len(paths)} names with different labels, and {count} calls"
                 raise StrategyError(self._nest.labels.where, f"{problem}; give all its names one label")
@@ -121,6 +128,8 @@ class TapeWriter(Listener):
         if any(isinstance(leaf, np.ndarray) for leaf in leaves):
             return func(*args, **kwargs)  # somebody may write it; the result is kept as it is
         call, before = self._begun(name, func, leaves, structure)
+        if _CHANGES.search(name) and args and isinstance(args[0], Tensor):
+            self._copy(args[0])
         is_random = _RANDOM.search(name) is not None
         if is_random:
             call.generators = self._drawn.set_in_between()
@@ -147,7 +156,8 @@ class TapeWriter(Listener):
             self._regions.settle(path)
         if self._regions.is_open():
             return self._module(target, body, args, kwargs)
-        return body(*args, **kwargs)
+        with self._without_hooks():
+            return body(*args, **kwargs)
 
     def _module(self, target: Target, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the result of a module's call, which is one call on the tape."""
@@ -235,6 +245,15 @@ class TapeWriter(Listener):
             self._modes = modes
         return Call(name=name, run=run, leaves=leaves, structure=structure, modes=self._modes), before
 
+    def _copy(self, tensor: Tensor) -> None:
+        """Have the region copy what it reads from outside and the next call changes: `tensor` or its base."""
+        for each in (tensor, tensor._base):  # noqa: SLF001 (what it is a view of)
+            slot = None if each is None else self._tensors.slot(each)
+            if each is not None and slot is not None and slot.position < 0:
+                if self._tensors.is_alone(each, slot) and self._regions.copy(slot, each):
+                    self._tensors.admit(each)
+                return
+
     def _end(self, call: Call, before: Sequence[tuple[Tensor, int]], result: Any) -> None:
         """Note what a call made and changed."""
         results = tensors_of(result)
@@ -272,6 +291,20 @@ class TapeWriter(Listener):
             return self._regions.saved(tensor, self._running)
         finally:
             self._is_quiet = was_quiet
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """Have autograd save as it does elsewhere, in a module of no region."""
+        autograd = torch._C._autograd  # noqa: SLF001 (nothing public takes hooks away)
+        hooks = autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        if hooks is None or hooks[0] != self._pack:
+            yield
+            return
+        autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
+        try:
+            yield
+        finally:
+            autograd._push_saved_tensors_default_hooks(*hooks)  # noqa: SLF001
 
     # -- the order of calls -------------------------------------------------------------------------------
 
@@ -328,6 +361,27 @@ class _Session(TapeWriter):
     def _closed(self, region: Region, tape: Sequence[Call | Edge]) -> None:
         super()._closed(region, tape)
         self._repetition.began(region)
+
+
+@contextmanager
+def _refusing_transforms() -> Iterator[None]:
+    """Refuse what torch refuses where tensors are packed.
+
+    Raises:
+        StrategyError: naming the line.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "don't yet support saved tensor hooks" not in str(error):
+            raise
+        line = line_of_error(error)
+        problem = (
+            f"gradients of torch.func{f' ({line})' if line else ''} stand in a region, or between modules"
+        )
+        raise StrategyError(
+            "ac", f"{problem}, where torch takes none; call them in a module outside of all regions"
+        ) from error
 
 
 def _unpack(packed: Packed) -> Tensor:

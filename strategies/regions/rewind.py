@@ -37,7 +37,8 @@ from strategies.regions.versions import Version, version_of
 SMALL_BYTES = 2**16
 """Tensors of at most so many bytes are copied whether they change or not."""
 
-_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", "_compiled_call_impl"}
+_INTERCEPTED = "_compiled_call_impl"  # set by nested regions while a forward runs
+_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", _INTERCEPTED}
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
 _CONSTANT = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, FunctionType, BuiltinFunctionType, MethodType, type}
@@ -170,6 +171,17 @@ class _Entries:
 @dataclass(frozen=True, slots=True)
 class _Attributes(_Entries):
     """A module's attributes; torch's, and weights that FSDP1 lends for a call, are left alone."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Attributes:
+        attributes = vars(module)
+        return cls(attributes, _not_intercepted(attributes.copy()))
+
+    def is_current(self) -> bool:
+        now, then = self.entries, self.values
+        if _INTERCEPTED in now:
+            now = _not_intercepted(dict(now))
+        return list(now) == list(then) and all(map(is_, now.values(), then.values()))
 
     def put(self) -> None:
         names, own = _own(self.entries), _own(self.values)
@@ -326,7 +338,6 @@ class _State:
     numbers: tuple[DrawnState, ...]
 
     @classmethod
-    @torch.no_grad()
     def of(cls, module: nn.Module, rewind: Rewind) -> _State:
         keeper = _Keeper(rewind)
         for number, part in enumerate(all_modules(module)):
@@ -334,12 +345,10 @@ class _State:
                 keeper.module(part, number)
         return cls(keeper.kept, keeper.large, rewind.generators.states())
 
-    @torch.no_grad()
     def is_current(self) -> bool:
         """Say whether everything is known to be what it was."""
         return all(each.is_current() for each in chain(self.numbers, self.kept))
 
-    @torch.no_grad()
     def put(self) -> None:
         """Make everything what it was.
 
@@ -350,7 +359,6 @@ class _State:
             if not each.is_current():
                 each.put()
 
-    @torch.no_grad()
     def note_changes(self, rewind: Rewind) -> None:
         """Note which large tensors are not what they were."""
         rewind.changing.update(
@@ -370,7 +378,7 @@ class _Keeper:
     def module(self, module: nn.Module, number: int) -> None:
         """Keep attributes and buffers of a module, without those of the modules in it."""
         attributes = vars(module)
-        self.kept.append(_Attributes(attributes, attributes.copy()))
+        self.kept.append(_Attributes.of(module))
         if module._modules:  # noqa: SLF001 (with those that are None)
             self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
         for name, value in attributes.items():
@@ -433,6 +441,11 @@ def all_modules(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _not_intercepted(attributes: dict[str, Any]) -> dict[str, Any]:
+    attributes.pop(_INTERCEPTED, None)
+    return attributes
+
+
 def _own(attributes: MutableMapping[str, Any]) -> dict[str, Any]:
     """Return a module's own attributes."""
     return {
@@ -474,5 +487,5 @@ def _equal(tensor: Tensor, copy: Tensor) -> bool:
         return False
     words = _WORDS.get(tensor.dtype) if type(tensor) is Tensor else None
     if words is None:
-        return torch.equal(tensor, copy)
-    return torch.equal(tensor.view(words), copy.view(words))  # -0.0 is not 0.0, and NaN is NaN
+        return torch.equal(tensor.detach(), copy)
+    return torch.equal(tensor.detach().view(words), copy.view(words))  # -0.0 is not 0.0, and NaN is NaN

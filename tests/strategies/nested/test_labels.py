@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             f"'twice.attention', 'twice.up' stand between: {BETWEEN}"
         ),
     ),
-    "a container": ({"layers": 0}, "'layers' is a submodule that forward does not call"),
+    "a container": ({"layers": 0}, "'layers' is a list of modules, which nobody calls; label what it holds"),
     "a function between two blocks' calls": (
         {"layers.0.attention": 0, "layers.0.down": 0},
         (

@@ -86,6 +86,27 @@ class Scaled(nn.Module):
         return (x * torch.from_numpy(scale)).tanh()
 
 
+class Saliency(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.func.grad(lambda y: y.sin().sum())(x)  # type: ignore[no-any-return]
+
+
+def fills(self: Any, x: Tensor) -> Any:
+    found = torch.zeros_like(x)
+    for number, linear in enumerate((self.a, self.b)):
+        is_here = torch.arange(ROWS) % 2 == number
+        found[is_here] = linear(x[is_here])
+    found.mul_(2)
+    return found
+
+
+def tallies(self: Any, x: Tensor) -> Any:
+    y = self.a(x)
+    self.tally[1] += 1
+    self.tally[2:] -= y.detach().sum()
+    return self.b(y) * self.tally
+
+
 class Sine(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (x * 2).sin()
@@ -176,6 +197,13 @@ def changes_later(self: Any, x: Tensor) -> Any:
     y = self.sine(x)
     x += y
     return self.b(x)
+
+
+def changes_much_later(self: Any, x: Tensor) -> Any:
+    x = x * 1.0
+    y = self.b(self.sine(x))
+    x += y
+    return x
 
 
 def changes_view(self: Any, x: Tensor) -> Any:
@@ -323,6 +351,21 @@ REPEATED: dict[str, Case] = {
         more=lambda: {"doubles": InPlace()},
         labels={"a": [0, 0], "b": [0, 1], "doubles": [0, 2]},
     ),
+    "a change in place of an input": Case(
+        forward=lambda self, x: [self.a(x), x.add_(1), self.b(x)][2],
+        args=lambda: (torch.ones(ROWS, WIDTH),),
+    ),
+    "rows that are filled in": Case(forward=fills),
+    "a buffer's row that counts up": Case(forward=tallies, more=lambda: {"tally": torch.zeros(WIDTH)}),
+    "gradients of torch.func outside": Case(
+        forward=lambda self, x: self.b(self.saliency(self.a(x))),
+        more=lambda: {"saliency": Saliency()},
+        labels={"a": 0, "b": 1},
+    ),
+    "a change in place right behind the region": Case(
+        forward=changes_later, more=lambda: {"sine": Sine()}, labels={"sine": 0}
+    ),
+    "an expert that nobody asks": Case(forward=lambda self, x: self.a(x)),
     "an array for a module": Case(
         forward=lambda self, x: self.b(self.scaled(self.a(x), np.ones(WIDTH, "float32") * 2)),
         more=lambda: {"scaled": Scaled()},
@@ -347,12 +390,20 @@ REFUSED: dict[str, tuple[Case, str]] = {
         ),
         OTHER.format("b"),
     ),
-    "a change in place of an input": (
+    "gradients of torch.func in a region": (
         Case(
-            forward=lambda self, x: [self.a(x), x.add_(1), self.b(x)][2],
-            args=lambda: (torch.ones(ROWS, WIDTH),),
+            forward=lambda self, x: self.b(self.saliency(self.a(x))),
+            more=lambda: {"saliency": Saliency()},
+            labels={"a": 0, "saliency": 0, "b": 0},
         ),
-        INSIDE.format("0", "add_"),
+        (
+            "ac: gradients of torch.func (test_refusals.py:LINE) stand in a region, or between modules, "
+            "where torch takes none; call them in a module outside of all regions"
+        ),
+    ),
+    "a change in place of an input and of its view": (
+        Case(forward=lambda self, x: [y := x * 2, v := y[0], self.a(x), v.add_(1), y.mul_(2), self.b(y)][5]),
+        INSIDE.format("0", "mul_"),
     ),
     "a change in place through a view": (Case(forward=changes_view), INSIDE.format("0", "add_")),
     "a change in place through an older view": (
@@ -368,7 +419,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         INSIDE.format("0", "doubles"),
     ),
     "a change in place behind the region": (
-        Case(forward=changes_later, more=lambda: {"sine": Sine()}, labels={"sine": 0}),
+        Case(forward=changes_much_later, more=lambda: {"sine": Sine()}, labels={"sine": 0}),
         BEHIND.format("0", " in 'sine' (test_refusals.py:LINE)"),
     ),
     "a change in place of one of two views": (
@@ -378,8 +429,8 @@ REFUSED: dict[str, tuple[Case, str]] = {
             labels={"a": 0, "pair": [0, 0], "b": 0},
         ),
         (
-            "ac: region 0_0 reads two views of a tensor of [3, 4], one of which is changed in place, "
-            "so 0_0 cannot be recomputed; include what makes the views in 0_0"
+            "ac: region 0_0 reads two tensors of one memory, and one is changed in place, "
+            "so 0_0 cannot be recomputed; include in 0_0 what makes one of the other"
         ),
     ),
     "an embedding that is renormalised": (
@@ -400,7 +451,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "ac.labels: '' names no submodule; submodules are: a, b",
     ),
     "a label of what is not called": (
-        Case(forward=lambda self, x: self.a(x)),
+        Case(forward=lambda self, x: self.a(x), labels={"b": 0}),
         "ac.labels: 'b' is a submodule that forward does not call",
     ),
     "a region that begins again": (

@@ -29,6 +29,7 @@ from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
+from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
 
 _STEPS = 3
@@ -310,6 +311,42 @@ def test_large_tensors_that_never_change_are_not_copied() -> None:
         model(inputs).sum().backward()
     assert copied
     assert max(copied) < _LARGE
+
+
+@pytest.mark.parametrize("variant", [Full, partial(Nested, levels=[3])], ids=["full", "nested"])
+@pytest.mark.parametrize(("blocks", "notes"), [(Plain, 3), (wrong.Counting, 6)], ids=["no state", "state"])
+def test_a_recomputation_notes_what_is_there_only_where_it_is_not_what_forward_found(
+    blocks: type[nn.Module],
+    notes: int,
+    variant: Callable[..., Recomputing | Nested],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[nn.Module] = []
+    note = rewind._State.of
+
+    def counted(module: nn.Module, learned: rewind.Rewind) -> rewind._State:
+        noted.append(module)
+        return note(module, learned)
+
+    monkeypatch.setattr(rewind._State, "of", counted)
+    model = variant(layers_fqn="blocks", rewind=True).apply(Stack([blocks() for _ in range(3)]))
+    model(torch.randn(4, WIDTH)).sum().backward()
+    assert sum(isinstance(module, blocks) for module in noted) == notes
+
+
+def test_zeros_of_another_sign_are_put_back() -> None:
+    def gradients(ac: Nested | None) -> list[Any]:
+        torch.manual_seed(0)
+        model: nn.Module = _flipping() if ac is None else ac.apply(_flipping())
+        model(torch.ones(4, WIDTH)).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, found in zip(gradients(None), gradients(Nested(layers_fqn="blocks")), strict=True):
+        assert torch.equal(plain, found)
+
+
+def _flipping() -> Stack:
+    return Stack([Plain(), _Holding(torch.zeros(WIDTH), lambda held: (1 / held.neg_()).tanh()), Plain()])
 
 
 def test_nothing_leaks() -> None:
