@@ -200,7 +200,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, Batch]:
     transformers = _imported("transformers")
     head, sizes = _TRANSFORMERS[name]
     config = getattr(transformers, name)(**sizes)
-    for key in ("dropout", "drop_path_rate", "classifier_dropout_prob"):
+    for key in ("dropout", "dropout_rate", "drop_path_rate", "classifier_dropout_prob"):
         if hasattr(config, key):
             setattr(config, key, 0.0)
     if hasattr(config, "use_cache"):

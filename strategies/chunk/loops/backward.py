@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
@@ -109,6 +110,20 @@ def _is_parameter(node: fx.Node) -> bool:
     while node.op == "call_function" and is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.op == "get_attr"
+
+
+def differentiable(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes whose values depend on what requires a gradient, and not through `detach` alone.
+
+    Values of operators that the recorder has put in place of others do not say it themselves.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if any(tensor.requires_grad for tensor in tensors_of(node)) or (
+            node.target is not torch.ops.aten.detach.default and not found.isdisjoint(node.all_input_nodes)
+        ):
+            found.add(node)
+    return found
 
 
 class _Backward(NamedTuple):

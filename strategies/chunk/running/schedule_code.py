@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, is_slice_along, slots
 from strategies.chunk.loops.accumulating_products import product
-from strategies.chunk.loops.backward import has_gradient, saved_storages, unread_loops
+from strategies.chunk.loops.backward import differentiable, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import (
@@ -117,6 +117,7 @@ class _Lowering:
 
 def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
     """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
+    with_gradients = differentiable(loop.region.members[0].graph)
     positions: dict[fx.Node | None, int] = {
         operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None
     }
@@ -125,14 +126,17 @@ def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
         results=_BodyWriter(loop, is_writing=False).code(),
         axes=[operand.axis for operand in loop.inputs],
         copies=[operand.is_copied for operand in loop.inputs],
-        outputs=[_buffer(result, positions.get(result.into)) for result in loop.outputs],
+        outputs=[
+            _buffer(result, positions.get(result.into), has_gradient=result.node in with_gradients)
+            for result in loop.outputs
+        ],
         size=loop.size,
         length=loop.length,
         is_unread=is_unread,
     )
 
 
-def _buffer(result: LoopOutput, into: int | None) -> Buffer:
+def _buffer(result: LoopOutput, into: int | None, *, has_gradient: bool) -> Buffer:
     value = result.node.meta["val"]
     return Buffer(
         shape=tuple(value.shape),
@@ -141,7 +145,7 @@ def _buffer(result: LoopOutput, into: int | None) -> Buffer:
         device=value.device,
         axis=result.axis,
         into=into,
-        has_gradient=has_gradient(result.node),
+        has_gradient=has_gradient and value.is_floating_point(),
     )
 
 
