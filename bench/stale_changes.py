@@ -8,12 +8,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +24,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils._pytree import tree_leaves
 
 from bench.stale_programs import B, Block, D, S
+from strategies.regions.blocks import plain_class
 
 _MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.enable_grad,
@@ -222,12 +226,14 @@ def _swap_linear(session: Session, rng: random.Random) -> None:
 
 
 def _subclass(session: Session, rng: random.Random) -> None:
-    class Twice(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    _, _, linear = _linear(session, rng)
+    base: Any = rng.choice([nn.Linear, type(linear)])  # an engine may have given it another class
+
+    class Twice(base):  # type: ignore[misc]
+        def forward(self, input: Tensor) -> Any:  # noqa: A002
             return 2.0 * super().forward(input)
 
-    _, _, linear = _linear(session, rng)
-    if type(linear) is nn.Linear:
+    if plain_class(linear) is nn.Linear:
         linear.__class__ = Twice
 
 
@@ -272,7 +278,7 @@ def _average(session: Session, _: random.Random) -> None:
 
 
 def _load(session: Session, rng: random.Random) -> None:
-    state = {name: whole(each).detach() * 0.5 for name, each in session.model.state_dict().items()}
+    state = {name: each.detach() * 0.5 for name, each in session.model.state_dict().items()}
     session.model.load_state_dict(state, assign=rng.random() < 0.5)
 
 
@@ -304,19 +310,29 @@ def _weight_norm(session: Session, rng: random.Random) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         nn.utils.weight_norm(linear)
-    with torch.no_grad():
-        linear.weight_g.mul_(2.0)
+    linear.weight_g = nn.Parameter(2.0 * whole(linear.weight_g.detach()))
+
+
+@cache
+def mesh_of(world: dist.ProcessGroup) -> DeviceMesh:
+    """Return the mesh of all ranks, `tensor`, each of which is alone with its data, `data`."""
+    return init_device_mesh("cpu", (1, world.size()), mesh_dim_names=("data", "tensor"))
 
 
 def _fsdp(session: Session, _: random.Random) -> None:
-    mesh = init_device_mesh("cpu", (1,))
+    assert dist.group.WORLD is not None
+    mesh = mesh_of(dist.group.WORLD)["data"]
     for block in session.model.layers:
         fully_shard(block, mesh=mesh)
     fully_shard(session.model, mesh=mesh)
 
 
 def _ddp(session: Session, _: random.Random) -> None:
-    session.call = DistributedDataParallel(session.model, find_unused_parameters=True)
+    if any(isinstance(each, DTensor) for each in session.model.parameters()):
+        return  # torch says that it takes no shards
+    assert dist.group.WORLD is not None
+    alone = mesh_of(dist.group.WORLD)["data"].get_group()
+    session.call = DistributedDataParallel(session.model, find_unused_parameters=True, process_group=alone)
 
 
 def _nothing(_session: Session, _: random.Random) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -19,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.device_mesh import init_device_mesh
 
-from bench.stale_changes import Session
+from bench.stale_changes import Session, mesh_of
 from bench.stale_programs import B, D, Program, S
 from strategies.ac.nested import Nested
 from strategies.base import PlannedStep
@@ -39,13 +39,13 @@ from strategies.tracing.guard import Programs
 
 RANKS = 2
 _PATIENCE_S = 1200
-_SHARDINGS: tuple[Sharding, ...] = (
-    Cheapest(latency_s=0.0, flops_per_s=1e6, bandwidth_bytes_per_s=3e9),  # slow ranks, that divide work
-    Megatron(),
-    OneCandidate(candidate="RS0 = RR x RS0"),
-    OneCandidate(candidate="RR = RS0 x S0R", modules="*.down"),
-)
 _SPLITS = {"layers.*.up": "column", "layers.*.down": "row"}
+_SHARDINGS: tuple[tuple[Sharding, dict[str, Any]], ...] = (
+    (Cheapest(latency_s=0.0, flops_per_s=1e6, bandwidth_bytes_per_s=3e9), _SPLITS),  # slow ranks divide work
+    (Megatron(), _SPLITS),
+    (OneCandidate(candidate="RS0 = RR x RS0"), {}),
+    (OneCandidate(candidate="RR = RS0 x S0R", modules="*.down"), {}),
+)
 _LABELS = {"layers.0.norm": [0], "layers.0.up": [0], "layers.1.down": [1]}
 _FRACTIONS = (None, 0.6, 0.4)
 
@@ -179,13 +179,13 @@ class ShardEngine(Engine):
 
     def ready(self, seed: int) -> Ready | None:
         """As `Engine.ready`."""
-        model, sample, axis = built(seed), _sample(seed), TensorAxis(ranks=RANKS, splits=_SPLITS)
+        model, sample = built(seed), _sample(seed)
         if "drops" in model.idioms:
             return None
         first = seed % len(_SHARDINGS)
-        for strategy in (*_SHARDINGS[first:], *_SHARDINGS[:first]):
+        for strategy, splits in (*_SHARDINGS[first:], *_SHARDINGS[:first]):
             try:
-                plan = strategy.plan(model, sample, axis)
+                plan = strategy.plan(model, sample, TensorAxis(ranks=RANKS, splits=splits))
             except StrategyError:
                 continue
             assert plan is not None
@@ -204,13 +204,17 @@ class ShardEngine(Engine):
                 each.join(_PATIENCE_S)
                 each.kill()
             found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.pickle"))]  # noqa: S301 (our own)
-        if len(found) != RANKS or found[0][0] != found[1][0]:
-            raise RuntimeError("the ranks did not end, or disagree about what became of a program")
+        if len(found) != RANKS:
+            raise RuntimeError("the ranks did not end")
+        for pair in zip_longest(*(outcomes for outcomes, _ in found)):
+            if pair[0] != pair[1]:
+                raise RuntimeError(f"the ranks disagree about what became of a program: {pair}")
         return found[0][0], sum(seconds for _, seconds in found)
 
 
 def _realised(strategy: Sharding, plan: ShardPlan, model: nn.Module) -> nn.Module:
-    return strategy.realise(model, plan, init_device_mesh("cpu", (RANKS,)))
+    assert dist.group.WORLD is not None
+    return strategy.realise(model, plan, mesh_of(dist.group.WORLD)["tensor"])
 
 
 ENGINES: dict[str, type[Engine]] = {each.name: each for each in (NestedEngine, ChunkEngine, ShardEngine)}
