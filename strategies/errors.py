@@ -1,7 +1,7 @@
 """Errors of strategies.
 
 ValueError
-└── StrategyError      the model or the value is unsuitable; raised before any compute
+└── StrategyError      the model or the value is unsuitable; raised before compute, or in the first forward
 """
 
 from __future__ import annotations

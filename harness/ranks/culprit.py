@@ -24,6 +24,7 @@ from harness.ranks.node_report import Death, Halt, NodeReport
 from harness.ranks.rank_report import PHASES, RankReport
 from harness.records.record import Failure
 
+_REFUSAL = "StrategyError"
 _OOM_KINDS = ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
 _OOM_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -57,7 +58,7 @@ class Outcome:
     """How a trial ended.
 
     Fields:
-        status: `ok`, `oom`, `failed`, `timeout` or `lost`.
+        status: `ok`, `oom`, `failed`, `timeout`, `lost`, or `refused` by a strategy in the first forward.
         error: `None` when `ok`.
         results: what the ranks returned, in order of rank; empty unless `ok`.
     """
@@ -237,7 +238,10 @@ def _signal_name(number: int) -> str:
 
 
 def _failure(cause: _Cause, trial: _Trial) -> Outcome:
-    status = "oom" if is_out_of_memory(cause.kind, cause.message) else "failed"
+    if is_out_of_memory(cause.kind, cause.message):
+        status = "oom"
+    else:
+        status = "refused" if cause.kind == _REFUSAL else "failed"
     return Outcome(status=status, error=_error(cause.kind, cause.message, cause.rank, trial))
 
 

@@ -107,18 +107,16 @@ class Nested(Strategy):
                     "ac.offload.internals", f"{problem}; name it in ac.keep too, or use inputs"
                 )
 
-    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing runs here)
         """Return `model`, with a region around its forward that writes the tapes of the others.
 
-        With a sample the labels are compared with the model's calls here, if these can be followed without
-        data; otherwise when the model is first called.
+        Nothing runs here: what forward leaves in globals and caches is its own, made from real tensors. The
+        labels are compared with the model's calls when it is first called, which then refuses them.
 
         Raises:
-            StrategyError: the labels do not fit the model, or the model is checkpointed already.
+            StrategyError: the labels cannot fit the model, or the model is checkpointed already.
         """
         settings, plain = self._settings(model)
-        if sample:
-            _check_calls(settings, plain, sample)
         region.enclose(plain, nested_forward.NestedForward(settings), holds_call=False)
         return model
 
@@ -177,16 +175,6 @@ class Nested(Strategy):
         return labelling.Labels(
             paths=dict(zip(names, split, strict=True)), where="ac.levels", is_partial=True
         )
-
-
-def _check_calls(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> None:
-    """Refuse labels that do not fit the calls of `model`, where these can be followed without data."""
-    try:
-        tape_listing.follow(settings, model, sample)
-    except StrategyError:
-        raise
-    except Exception:  # noqa: BLE001 (a forward may need data in any way; it will say so when it has them)
-        return
 
 
 def _root_paths(count: int) -> tuple[Path, ...]:

@@ -145,6 +145,14 @@ def test_results_of_all_ranks_are_ok(deaths: list[Death]) -> None:
         pytest.param(
             [_ok(0), _running(1)], [_died(1, 0, 1)], "failed", "exit 0", 1, id="an exit without a result"
         ),
+        pytest.param(
+            [_error(0, "StrategyError", "ac.labels: no", time=1), _running(1)],
+            [],
+            "refused",
+            "StrategyError",
+            0,
+            id="what a strategy finds in forward",
+        ),
         pytest.param([], [_died(0, -11, 1)], "failed", "SIGSEGV", 0, id="a death before the first report"),
         pytest.param(
             [_running(0)], [_died(0, -36, 1)], "failed", "signal 36", 0, id="a signal without a name"

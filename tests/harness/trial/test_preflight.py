@@ -77,9 +77,6 @@ ACROSS = "ac=nested ac.labels={" + ",".join(f"{name}:0" for name in _ACROSS) + "
             "ac=nested ac.labels={layers.9:0}": "ac.labels: 'layers.9' names no submodule; submodules are: "
             "embedding, position, dropout, layers, layers.0, layers.0.attention_norm, layers.0.attention, "
             "layers.0.attention.wq and 45 more",
-            "ac=nested ac.labels={layers.0:0,layers.2:0}": "ac.labels: region 0 ends at 'layers.0' and begins "
-            "again at 'layers.2'; 'layers.1' stands between: put what is between into the region, or give the "
-            "second part another index",
             "ac=nested wrap_order=call_site": "wrap_order: call_site does not suit Nested; use inside_fsdp",
             f"{ACROSS} mesh=shard2": "ac.labels: a region begins inside 'layers.0', an FSDP unit, and ends "
             "outside of it, or the other way round; end it with 'layers.0'",
@@ -272,14 +269,14 @@ def test_refuses_to_plan_inputs_without_a_position(line: str, message: str) -> N
     assert refusal_of(f"model=python model.factory={USER}:takes_names {line}") == message
 
 
-def test_a_model_that_raises_is_no_refusal_of_regions() -> None:
+def test_nothing_of_a_model_runs_for_its_regions() -> None:
     found = experiment_of(f"model=python model.factory={USER}:raises_when_called data=synthetic ac=nested")
     assert found.model.name.endswith(":raises_when_called")
 
 
 @pytest.mark.parametrize("data", ["data=text", "data=synthetic"])
 @pytest.mark.parametrize("model", ["vit_nano", "evoformer", "unet"])
-def test_models_that_draw_their_samples_are_traced_for_regions(model: str, data: str) -> None:
+def test_models_that_draw_their_samples_have_regions_too(model: str, data: str) -> None:
     found = experiment_of(f"model={model} {data} ac=nested mesh=shard2 batch_size=2")
     assert found.model.name == model
 
@@ -370,7 +367,6 @@ def _on_cuda(line: str) -> Experiment:
             "model=mlp chunk=minimum mesh=ddp2 dtype=bf16_mixed", id="the smallest peak, in half precision"
         ),
         pytest.param("shard=cheapest mesh=tp2 dtype=bf16_mixed", id="sharding"),
-        pytest.param("ac=nested", id="regions"),
     ],
 )
 def test_no_tensor_of_the_driver_pretends_to_be_on_a_gpu(monkeypatch: pytest.MonkeyPatch, line: str) -> None:

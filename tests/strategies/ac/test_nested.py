@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -368,6 +370,36 @@ def test_parity_with_labels_inside_blocks(
     assert different(step(plain, tokens), step(model, tokens)) == []
     expected = {fqn: 1 + (1 if isinstance(path, int) else len(path)) for fqn, path in labels.items()}
     assert {fqn: counted[fqn] for fqn in labels} == expected
+
+
+TABLE: dict[int, Tensor] = {}
+
+
+class Remembers(nn.Module):
+    """A block that keeps a table in a global, and counts in an object that nobody copies."""
+
+    def __init__(self, seen: Iterator[int]) -> None:
+        super().__init__()
+        self.seen = seen
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        next(self.seen)
+        if x.shape[-1] not in TABLE:
+            TABLE[x.shape[-1]] = torch.ones(x.shape[-1])
+        y: Tensor = self.linear(x) * TABLE[x.shape[-1]]
+        return y.tanh()
+
+
+def test_nothing_runs_before_the_first_forward() -> None:
+    TABLE.clear()
+    seen = iter(range(9))
+    model = nn.Sequential(OrderedDict(layers=nn.Sequential(Remembers(seen), Remembers(seen))))
+    sample = torch.ones(2, 4)
+    Nested(layers_fqn="layers").apply(model, (sample,))
+    assert (next(seen), TABLE) == (0, {})
+    model(sample).sum().backward()
+    assert type(TABLE[4]) is Tensor
 
 
 def test_a_number_names_a_submodule() -> None:

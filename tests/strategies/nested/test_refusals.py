@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.regions.region import regions
 from tests.strategies.nested.examination import ROWS, WIDTH, Case, Given, rows, step
 
 INSIDE = (
@@ -472,21 +471,10 @@ def test_refused(case: Case, message: str) -> None:
     assert re.sub(r"py:\d+", "py:LINE", str(error.value)) == message
 
 
-def test_refused_before_any_compute_where_there_is_a_sample() -> None:
-    with torch.device("meta"):
-        model = Given(lambda self, x: self.a(x))
+def test_a_view_of_a_model_that_needs_data_is_refused() -> None:
+    model = Given(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else x)
     with pytest.raises(StrategyError) as error:
-        Nested(labels={"b": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
-    assert str(error.value) == "ac.labels: 'b' is a submodule that forward does not call"
-    assert regions(model) == {}
-
-
-def test_a_model_that_needs_data_waits_for_them() -> None:
-    with torch.device("meta"):
-        model = Given(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else x)
-    Nested(labels={"a": 0}).apply(model, (torch.empty(ROWS, WIDTH, device="meta"),))
-    with pytest.raises(StrategyError) as error:
-        Nested(labels={"a": 0}).view("regions", Given(model.does), (rows(),))
+        Nested(labels={"a": 0}).view("regions", model, (rows(),))
     assert str(error.value).startswith("ac: the model cannot be followed without data: ")
 
 
