@@ -69,5 +69,15 @@ def inert_because(memory: Memory, work: Work) -> str | None:
         return "none of the operators it names ever fired"
     moved = work.recomputed_ops or work.offloaded_bytes or work.chunks
     if not moved and memory.baseline is not None and memory.saved_bytes >= memory.baseline.saved_bytes:
-        return "no byte saved, and nothing recomputed, offloaded or chunked"
+        return f"no byte saved, and nothing recomputed, offloaded or chunked{_uncalled(work)}"
     return None
+
+
+def _uncalled(work: Work) -> str:
+    """Say which blocks forward does not call as modules, and what to do; nothing where it calls each."""
+    names = [name for name, count in work.calls.items() if count == 0]
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    options = "model.layers_fqn, ac.module_classes or ac.labels"
+    return f": forward does not call {names[0]!r}{more}; name modules that it calls by {options}"

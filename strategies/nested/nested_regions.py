@@ -176,11 +176,13 @@ def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: st
     more = f" and {len(between) - _SHOWN} more" if len(between) > _SHOWN else ""
     listed = ", ".join(map(repr, between[:_SHOWN])) + more
     verb = "stands" if len(between) == 1 else "stand"
+    remedy = "put what is between into the region, or give the second part another index"
+    if where == "ac.levels":
+        remedy = "use ac.levels=[1], which is one region of all, or say by ac.labels what is in a region"
     raise StrategyError(
         where,
         f"region {path_name(path)} ends at {names[end - 1]!r} and begins again at {names[begin]!r}; "
-        f"{listed} {verb} between: put what is between into the region, or give the second part another "
-        "index",
+        f"{listed} {verb} between: {remedy}",
     )
 
 

@@ -321,7 +321,9 @@ class TapeWriter(Listener):
             region = path[:end]
             if region in self._last_seen and self._latest_path[:end] != region:
                 names = [name for name, _ in self.calls]
-                refuse_gap(region, names, self._last_seen[region] + 1, len(names) - 1, "ac.labels")
+                refuse_gap(
+                    region, names, self._last_seen[region] + 1, len(names) - 1, self._nest.labels.where
+                )
             self._last_seen[region] = len(self.calls) - 1
         self._latest_path = path
 

@@ -28,6 +28,9 @@ _OWN_CHECKPOINTING = {  # flag of a module -> the call on the model that clears 
 }
 
 
+_METHOD = "make it a method of the module's class, or of a module that holds this one"
+
+
 class Region(Protocol):
     """What runs in place of one module's forward, and the notes it takes."""
 
@@ -134,7 +137,7 @@ def refuse_own_forward(blocks: Mapping[str, nn.Module]) -> None:
     for fqn, block in blocks.items():
         if "forward" in vars(block) and not isinstance(block, FSDPModule):
             problem = f"{fqn!r} has a forward set on the instance, which no region can hold"
-            raise StrategyError("ac", f"{problem}; set it after the variant is applied")
+            raise StrategyError("ac", f"{problem}; {_METHOD}")
 
 
 class _EnclosedForward(Enclosed):

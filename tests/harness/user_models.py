@@ -95,6 +95,10 @@ def checkpoints_its_head() -> nn.Module:
     return model
 
 
+def draws_a_width(width: int) -> nn.Module:
+    return nn.Linear(width, width)
+
+
 def takes_names() -> tuple[nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]:
     return ByName(), {"x": torch.randn(4, _WIDTH)}, lambda outputs: outputs.square().mean()
 

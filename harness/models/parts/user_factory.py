@@ -21,6 +21,7 @@ from harness.models.parts import sources
 from harness.models.parts.given_inputs import GivenInputs, given_inputs, seeded
 
 _SHAPES = "must return a module, or (module, example_inputs, loss_fn)"
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +139,22 @@ def _called(factory: str, function: Callable[..., Any], arguments: Mapping[str, 
         if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
             with torch.device("cpu"):
                 return _called(factory, function, arguments)
-        raise ConfigError("model.factory", f"{factory!r} raised {type(error).__name__}: {error}") from error
+        problem = f"{factory!r} raised {type(error).__name__}: {error}{_missing(function, arguments)}"
+        raise ConfigError("model.factory", problem) from error
+
+
+def _missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Say how to give what a function requires and does not get."""
+    try:
+        required = [each.name for each in signature(function).parameters.values() if _is_required(each)]
+    except ValueError:  # some builtins do not tell
+        return ""
+    absent = [f"model.kwargs.{name}=…" for name in required if name not in arguments]
+    return f"; give it {' '.join(absent)}" if absent else ""
+
+
+def _is_required(parameter: Parameter) -> bool:
+    return parameter.default is Parameter.empty and parameter.kind in _NAMED
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
@@ -147,9 +163,8 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
         parameters = signature(function).parameters.values()
     except ValueError:  # some builtins do not tell
         return [], True
-    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-    return [parameter.name for parameter in parameters if parameter.kind in named], takes_any
+    return [parameter.name for parameter in parameters if parameter.kind in _NAMED], takes_any
 
 
 def _no_argument(factory: str, name: str, names: list[str]) -> str:

@@ -82,6 +82,21 @@ def test_inert(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "inert"
 
 
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ({"layers.0": 1, "layers.1": 1}, ""),
+        ({"layers.0": 1, "layers.1": 0}, ": forward does not call 'layers.1'; name "),
+        ({"layers.0": 0, "layers.1": 0}, ": forward does not call 'layers.0' and 1 more; name "),
+    ],
+    ids=["all", "one", "none"],
+)
+def test_an_inert_trial_names_blocks_that_forward_does_not_call(calls: dict[str, int], named: str) -> None:
+    found = record(experiment("full"), result(memory=SAME, work=IDLE | {"calls": calls}))
+    remedy = "modules that it calls by model.layers_fqn, ac.module_classes or ac.labels" if named else ""
+    assert found.reason == f"no byte saved, and nothing recomputed, offloaded or chunked{named}{remedy}"
+
+
 @pytest.mark.parametrize(("ac", "measured"), UNVERIFIED)
 def test_unverified(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "unverified"

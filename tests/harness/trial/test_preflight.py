@@ -212,6 +212,8 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             "its own inputs; leave it at text, without a path",
             "model.factory=math:sqrt": "model.factory: 'math:sqrt' raised TypeError: math.sqrt() takes exactly "
             "one argument (0 given)",
+            f"model.factory={USER}:draws_a_width": f"model.factory: '{USER}:draws_a_width' raised TypeError: "
+            "draws_a_width() missing 1 required positional argument: 'width'; give it model.kwargs.width=…",
             "model.factory=builtins:dict": "model.factory: must return a module, or (module, example_inputs, "
             "loss_fn), got dict from 'builtins:dict'",
             f"model.factory={USER}:healthy model.dropout=0.1": "model.dropout: must be 0, the factory takes no "

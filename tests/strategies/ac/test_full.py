@@ -101,7 +101,7 @@ def test_a_forward_set_on_the_instance_is_refused(make: Callable[[], nn.Module])
         Full(layers_fqn="layers").apply(model)
     assert str(error.value) == (
         "ac: 'layers.1' has a forward set on the instance, which no region can hold; "
-        "set it after the variant is applied"
+        "make it a method of the module's class, or of a module that holds this one"
     )
     assert regions(model) == {}
 

@@ -402,6 +402,23 @@ def test_nothing_runs_before_the_first_forward() -> None:
     assert type(TABLE[4]) is Tensor
 
 
+class Twice(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x))
+
+
+def test_blocks_that_are_called_again_are_refused_in_the_words_of_their_option() -> None:
+    model = Nested(layers_fqn="layers").apply(Twice(4))
+    with pytest.raises(StrategyError) as error:
+        model(torch.ones(2, 4))
+    assert str(error.value) == (
+        "ac.levels: region 0 ends at 'layers.1' and begins again at 'layers.0'; 'layers.2', 'layers.3' stand "
+        "between: use ac.levels=[1], which is one region of all, or say by ac.labels what is in a region"
+    )
+    one = Nested(layers_fqn="layers", levels=[1]).apply(Twice(4))
+    one(torch.ones(2, 4)).sum().backward()
+
+
 def test_a_number_names_a_submodule() -> None:
     assert Nested(labels={0: 1}).labels == {"0": [1]}
 

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from strategies import StrategyError
 from strategies.ac.nested import Nested
-from strategies.regions.region import regions
 from tests.strategies.nested.examination import Calls, different, rows, step
 
 WIDTH = 4
@@ -112,7 +111,7 @@ def test_regions_stand_where_their_calls_are_made(
     labels: dict[str, Any], crossed: list[str], calls: dict[str, int]
 ) -> None:
     plain = plain_model()
-    model = Nested(labels=labels, early_stop=False).apply(copy.deepcopy(plain), (torch.empty(3, WIDTH),))
+    model = Nested(labels=labels, early_stop=False).apply(copy.deepcopy(plain))
     counted = Calls(model, nn.Linear)
     for _ in range(2):
         counted.counts.clear()
@@ -196,9 +195,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused(labels: dict[str, Any], message: str) -> None:
     model = plain_model()
     with pytest.raises(StrategyError) as error:
-        Nested(labels=labels).apply(model, (torch.empty(3, WIDTH),))
+        step(Nested(labels=labels).apply(model), rows())
     assert str(error.value) == f"ac.labels: {message}"
-    assert regions(model) == {}
 
 
 class Sometimes(nn.Module):
@@ -267,7 +265,7 @@ def test_each_name_of_a_shared_module_is_one_call() -> None:
 
 def test_one_name_of_a_shared_module_stands_for_all_calls() -> None:
     with pytest.raises(StrategyError) as error:
-        Nested(labels={"second": 0}).apply(Shared(), (torch.empty(3, WIDTH),))
+        step(Nested(labels={"second": 0}).apply(Shared()), rows())
     assert str(error.value) == (
         "ac.labels: region 0 ends at 'first' and begins again at 'first'; 'between' stands between: "
         + BETWEEN
@@ -278,7 +276,7 @@ def test_more_names_than_calls_are_refused() -> None:
     model = Shared()
     model.third = model.first
     with pytest.raises(StrategyError) as error:
-        Nested(labels={"first": 0, "second": 1, "third": 2}).apply(model, (torch.empty(3, WIDTH),))
+        step(Nested(labels={"first": 0, "second": 1, "third": 2}).apply(model), rows())
     assert str(error.value) == (
         "ac.labels: 'first' has 3 names with different labels, and 2 calls; give all its names one label"
     )
@@ -288,24 +286,19 @@ CROSSING = {"layers.0.down": 0, "layers.1": 0}
 
 
 def test_hooks_of_a_module_that_is_looked_into_are_refused() -> None:
-    model = plain_model()
-    model.layers[0].register_forward_hook(lambda *_: None)
     message = (
         "ac.labels: a region begins inside 'layers.0', a module with hooks, and ends outside of it, "
         "or the other way round; end it with 'layers.0'"
     )
+    model = plain_model()
+    Nested(labels=CROSSING).apply(model)
+    step(model, rows())
+    handle = model.layers[0].register_forward_pre_hook(lambda *_: None)
     with pytest.raises(StrategyError) as error:
-        Nested(labels=CROSSING).apply(model, (torch.empty(3, WIDTH),))
-    assert str(error.value) == message
-    later = plain_model()
-    Nested(labels=CROSSING).apply(later)
-    step(later, rows())
-    handle = later.layers[0].register_forward_pre_hook(lambda *_: None)
-    with pytest.raises(StrategyError) as error:
-        step(later, rows())
+        step(model, rows())
     assert str(error.value) == message
     handle.remove()
-    step(later, rows())
+    step(model, rows())
 
 
 @pytest.mark.parametrize(
@@ -332,7 +325,7 @@ def test_a_forward_set_on_the_instance_of_a_block_is_followed(label: str) -> Non
     block: Any = model.layers[0]
     block.forward = types.MethodType(lambda self, x: Block.forward(self, x) * 2, block)
     expected = step(model, torch.ones(3, WIDTH))
-    Nested(labels={label: 0}).apply(model, (torch.empty(3, WIDTH),))
+    Nested(labels={label: 0}).apply(model)
     assert different(expected, step(model, torch.ones(3, WIDTH))) == []
 
 
@@ -343,5 +336,5 @@ def test_a_model_with_a_forward_of_its_own_is_refused() -> None:
         Nested(labels={"layers.0": 0}).apply(model)
     assert str(error.value) == (
         "ac: 'Model' has a forward set on the instance, which no region can hold; "
-        "set it after the variant is applied"
+        "make it a method of the module's class, or of a module that holds this one"
     )
