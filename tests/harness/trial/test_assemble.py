@@ -194,7 +194,7 @@ def _whole(model: ModelSpec) -> ModelSpec:
     return replace(model, split_example=False) if isinstance(model, PythonSpec) else model
 
 
-@pytest.mark.parametrize("mesh", ["ddp2", "shard2"])
+@pytest.mark.parametrize("mesh", [pytest.param("ddp2", marks=pytest.mark.matrix), "shard2"])
 def test_a_plan_that_includes_the_loss_is_compared_but_for_outputs(pool2: RankPool, mesh: str) -> None:
     case = cases.experiment(
         variant="none", chunk="minimum", mesh=cases.MESHES[mesh], parity_steps=2, sequence_length=32

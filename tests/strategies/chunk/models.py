@@ -160,8 +160,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
     "pictures": (Pictures, lambda: (torch.randn(4, 3, 16, 16),)),
 }
 
-NAMES = [pytest.param(name, marks=[pytest.mark.matrix] if name == "attention" else []) for name in MODELS]
-"""`MODELS` by name; `make matrix` alone has attention of one sequence, which others have too, with more."""
+_OF_OTHERS = ("attention", "causal attention")
+"""What the attention of a batch, and the language model, have too."""
+NAMES = [pytest.param(name, marks=[pytest.mark.matrix] if name in _OF_OTHERS else []) for name in MODELS]
+"""`MODELS` by name."""
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
