@@ -94,7 +94,8 @@ def nested_table() -> str:
     (path,) = (_ROOT / "docs" / "results").glob("nested-cpu-*.json")
     content = json.loads(path.read_text(encoding="utf-8"))
     unit, flops = (content["protocol"][name] for name in ("block_input_bytes", "blocks_flops"))
-    by_stop = [[row for row in content["results"] if row["early_stop"] == stop] for stop in (True, False)]
+    steps = content["results"]["steps"]
+    by_stop = [[row for row in steps if row["early_stop"] == stop] for stop in (True, False)]
     to_the_end = {tuple(row["levels"]): row for row in by_stop[1]}
     rows = [
         [
