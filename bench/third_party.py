@@ -38,6 +38,7 @@ from bench.output import keep, parser, publish
 from bench.table import table_of
 from harness.measure.environment import describe
 from strategies.base import PlannedStep
+from strategies.chunk.planning.chunk_plan import Planner
 from strategies.errors import StrategyError
 
 TOLERANCE = 1e-3
@@ -183,11 +184,13 @@ def _attempt(row: Planned, *, training: bool) -> Planned:
     step = PlannedStep(loss=_loss) if training else None
     case = PlannedPass.of(model.train(training), batch, step)
     started_s = time.perf_counter()
-    fields, chunked = case.attempt(case.planning(), row.fraction, started_s=started_s, is_timed=False)
+    planning = case.planning()
+    fields, chunked = case.attempt(planning, row.fraction, started_s=started_s, is_timed=False)
     unchunked = fields["unchunked_bytes"]
     if chunked is None:
         share = fields["minimum_bytes"] / unchunked
-        return replace(row, unchunked_bytes=unchunked, sentence=f"the smallest peak is {share:.0%} of it")
+        said = f"the smallest peak is {share:.0%} of it: {_refusal(planning, int(unchunked * row.fraction))}"
+        return replace(row, unchunked_bytes=unchunked, sentence=said)
     return replace(
         row,
         outcome="planned",
@@ -197,6 +200,15 @@ def _attempt(row: Planned, *, training: bool) -> Planned:
         relative_difference=fields["relative_difference"],
         planning_s=fields["planning_s"],
     )
+
+
+def _refusal(planning: Planner, budget_bytes: int) -> str:
+    """Return why no plan keeps a budget, which the planner has refused before."""
+    try:
+        planning.plan(budget_bytes)
+    except StrategyError as refusal:
+        return str(refusal)
+    raise AssertionError
 
 
 def _loss(outputs: Any) -> Tensor:
@@ -233,7 +245,7 @@ def _table(rows: list[Planned]) -> Table:
             "difference": "relative_difference:.1e",
             "equal": lambda row: "yes" if row.is_equal else "no",
             "planned in, s": "planning_s:.1f",
-            "sentence": lambda row: row.sentence[:120],
+            "sentence": lambda row: row.sentence[-120:],
         },
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis, through_slice, through_view
 from strategies.chunk.flow.chunk_region import Axes
-from strategies.estimate.operator_cost import remembered
+from strategies.estimate.operator_cost import is_view, remembered
 
 _aten = torch.ops.aten
 _Shape: TypeAlias = tuple[int, ...]
@@ -102,6 +102,12 @@ def rules_of(node: fx.Node) -> Sequence[ChunkRule]:
     if node.target in FACTORIES:
         return [ChunkRule((dim,), ()) for dim in range(value.dim())]
     return _RULES[node.target](node, shapes) if node.target in _RULES else []
+
+
+def is_cut(node: fx.Node) -> bool:
+    """Whether an operator can run in chunks of some dimension, views and parts of results included."""
+    is_part = node.target is operator.getitem or is_view(node)
+    return is_part or not isinstance(node.target, torch._ops.OpOverload) or bool(rules_of(node))  # noqa: SLF001
 
 
 @remembered

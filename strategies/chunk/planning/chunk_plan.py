@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from strategies.base import PlannedStep
+from strategies.chunk.flow.chunk_rules import is_cut
 from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
@@ -22,10 +23,43 @@ from strategies.chunk.running.chunked_forward import (
     refuse_unseen_calls,
 )
 from strategies.errors import StrategyError
-from strategies.estimate.operator_cost import Machine, machine_for
+from strategies.estimate.operator_cost import Machine, bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
+from strategies.tracing.operator_graph import ScopeGraph
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
+
+
+_MUCH = 4  # times the results of an operator are the smallest peak, where it is named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UncutOperator:
+    """An operator without a chunk rule.
+
+    Fields:
+        target: name of the operator.
+        module: FQN of the first module that calls it, `""` for the model itself.
+        nbytes: bytes of the results of all its calls.
+    """
+
+    target: str
+    module: str
+    nbytes: int
+
+    @classmethod
+    def largest(cls, graphs: Iterable[ScopeGraph]) -> UncutOperator | None:
+        """Return the one whose results have the most bytes, `None` where there is none."""
+        found: dict[str, UncutOperator] = {}
+        for node in (node for scope in graphs for node in scope.graph.nodes):
+            if node.op == "call_function" and not is_cut(node):
+                first = found.get(str(node.target))
+                found[str(node.target)] = cls(
+                    target=str(node.target),
+                    module=node.meta["module"] if first is None else first.module,
+                    nbytes=sum(map(bytes_of, tensors_of(node))) + (first.nbytes if first else 0),
+                )
+        return max(found.values(), key=lambda each: each.nbytes, default=None)
 
 
 class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
@@ -36,13 +70,22 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
         budget_bytes: the budget.
         minimum_feasible_bytes: smallest activation peak that a plan reaches.
         opaque: FQNs of modules that nothing cuts, with the reason.
+        uncut: operator that no rule cuts and whose results take much of the smallest peak, if any.
     """
 
     def __init__(
-        self, where: str, budget_bytes: int, minimum_feasible_bytes: int, opaque: Mapping[str, str]
+        self,
+        where: str,
+        budget_bytes: int,
+        minimum_feasible_bytes: int,
+        opaque: Mapping[str, str],
+        uncut: UncutOperator | None = None,
     ) -> None:
         whole = "".join(f"; {fqn!r} is not cut: {reason}" for fqn, reason in list(opaque.items())[:1])
         more = f"; nor are {len(opaque) - 1} more" if len(opaque) > 1 else ""
+        if uncut is not None and uncut.nbytes * _MUCH >= minimum_feasible_bytes:
+            caller = repr(uncut.module) if uncut.module else "the model"
+            more += f"; nothing cuts {uncut.target}, which {caller} calls"
         super().__init__(
             where,
             f"no plan keeps activations within {budget_bytes} bytes; "
@@ -196,6 +239,7 @@ class Planner:
     _schedules: ForwardSchedules | TrainingSchedules
     _loss: Loss | None = None
     _joined: Callable[[], TrainingSchedules | None] = lambda: None
+    _uncut: UncutOperator | None = None
 
     @classmethod
     def of(
@@ -241,6 +285,7 @@ class Planner:
             _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
             _loss=None if step is None else step.loss,
             _joined=joined,
+            _uncut=UncutOperator.largest(graphs),
         )
 
     def plan(self, budget_bytes: int | None) -> ChunkPlan:
@@ -268,7 +313,7 @@ class Planner:
             has_loss, minimum = other.peak_bytes < chosen.peak_bytes, min(minimum, least)
             chosen = other if has_loss else chosen
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
-            raise InfeasibleBudget(self.where, budget_bytes, minimum, self.opaque)
+            raise InfeasibleBudget(self.where, budget_bytes, minimum, self.opaque, self._uncut)
         return ChunkPlan(
             budget_bytes=budget_bytes,
             predicted_peak_bytes=chosen.peak_bytes,
