@@ -98,8 +98,9 @@ GUARDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "aliasing": partial(_together, partial(_all_kinds, "same"), _anonymous_inputs),
     "hooks": partial(_together, partial(_unread, _is_hooks), _NO_REFUSALS),
     "patched forward": partial(_together, partial(_unread, _is_forward), _NO_REFUSALS),
-    "submodules": partial(_together, partial(_unread, _is_module), partial(_unread, _is_forward)),
-    "results of submodules": _ANY_RESULT,
+    "submodules": partial(
+        _together, partial(_unread, _is_module), partial(_unread, _is_forward), _ANY_RESULT
+    ),
     "attributes": partial(_unread, _is_attribute),
     "modes": partial(_together, partial(_all_kinds, "switches"), partial(_unread, _is_mode)),
 }

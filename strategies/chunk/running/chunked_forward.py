@@ -168,7 +168,7 @@ class ChunkedForward:
             early_stop=True,
             use_reentrant=False,
         )
-        return region(module, _Again(program, module), tensors, {})
+        return region(module, _Again(program, module, self.fqn), tensors, {})
 
     def _program(
         self,
@@ -241,17 +241,24 @@ def _as_outside_of_inference() -> Iterator[None]:
 class _Again:
     """A program that runs in forward, and then for what autograd has saved of it."""
 
-    def __init__(self, program: ChunkProgram, module: nn.Module) -> None:
+    def __init__(self, program: ChunkProgram, module: nn.Module, fqn: str) -> None:
         self._program = program
         self._module = module
-        self._has_run = False
+        self._fqn = fqn
+        self._weights: tuple[int, ...] | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
-        if self._has_run:
-            with running_again():
-                return self._program(self._module, tensors)
-        self._has_run = True
-        return self._program(self._module, tensors)
+        weights = tuple(map(id, self._module.parameters()))
+        if self._weights is None:
+            self._weights = weights
+            return self._program(self._module, tensors)
+        if weights != self._weights:
+            problem = f"{self._fqn or 'the model'!r} ran with other parameters in forward than it has now"
+            raise StrategyError(
+                "chunk", f"{problem}; run backward inside of what gives it these (torch.func.functional_call)"
+            )
+        with running_again():
+            return self._program(self._module, tensors)
 
 
 def _of_a_function(tensor: Tensor) -> Tensor:

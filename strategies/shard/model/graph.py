@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -98,12 +98,15 @@ class PythonState:
         reads: FQN and attribute of what it and its calls read of modules.
     """
 
-    inputs: Hashable
+    inputs: str
     reads: tuple[tuple[str, str], ...]
 
 
-def kind_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Return structure, shapes and constants of inputs, which want gradients, and which are one tensor."""
+def kind_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return structure, shapes and constants of inputs, which want gradients, and which are one tensor.
+
+    A text, which a file can hold.
+    """
     leaves, structure = tree_flatten((args, kwargs))
     places = {id(leaf): at for at, leaf in enumerate(leaves)}
     kinds = tuple(
@@ -112,7 +115,7 @@ def kind_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable
         else (type(leaf), leaf if isinstance(leaf, CONSTANTS) else None)
         for leaf in leaves
     )
-    return structure, kinds
+    return f"{structure} {kinds}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,18 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.errors import StrategyError
 from strategies.shard.candidates.redistribution import Collective, LayoutStep
+from strategies.shard.model.graph import PythonState
 from strategies.shard.model.module_options import HeldParameter, ModuleCandidate, NodeOption
 from strategies.shard.model.placement_state import Move, State
 from strategies.shard.model.shard_plan import PlacedModule, PlacedParameter, ShardPlan
 
-_FORMAT = "acbench sharding plan 1"
+_FORMAT = "acbench sharding plan 2"
 _PLACEMENTS: dict[str, type[Any]] = {"Replicate": Replicate, "Partial": Partial, "Shard": Shard}
 _CLASSES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         ShardPlan, PlacedModule, PlacedParameter, NodeOption, ModuleCandidate, HeldParameter, Move, State,
-        LayoutStep, Collective,
+        LayoutStep, Collective, PythonState,
     )
 }  # fmt: skip
 
@@ -31,11 +32,10 @@ _CLASSES: dict[str, type[Any]] = {
 def save(plan: ShardPlan, path: Path) -> None:
     """Write `plan` to `path`, over what is there.
 
-    What the planned forward asked of Python is left out: it names objects of this process. A plan that is
-    read again does not notice what changes of the model between its calls.
+    The names of what the planned forward asked of Python are written too; their values are those that
+    `realise` finds, as for a plan that was made just now.
     """
-    held = _encoded(replace(plan, python=None))
-    path.write_text(json.dumps({"format": _FORMAT, "plan": held}), encoding="utf-8")
+    path.write_text(json.dumps({"format": _FORMAT, "plan": _encoded(plan)}), encoding="utf-8")
 
 
 def load(path: Path) -> ShardPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
@@ -287,3 +289,15 @@ def test_a_patched_block_is_recorded_as_its_class_has_it() -> None:
         _patch_block(model)
     for inputs in ((x, y), (x[:1], y[:1]), (x, x)):
         _same(planned, plain, inputs, training=False)
+
+
+def test_parameters_that_are_gone_in_backward_are_refused() -> None:
+    plan, (_, _, x, y) = _plan(training=True), _models(training=True)
+    again = {fqn: replace(each, recomputes=bool(fqn)) for fqn, each in plan.schedulers.items()}
+    model = replace(plan, schedulers=again).apply(_Model())
+    parameters = {name: 2 * each for name, each in model.named_parameters()}
+    loss = functional_call(model, parameters, (x, y)).square().mean()
+    with pytest.raises(StrategyError) as refused:
+        loss.backward()
+    problem = "'layers.1' ran with other parameters in forward than it has now; run backward inside of what"
+    assert str(refused.value) == f"chunk: {problem} gives it these (torch.func.functional_call)"
