@@ -138,6 +138,7 @@ class MeasuredWork:
         calls: forward calls by block FQN, recomputation included.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
+        acted_otherwise: the strategy did nothing in this step, and something with other random numbers.
     """
 
     forward_flops: int
@@ -149,6 +150,7 @@ class MeasuredWork:
     calls: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    acted_otherwise: bool = False
 
     def beyond(self, twin: MeasuredWork) -> MeasuredWork:
         """Return the same with what is recomputed beyond what `twin`, the plain model, recomputes."""

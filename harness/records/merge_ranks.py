@@ -21,6 +21,7 @@ from harness.records.parity_result import (
     Parity,
     PartParity,
     first_of,
+    joined,
     merge_parts,
     merge_weightless,
 )
@@ -175,6 +176,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         calls=_highest(work.calls for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
+        acted_otherwise=any(work.acted_otherwise for work in works),
         named=seen[0].named,
         never_fired=tuple(name for name in seen[0].never_fired if name in silent),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
@@ -196,6 +198,7 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
         steps=min(parity.steps for parity in parities),
         absent=parities[0].absent,
+        uncompared=joined(parity.uncompared for parity in parities),
         losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
         weightless=merge_weightless([parity.weightless for parity in parities]),
         control=_merge_links(controls) if len(controls) == len(parities) else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import Any
@@ -223,6 +223,8 @@ class Parity:
         steps: optimizer steps compared.
         first: the first difference in time; `None` where all parts are equal.
         absent: parts that are not compared, because one of the two never has them as wholes.
+        uncompared: what modules hold and nothing can be read of, so that `state` lacks it: paths,
+            each with its type, such as `blocks.0.lock (lock)`.
         losses: the variant's loss after each step.
         weightless: what makes equal gradients prove nothing.
         control: the plain model compared with itself, in fresh instances, up to the step that differs first;
@@ -249,6 +251,7 @@ class Parity:
     parameters: PartParity
     losses: tuple[float, ...]
     absent: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
     weightless: Weightless = Weightless()
     control: Parity | None = None
     compared: Compared | None = None
@@ -309,6 +312,11 @@ class Parity:
         """Return plain values; what JSON lacks becomes text: `inf`, `-inf` and `nan`."""
         plain: dict[str, Any] = encode(self)
         return plain
+
+
+def joined(several: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return every name in `several` once, in order of appearance."""
+    return tuple(dict.fromkeys(name for names in several for name in names))
 
 
 def describe_difference(part: str, difference: FirstDifference) -> str:

@@ -11,16 +11,15 @@ back: globals, closures, attributes of classes and functions, files and sockets.
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType, TracebackType
+from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -30,6 +29,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
+from strategies.anatomy import (
+    CONSTANTS,
+    DEEPEST,
+    Kind,
+    attributes,
+    is_closed,
+    kind_of,
+    put_attributes,
+)
 from strategies.regions.blocks import plain_class
 from strategies.regions.number_generators import DrawnState, NumberGenerators
 from strategies.regions.versions import Version, version_of
@@ -39,17 +47,15 @@ SMALL_BYTES = 2**16
 
 _INTERCEPTED = "_compiled_call_impl"  # set by nested regions while a forward runs
 _NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", _INTERCEPTED}
-_OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
-_CONSTANT = frozenset(
-    {NoneType, bool, int, float, complex, str, bytes, FunctionType, BuiltinFunctionType, MethodType, type}
-    | {torch.dtype, torch.device, torch.Size, nn.Parameter}
-)
+_OPAQUE = (nn.Module, type, FunctionType, ModuleType)
+_CONSTANT = frozenset({*CONSTANTS, FunctionType, BuiltinFunctionType, type, torch.Size, nn.Parameter})
 """Types of values that nobody changes in place, or that are none of a module's state."""
 
 _WORDS = {torch.float64: torch.int64, torch.float32: torch.int32} | dict.fromkeys(
     (torch.float16, torch.bfloat16), torch.int16
 )
-_DEPTH = 4  # a configuration inside a list inside an attribute
+_FOREIGN = ("torch.distributed.", "torch._", "strategies.")
+_WITHOUT_ATTRIBUTES = frozenset({list, tuple, dict, set, frozenset, deque, np.ndarray})
 
 _Contexts: TypeAlias = "tuple[AbstractContextManager[Any], AbstractContextManager[Any]]"
 Place: TypeAlias = "tuple[int, str]"
@@ -109,68 +115,41 @@ class _Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
-    array: np.ndarray[Any, Any]
-    copy: np.ndarray[Any, Any]
+class _Content:
+    """What a container, an array or a generator held."""
+
+    value: Any
+    kind: Kind
+    write: Callable[[Any, Any], object]
+    content: Any
 
     def is_current(self) -> bool:
-        return np.array_equal(self.array, self.copy)
+        return self.kind.is_current(self.value, self.content)
 
     def put(self) -> None:
-        np.copyto(self.array, self.copy)
+        self.write(self.value, self.content)
 
 
 @dataclass(frozen=True, slots=True)
-class _Generator:
-    """A random number generator that a module holds."""
+class _OfObject:
+    """The attributes of an object that is no module."""
 
-    write: Callable[[], object]
+    value: Any
+    values: dict[str, Any]
 
     def is_current(self) -> bool:
-        return False
+        return _are_same(attributes(self.value), self.values)
 
     def put(self) -> None:
-        self.write()
+        put_attributes(self.value, self.values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Items:
-    """A list, deque or set, and what it held."""
-
-    value: list[Any] | deque[Any] | set[Any]
-    items: list[Any]
-
-    def is_current(self) -> bool:
-        return len(self.value) == len(self.items) and all(map(is_, self.value, self.items))
-
-    def put(self) -> None:
-        if isinstance(self.value, list):
-            self.value[:] = self.items
-        else:
-            self.value.clear()
-            (self.value.update if isinstance(self.value, set) else self.value.extend)(self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """A dictionary, or the attributes of an object, and what was in it."""
-
-    entries: MutableMapping[Any, Any]
-    values: dict[Any, Any]
-
-    def is_current(self) -> bool:
-        now, then = self.entries, self.values
-        return list(now) == list(then) and all(map(is_, now.values(), then.values()))
-
-    def put(self) -> None:
-        if list(self.entries) != list(self.values):
-            self.entries.clear()
-        self.entries.update(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attributes(_Entries):
+class _Attributes:
     """A module's attributes; torch's, and weights that FSDP1 lends for a call, are left alone."""
+
+    entries: dict[str, Any]
+    values: dict[str, Any]
 
     @classmethod
     def of(cls, module: nn.Module) -> _Attributes:
@@ -178,10 +157,10 @@ class _Attributes(_Entries):
         return cls(attributes, _not_intercepted(attributes.copy()))
 
     def is_current(self) -> bool:
-        now, then = self.entries, self.values
+        now = self.entries
         if _INTERCEPTED in now:
             now = _not_intercepted(dict(now))
-        return list(now) == list(then) and all(map(is_, now.values(), then.values()))
+        return _are_same(now, self.values)
 
     def put(self) -> None:
         names, own = _own(self.entries), _own(self.values)
@@ -192,8 +171,14 @@ class _Attributes(_Entries):
 
 
 @dataclass(frozen=True, slots=True)
-class _Children(_Entries):
+class _Children:
     """The modules in a module: they are no state, but others hold other state."""
+
+    entries: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+    def is_current(self) -> bool:
+        return _are_same(self.entries, self.values)
 
     def put(self) -> None:
         pass
@@ -383,9 +368,9 @@ class _Keeper:
             self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
         for name, value in attributes.items():
             if type(value) not in _CONSTANT and name not in _NOT_READ and not _is_lent(value):
-                self._keep(value, (number, name), _DEPTH)
+                self._keep(value, (number, name), DEEPEST)
         if module._buffers:  # noqa: SLF001 (with the names that hold None)
-            self._keep(module._buffers, (number, ""), _DEPTH + 1)  # noqa: SLF001
+            self._keep(module._buffers, (number, ""), DEEPEST + 1)  # noqa: SLF001
 
     def _keep(self, value: Any, place: Place, depth: int) -> None:
         """Keep what `value` holds, down to `depth`."""
@@ -394,11 +379,7 @@ class _Keeper:
         self._seen.add(id(value))
         if isinstance(value, Tensor):
             self._tensor(value, place)
-        elif isinstance(value, np.ndarray):
-            self.kept.append(_Array(value, value.copy()))
-        elif (write := _writer(value)) is not None:
-            self.kept.append(_Generator(write))
-        elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_of_units(type(value)):
+        elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_foreign(value):
             self._container(value, place, depth - 1)
 
     def _tensor(self, tensor: Tensor, place: Place) -> None:
@@ -415,19 +396,20 @@ class _Keeper:
             self.large[place] = kept
 
     def _container(self, value: Any, place: Place, depth: int) -> None:
-        held: dict[Any, Any] = {}
-        if isinstance(value, set):
-            self.kept.append(_Items(value, list(value)))
-        elif isinstance(value, list | deque | tuple):
-            held = dict(enumerate(value))
-            if not isinstance(value, tuple):
-                self.kept.append(_Items(value, list(held.values())))
-        elif isinstance(value, MutableMapping) or (hasattr(value, "__dict__") and not callable(value)):
-            entries = value if isinstance(value, MutableMapping) else vars(value)
-            held = dict(entries)
-            self.kept.append(_Entries(entries, held))
-        for key, part in held.items():
-            self._keep(part, _inside(place, key), depth)
+        kind = kind_of(value)
+        if kind is not None:
+            content = kind.read(value)
+            if kind.write is not None:
+                self.kept.append(_Content(value, kind, kind.write, content))
+            if not _are_constant(kind, content):
+                for key, part in kind.parts(content):
+                    self._keep(part, _inside(place, key), depth)
+        if type(value) not in _WITHOUT_ATTRIBUTES and not is_closed(value):
+            own = attributes(value)
+            if own:
+                self.kept.append(_OfObject(value, own))
+            for name, part in own.items():
+                self._keep(part, _inside(place, name), depth)
 
 
 def all_modules(module: nn.Module) -> list[nn.Module]:
@@ -446,7 +428,7 @@ def _not_intercepted(attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _own(attributes: MutableMapping[str, Any]) -> dict[str, Any]:
+def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a module's own attributes."""
     return {
         name: value for name, value in attributes.items() if name not in _NOT_READ and not _is_lent(value)
@@ -458,6 +440,11 @@ def _is_of_units(cls: type[Any]) -> bool:
     return cls.__module__.startswith("torch.distributed.")
 
 
+def _is_foreign(value: Any) -> bool:
+    """Whether an object holds bookkeeping of torch or of strategies, which goes on."""
+    return kind_of(value) is None and type(value).__module__.startswith(_FOREIGN)
+
+
 def _is_lent(value: Any) -> bool:
     return isinstance(value, Tensor) and isinstance(value._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
 
@@ -467,18 +454,14 @@ def _inside(place: Place, key: object) -> Place:
     return number, f"{path}.{key}" if path else str(key)
 
 
-def _writer(value: Any) -> Callable[[], object] | None:
-    """Return what puts back the state of a random number generator; `None` for other values."""
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        bits: Any = value.bit_generator
-        return partial(setattr, bits, "state", bits.state)
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    return None
+def _are_same(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
+    return list(now) == list(then) and all(map(is_, now.values(), then.values()))
+
+
+def _are_constant(kind: Kind, content: Any) -> bool:
+    """Say whether nothing of what a long container holds can change, faster than by a look at each part."""
+    parts = content.values() if kind.form in ("mapping", "callable") else content
+    return kind.form in ("sequence", "mapping", "set") and _CONSTANT.issuperset(map(type, parts))
 
 
 def _equal(tensor: Tensor, copy: Tensor) -> bool:

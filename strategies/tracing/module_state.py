@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from strategies.anatomy import attributes
+
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
 """Types that a graph holds as they are, beside tensors, and containers and slices of these."""
 
@@ -82,7 +84,7 @@ def frozen(
         if isinstance(value, types):
             return type(value), _frozen_items(content(value), of_torch, seen)
     is_closed = type(value).__module__.partition(".")[0] in _CLOSED
-    return ByIdentity(value), () if is_closed else _frozen_items(_attributes(value), of_torch, seen)
+    return ByIdentity(value), () if is_closed else _frozen_items(attributes(value).items(), of_torch, seen)
 
 
 def _frozen_items(
@@ -250,9 +252,3 @@ def _marks(module: nn.Module) -> dict[str, object]:
 def _generators() -> object:
     name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (users')
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    names = (name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()))
-    yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))

@@ -24,6 +24,7 @@ from harness.records.parity_result import (
     PartParity,
     Weightless,
     first_of,
+    joined,
     merge_parts,
 )
 
@@ -61,6 +62,7 @@ class StepParity:
         parts: every key of `PARTS`.
         loss: the variant's.
         absent: parts that one of the two does not have, so that they are not compared.
+        uncompared: paths of what modules of one of the two hold and nothing can be read of.
         level: `bitwise` or `tolerance`.
         blocks: whether gradients of each block differ, in the model's order.
         not_finite: name of the first gradient in backward that is NaN or infinite, where both are equal.
@@ -71,6 +73,7 @@ class StepParity:
 
     parts: Mapping[str, PartParity]
     absent: tuple[str, ...]
+    uncompared: tuple[str, ...]
     loss: float
     level: str
     blocks: Mapping[str, bool]
@@ -137,6 +140,7 @@ def compare(
     return StepParity(
         parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
         absent=absent,
+        uncompared=joined([expected.uncompared, actual.uncompared]),
         loss=actual.loss["loss"].value.item(),
         level="bitwise" if tolerance is None else "tolerance",
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
@@ -161,6 +165,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
         steps=len(compared),
         first=first and first_of(merged, compared[first.step].blocks),
         absent=compared[0].absent,
+        uncompared=joined(step.uncompared for step in compared),
         losses=tuple(step.loss for step in compared),
         weightless=_weightless(compared),
         **merged,

@@ -7,11 +7,13 @@ twice.
 from __future__ import annotations
 
 import hashlib
-import inspect
-import random
-from collections import deque
-from collections.abc import Iterator, Mapping
-from types import ModuleType
+import itertools
+import marshal
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -21,30 +23,47 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from strategies.anatomy import CONSTANTS, DEEPEST, Kind, attributes, has_hidden_content, is_closed, kind_of
+
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-_LISTS = (list, tuple, deque)
 _OURS = "_acbench"
 """Attributes that a strategy puts on modules begin so; the plain model has none."""
-_MOST_ITEMS = 64
-"""Items of a container that are compared one by one; of a larger one the length is."""
-_DEEPEST = 4
+_MOST_ITEMS = 1000
+"""Items of a container that are compared one by one; of a larger one that holds plain values a digest is."""
+_SHOWN = 8
+_NAMES = (type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
+"""What is of Python modules, and of no model."""
 _WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
 _OWN = frozenset(vars(nn.Module())) - {"training"}
-_FOREIGN = ("torch", "harness", "strategies")
+_STRANGE = ("torch", "harness", "strategies")
 """Packages whose objects hold bookkeeping of their own."""
+_SILENT = _STRANGE[1:]
+"""Those whose objects the plain model does not have."""
 
 
-def module_state(model: nn.Module) -> dict[str, Any]:
-    """Return tensors, numbers, texts and lengths that the modules of `model` hold, by path.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldState:
+    """What the modules of a model hold outside of parameters and buffers.
 
-    Walked are containers, generators of random numbers, and plain objects of users' classes, to a depth of
-    four. A container has its length beside its items. Other objects are left out.
+    Fields:
+        values: tensors, numbers, texts, lengths and digests by path.
+        uncompared: paths of what nothing can be read of, each with its type.
     """
-    found: dict[str, Any] = {}
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    uncompared: tuple[str, ...] = ()
+
+
+def module_state(model: nn.Module) -> HeldState:
+    """Return what the modules of `model` hold, whatever it is kept in.
+
+    A container has its length beside its items. What is reached by two paths is read on the first.
+    """
+    reader = _Reader(model)
     for fqn, module in model.named_modules():
         if not isinstance(module, _WRAPPERS):
-            found.update(_state_of(fqn, module))
-    return found
+            reader.module(module, fqn)
+    return HeldState(values=reader.values, uncompared=tuple(reader.uncompared))
 
 
 class StateChanges:
@@ -55,7 +74,7 @@ class StateChanges:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._before = {name: _mark(value) for name, value in module_state(model).items()}
+        self._before = {name: _mark(value) for name, value in module_state(model).values.items()}
 
     def names(self, state: Mapping[str, Any]) -> frozenset[str]:
         """Return the names in `state`, or gone from it, whose values are others than before."""
@@ -67,10 +86,22 @@ class StateChanges:
 
 
 def _mark(value: Any) -> Any:
-    """Return what tells whether a value is another one later; a tensor is known by its writes."""
+    """Return what tells whether a value is another one later.
+
+    A tensor is known by its writes, and by a sum of its bytes: autograd counts no writes through `.data`.
+    """
     if not isinstance(value, Tensor):
         return value
-    return value, 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
+    version = 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
+    return value, (version, _checksum(value))
+
+
+def _checksum(tensor: Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    if type(local) is not Tensor or local.layout is not torch.strided or local.is_quantized:
+        return 0
+    data = local.resolve_conj().resolve_neg().cpu().contiguous()
+    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -79,39 +110,153 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _state_of(fqn: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
-    prefix = f"{fqn}." if fqn else ""
-    for name, value in list(vars(module).items()):
-        if name not in _OWN and not _is_bookkeeping(name):
-            yield from _walk(value, prefix + name, depth=0, above=frozenset({id(module)}))
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        yield from _walk(module.get_extra_state(), f"{prefix}(extra state)", depth=0, above=frozenset())
+class _Reader:
+    """Takes apart what can be reached from modules.
+
+    Fields:
+        values, uncompared: as in `HeldState`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: dict[str, Any] = {}
+        self.uncompared: dict[str, None] = {}
+        self._seen: dict[int, Any] = {id(module): module for module in model.modules()}
+
+    def module(self, module: nn.Module, fqn: str, depth: int = 0) -> None:
+        """Read attributes of a module, those of its tensors, and its extra state."""
+        prefix = f"{fqn}." if fqn else ""
+        for name, value in list(vars(module).items()):
+            if name not in _OWN and not _is_bookkeeping(name):
+                self._read(value, prefix + name, depth)
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            self._attributes(tensor, prefix + name, depth)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            self._read(module.get_extra_state(), f"{prefix}(extra state)", depth)
+
+    def _read(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, CONSTANTS):
+            self.values[name] = _constant(value)
+        elif isinstance(value, Tensor) and _has_memory(value):
+            self.values[name] = value
+        if type(value) not in _NUMBERS and id(value) not in self._seen and not isinstance(value, _NAMES):
+            self._seen[id(value)] = value  # an `id` is only its own while it lives
+            self._look_into(value, name, depth)
+
+    def _look_into(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, Enum) or _is_ours(value):
+            return
+        if isinstance(value, (*CONSTANTS, Tensor)):
+            self._attributes(value, name, depth + 1)
+        elif depth == DEEPEST or _is_opaque(value):
+            self.uncompared[f"{name} ({type(value).__qualname__})"] = None
+        elif isinstance(value, nn.Module):
+            self._unregistered(value, name, depth + 1)
+        else:
+            self._content(value, name, depth + 1)
+            self._attributes(value, name, depth + 1)
+
+    def _unregistered(self, module: nn.Module, name: str, depth: int) -> None:
+        """Read a module that is no submodule of the model, with its parameters and buffers."""
+        self.module(module, name, depth)
+        for group in (module._parameters, module._buffers, module._modules):  # noqa: SLF001 (as they are)
+            for key, part in group.items():
+                self._read(part, f"{name}.{key}", depth)
+
+    def _attributes(self, value: Any, name: str, depth: int) -> None:
+        own = {} if is_closed(value) or _is_of_units(value) else attributes(value)
+        for key, part in own.items():
+            if not _is_bookkeeping(key):
+                self._read(part, f"{name}.{key}", depth)
+
+    def _content(self, value: Any, name: str, depth: int) -> None:
+        kind = kind_of(value)
+        if kind is None:
+            return
+        content = kind.read(value)
+        if kind.form == "generator":
+            self.values[name] = _generator_state(content)
+        elif kind.form == "buffer" and not _has_objects(content):
+            self.values[name] = _data(content)
+        elif kind.form == "set":
+            self._members(content, name)
+        else:
+            self._parts(kind, content, name, depth)
+
+    def _members(self, members: list[Any], name: str) -> None:
+        self.values[f"length of {name}"] = len(members)
+        if all(map(_is_plain, members)):
+            self.values[name] = _Members(frozenset(members))
+        else:
+            self.uncompared[f"members of {name}"] = None
+
+    def _parts(self, kind: Kind, content: Any, name: str, depth: int) -> None:
+        if kind.form != "callable":
+            self.values[f"length of {name}"] = len(content)
+            items = list(content.flat) if kind.form == "buffer" else content
+            digest = _digest(items) if len(items) > _MOST_ITEMS else None
+            if digest is not None:
+                self.values[name] = digest
+                return
+        if kind.form == "mapping" and len(content) > 1:
+            self.values[f"order of {name}"] = _Keys(tuple(map(_key, content, itertools.count())))
+        for position, (key, part) in enumerate(kind.parts(content)):
+            self._read(part, f"{name}{_path(kind, key, position)}", depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The members of a set, in no order."""
+
+    items: frozenset[Any]
+
+    def __str__(self) -> str:
+        return f"{{{_begin(sorted(map(repr, self.items)))}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of a mapping, in order."""
+
+    items: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"({_begin(self.items)})"
+
+
+def _begin(texts: Sequence[str]) -> str:
+    return ", ".join((*texts[:_SHOWN], "…") if len(texts) > _SHOWN else texts)
 
 
 def _is_bookkeeping(name: str) -> bool:
     return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "__"))
 
 
-def _walk(value: Any, name: str, *, depth: int, above: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (*_NUMBERS, Tensor)):
-        if not isinstance(value, Tensor) or _has_memory(value):
-            yield name, value
-        return
-    if isinstance(value, np.ndarray | np.generic):
-        yield name, torch.from_numpy(np.array(value)) if value.dtype.kind in "biufc" else str(value)
-        return
-    if isinstance(value, torch.Generator | random.Random | np.random.Generator):
-        yield name, _generator_state(value)
-        return
-    if depth == _DEEPEST or id(value) in above:
-        return
-    children = _children(value, name)
-    if children is None:
-        return
-    if isinstance(value, (*_LISTS, set, frozenset, Mapping)):
-        yield f"length of {name}", len(value)
-    for child_name, child in children.items():
-        yield from _walk(child, child_name, depth=depth + 1, above=above | {id(value)})
+def _is_of_units(value: Any) -> bool:
+    """Whether a tensor is one of FSDP's or DTensor's own, whose attributes say how it is sharded."""
+    return type(value).__module__.startswith("torch.distributed.")
+
+
+def _package(value: Any) -> str:
+    where = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
+    return (where or "").partition(".")[0]
+
+
+def _is_ours(value: Any) -> bool:
+    return _package(value) in _SILENT
+
+
+def _is_opaque(value: Any) -> bool:
+    if kind_of(value) is not None or isinstance(value, nn.Module) or type(value) is object:
+        return False
+    return _package(value) in _STRANGE or is_closed(value) or has_hidden_content(value)
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, _NUMBERS) and not isinstance(value, Enum | np.generic):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return torch.from_numpy(np.array(value))
+    return repr(value)
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -122,33 +267,51 @@ def _has_memory(tensor: Tensor) -> bool:
     return local.untyped_storage().nbytes() > 0
 
 
-def _generator_state(generator: Any) -> Any:
+def _generator_state(state: Any) -> Any:
     """Return the state of a generator as a tensor, or a digest of it."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-    return f"generator {hashlib.sha256(str(state).encode()).hexdigest()[:12]}"
+    return state if isinstance(state, Tensor) else f"generator {_hash(str(state).encode())}"
 
 
-def _children(value: Any, name: str) -> dict[str, Any] | None:
-    """Return what `value` holds by path; `None` where it holds nothing that is compared."""
-    if isinstance(value, set | frozenset):
-        return {}
-    if isinstance(value, _LISTS):
-        return {f"{name}[{index}]": item for index, item in enumerate(value)} if _is_short(value) else {}
-    if isinstance(value, Mapping):
-        return {f"{name}[{key!r}]": item for key, item in value.items()} if _is_short(value) else {}
-    return {f"{name}.{key}": item for key, item in vars(value).items()} if _is_plain_object(value) else None
+def _has_objects(data: Any) -> bool:
+    return isinstance(data, np.ndarray) and data.dtype.hasobject
 
 
-def _is_short(value: Any) -> bool:
-    return len(value) <= _MOST_ITEMS
+def _data(data: Any) -> Any:
+    """Return plain data as a tensor; as text what torch has no numbers for."""
+    if isinstance(data, str):
+        return data
+    values = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.array(data)
+    is_number = values.dtype.kind in "biufc"
+    return torch.from_numpy(values.copy()) if is_number else f"{values.dtype.str} {values.tolist()}"
 
 
-def _is_plain_object(value: Any) -> bool:
-    """Whether an object of a user's class has attributes of its own to compare."""
-    if isinstance(value, nn.Module | type | ModuleType) or inspect.isroutine(value):
-        return False
-    if not hasattr(value, "__dict__"):
-        return False
-    return type(value).__module__.partition(".")[0] not in _FOREIGN
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, CONSTANTS)
+
+
+def _digest(content: Any) -> str | None:
+    """Return a digest of plain values in any containers; `None` where something else is among them."""
+    try:
+        data = marshal.dumps(content, 2)  # a later format tells which equal texts are one object
+    except ValueError:
+        parts = (*content.keys(), *content.values()) if isinstance(content, Mapping) else content
+        if not {*map(type, parts)} <= {*CONSTANTS}:
+            return None
+        data = repr(content).encode("utf-8", "surrogatepass")
+    return f"{len(content)} items, {_hash(data)}"
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _path(kind: Kind, key: Any, position: int) -> str:
+    """Return the path from a value to one of its parts."""
+    return f".{key}" if kind.form == "callable" else f"[{_key(key, position)}]"
+
+
+def _key(key: Any, position: int) -> str:
+    """Return the name of a key; that of an object would have its address."""
+    return repr(key) if _is_plain(key) else f"key {position}"

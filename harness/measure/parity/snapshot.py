@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 
 from harness.errors import ConfigError
 from harness.measure.parity.backward_order import backward_order
-from harness.measure.parity.module_state import StateChanges, module_state
+from harness.measure.parity.module_state import HeldState, StateChanges, module_state
 from harness.measure.rng import rng_states, seeded
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
@@ -98,6 +98,7 @@ class Snapshot:
         rng_state: state by generator, after backward.
         parameters: parameters by name, after the optimizer step.
         changed_state: names in `state`, or gone from it, that changed since before the first step.
+        uncompared: paths of what modules hold and nothing can be read of, each with its type.
         backward_order: names of the gradients in the order in which backward makes them.
         blocks: names of the trained parameters of each block, by the block's FQN, in the model's order.
         checkpointed: names of the trained parameters of what checkpointing recomputes.
@@ -112,6 +113,7 @@ class Snapshot:
     rng_state: Leaves
     parameters: Leaves
     changed_state: frozenset[str] = frozenset()
+    uncompared: tuple[str, ...] = ()
     backward_order: tuple[str, ...] = ()
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     checkpointed: frozenset[str] = frozenset()
@@ -195,9 +197,9 @@ def _train_one_step(
         name: Captured.of(buffer) for name, buffer in trainee.model.named_buffers(remove_duplicate=False)
     }
     # a sharded model holds other numbers than the whole one, such as its local heads
-    state = {} if whole else module_state(trainee.model)
-    changed_state = frozenset() if whole else changes.names(state)
-    state = {name: _copied(value) for name, value in state.items()}
+    held = HeldState() if whole else module_state(trainee.model)
+    changed_state = frozenset() if whole else changes.names(held.values)
+    state = {name: _copied(value) for name, value in held.values.items()}
     rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
     trainee.update()
     return Snapshot(
@@ -212,6 +214,7 @@ def _train_one_step(
             name: Captured.of(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
         },
         changed_state=changed_state,
+        uncompared=held.uncompared,
         backward_order=order,
         blocks=_trained_names(trainee.model, trainee.blocks),
         checkpointed=frozenset().union(*_trained_names(trainee.model, trainee.checkpointed).values()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from harness.records.parity_result import joined
 from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
 from harness.report.content.plan_notes import plan_notes
@@ -23,6 +24,7 @@ _LIKE_ONE = Mark(
 AS_ON_GPU = Mark(
     text="GPU", about="what a GPU would need; on a CPU the host memory it moves to is the same memory"
 )
+_MOST_UNREAD = 4
 _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
 
 
@@ -38,6 +40,9 @@ def notes(record: Record) -> Iterator[str]:
     yield from differences(record)
     if record.parity is not None and any(link.absent for link in record.parity.links):
         yield "outputs are not compared: the plan includes the loss, and they are never whole"
+    if unread := record.parity and joined(link.uncompared for link in record.parity.links):
+        more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
+        yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
     yield from plan_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"

@@ -102,7 +102,7 @@ RECORD_KEYS = {
     "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {
         "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", "first_module",
-        "unreached", "absent", *PARTS,
+        "unreached", "absent", "uncompared", *PARTS,
     },
     "parity.weightless": {"not_finite_from", "not_finite", "zero_from", "zero_blocks_from"},
     "parity.compared": {"variant", "baseline", "dtype", "optimizer", "relative", "parameters", "floor"},
@@ -119,6 +119,7 @@ RECORD_KEYS = {
     "memory.baseline": {"saved_bytes", "peak_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
+        "acted_otherwise",
         "kernel_recomputed_flops", "causal_attention_flops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "baseline",
     },

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,10 @@ from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
+from strategies.anatomy import attributes, kind_of
 from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
+from tests.strategies.held_kinds import HELD
 
 _STEPS = 3
 _LARGE = SMALL_BYTES // 4 + WIDTH
@@ -94,6 +97,27 @@ def _nested(held: tuple[dict[str, list[Tensor]]]) -> Tensor:
     return _decay(held[0]["scales"][0])
 
 
+def _changed(change: Callable[[Any], Any], held: Any) -> int:
+    """Change what is held, and return a number of all that it was and has become."""
+    before = zlib.crc32(_inside(held).encode())
+    change(held)
+    return before % 7
+
+
+def _inside(held: Any) -> str:
+    """Return what can be reached from `held`, as text without addresses."""
+    kind = kind_of(held)
+    parts = [] if kind is None else [*kind.parts(kind.read(held))]
+    data = repr(kind.read(held)) if kind is not None and kind.form == "buffer" else type(held).__name__
+    is_leaf = isinstance(held, int | str | FunctionType)
+    own = {} if is_leaf else attributes(held)
+    return (
+        repr(held)
+        if isinstance(held, int | str)
+        else f"{data} {[(str(k), _inside(v)) for k, v in (*parts, *own.items())]}"
+    )
+
+
 _HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "object": (_Counter, _count),
     "namespace": (lambda: SimpleNamespace(calls=0), _count),
@@ -106,6 +130,14 @@ _HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "tensor": (lambda: torch.ones(WIDTH), _decay),
     "large tensor": (lambda: torch.ones(_LARGE), _decay),
     "tensor in a list in a dictionary in a tuple": (lambda: ({"scales": [torch.ones(WIDTH)]},), _nested),
+    **{
+        name: (HELD[name][0], partial(_changed, HELD[name][1]))
+        for name in (
+            *("counter", "slots", "private slot", "empty slot", "order of a dictionary", "bytearray", "deep"),
+            *("list subclass", "attribute of a list subclass", "array of Python", "method of an object"),
+            *("object that can be called", "dictionary subclass", "partial"),
+        )
+    },
     "generator of Python": (lambda: random.Random(0), lambda held: held.random()),
     "generator of NumPy": (lambda: np.random.default_rng(0), lambda held: held.random()),
     "old generator of NumPy": (lambda: np.random.RandomState(0), lambda held: held.rand()),
@@ -144,7 +176,8 @@ def _content(held: Any) -> str:
     for read in ("getstate", "get_state"):
         if hasattr(held, read):
             return str(getattr(held, read)())
-    return str(held.bit_generator.state if isinstance(held, np.random.Generator) else held)
+    text = str(held.bit_generator.state if isinstance(held, np.random.Generator) else held)
+    return _inside(held) if " at 0x" in text else text
 
 
 def _state(model: nn.Module) -> object:

@@ -512,7 +512,7 @@ class TestSummary:
             },
         }
         assert list(plain) == [
-            *("level", "steps", "first", *PARTS, "losses", "absent", "weightless"),
+            *("level", "steps", "first", *PARTS, "losses", "absent", "uncompared", "weightless"),
             *("control", "compared", "chain", "first_module", "unreached"),
         ]
 

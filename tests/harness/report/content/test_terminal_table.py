@@ -191,6 +191,16 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
             id="outputs that are never whole",
         ),
         pytest.param(
+            measured("parity", uncompared=("a (lock)", "b (lock)", "c (lock)", "d (lock)", "e (lock)")),
+            (
+                (
+                    "full on single: state that is not compared: a (lock), b (lock), c (lock), d (lock) and "
+                    "1 more"
+                ),
+            ),
+            id="locks that modules hold",
+        ),
+        pytest.param(
             measured("observation", named=["sdpa", "mm"], never_fired=["sdpa"]),
             ("full on single: never fired: sdpa",),
             id="an operator that never fired",
