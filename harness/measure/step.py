@@ -62,6 +62,7 @@ def instrument(
     *,
     is_host: Callable[[], bool] = lambda: False,
     probe: WorkspaceProbe | None = None,
+    seed: int = 0,
 ) -> StepReport:
     """Run one training step under both meters.
 
@@ -72,13 +73,14 @@ def instrument(
         batch: what to train it on; its tensors lie on the device.
         is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
+        seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
     work = WorkCounter(locator)
     totals = StepTotals(trainee, live)
-    with _repeatable(trainee, device), settled_collectives(), locator, live, work, AsUnwatched():
+    with _repeatable(trainee, device, seed), settled_collectives(), locator, live, work, AsUnwatched():
         totals.start(batch)
         _step(trainee, batch, totals, locator)
     return StepReport(
@@ -139,7 +141,7 @@ def _workspaces(ledger: Ledger) -> Workspaces:
 
 
 @contextmanager
-def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
+def _repeatable(trainee: Trainee, device: torch.device, seed: int = 0) -> Iterator[None]:
     """Take a step that can be taken again: routing and dropout decide what is alive.
 
     Random numbers start from one seed and go on afterwards as if nothing had been. The learning rate is 0:
@@ -154,7 +156,7 @@ def _repeatable(trainee: Trainee, device: torch.device) -> Iterator[None]:
     try:
         for group in groups:
             group["lr"] = 0.0
-        with seeded(0, step=0, dp_rank=0, device=device):
+        with seeded(seed, step=0, dp_rank=0, device=device):
             yield
     finally:
         for group, rate in zip(groups, rates, strict=True):

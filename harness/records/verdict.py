@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.records.merge_ranks import Memory, Work
@@ -39,7 +40,7 @@ def verdict(
             everything, a wrong result is no result.
         `unverified`: the plain model was seen not to repeat itself, there was nothing to compare with, or
             what was compared proves nothing; the first outranks `inert`, which chance may make of it.
-        `inert`: the strategy is enabled and did nothing that it promises.
+        `inert`: the strategy is enabled and did nothing that it promises, whatever the random numbers.
         `neutral`: equal in all parts.
     """
     seen = None if parity is None else _different(parity)
@@ -65,12 +66,12 @@ def _different(parity: Parity) -> Verdict | None:
 
 def inert_because(memory: Memory, work: Work) -> str | None:
     """Say why an enabled strategy counts as having done nothing; `None` when it did something."""
-    if work.named and set(work.named) <= set(work.never_fired):
-        return "none of the operators it names ever fired"
+    if work.acted_otherwise:
+        return None
     moved = work.recomputed_ops or work.offloaded_bytes or work.chunks
-    if not moved and memory.baseline is not None and memory.saved_bytes >= memory.baseline.saved_bytes:
-        return f"no byte saved, and nothing recomputed, offloaded or chunked{_uncalled(work)}"
-    return None
+    saves = memory.baseline is None or memory.saved_bytes < memory.baseline.saved_bytes
+    reason = idle_because(named=work.named, never_fired=work.never_fired, has_acted=bool(moved) or saves)
+    return None if reason is None else f"{reason}{_uncalled(work)}"
 
 
 def _uncalled(work: Work) -> str:
@@ -81,3 +82,15 @@ def _uncalled(work: Work) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     options = "model.layers_fqn, ac.module_classes or ac.labels"
     return f": forward does not call {names[0]!r}{more}; name modules that it calls by {options}"
+
+
+def idle_because(*, named: Iterable[str], never_fired: Iterable[str], has_acted: bool) -> str | None:
+    """Say why an enabled strategy has done nothing in one step; `None` when it did something.
+
+    Args:
+        named, never_fired: operators that it names, and those of them that never fired.
+        has_acted: it saved bytes, recomputed, offloaded or chunked.
+    """
+    if set(named) and set(named) <= set(never_fired):
+        return "none of the operators it names ever fired"
+    return None if has_acted else "no byte saved, and nothing recomputed, offloaded or chunked"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,9 @@ from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, in
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
-from harness.records.measured import MeasuredWork
+from harness.records.measured import MeasuredWork, Observed
 from harness.records.parity_result import Parity
+from harness.trial.act import Act
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
@@ -39,6 +40,9 @@ from strategies.shard.model.shard_plan import ShardPlan
 
 _UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
+
+_OTHER_SEEDS = range(1, 7)
+"""Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""
 
 _NEVER = 1 << 40
 """A step that no trial takes."""
@@ -113,7 +117,9 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
         if plan.baseline != "none":
             twin = _measure(bench, plan.experiment.twin())
             measured["baseline"] = {key: twin[key] for key in ("memory", "work")}
-            measured["work"] = asdict(MeasuredWork(**variant["work"]).beyond(MeasuredWork(**twin["work"])))
+            work = MeasuredWork(**variant["work"]).beyond(MeasuredWork(**twin["work"]))
+            acts = _acts_otherwise(bench, _act(variant), _act(twin))
+            measured["work"] = asdict(replace(work, acted_otherwise=acts))
             context.keep(measured)
             measured["parity"] = _prove(bench).as_json()
             context.keep(measured)
@@ -131,10 +137,7 @@ def _measure(
         experiment: the variant or its twin.
         on_built: called when the model stands and before its first step.
     """
-    trainee = bench.assemble(experiment)
-    on_built()
-    for step in range(_UNMEASURED_STEPS):
-        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
+    trainee = _prepared(bench, experiment, on_built)
     batch = bench.batch(_UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
@@ -147,6 +150,52 @@ def _measure(
         "work": asdict(report.work),
         "observation": asdict(observation),
     }
+
+
+def _prepared(
+    bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
+) -> Assembled:
+    """Return a model that has taken the steps that nobody watches."""
+    trainee = bench.assemble(experiment)
+    on_built()
+    for step in range(_UNMEASURED_STEPS):
+        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
+    return trainee
+
+
+def _acts_otherwise(bench: _Bench, variant: Act, twin: Act) -> bool:
+    """Say whether the strategy does something with other random numbers, where it did nothing so far.
+
+    A model may drop the blocks of one step, all of them.
+    """
+    experiment = bench.plan.experiment
+    has_acted = experiment == experiment.twin() or not variant.is_idle(twin)
+    if _earliest(bench.context.device, 0 if has_acted else None) is not None:  # on one of the ranks
+        return False
+    pairs = zip(_other_acts(bench, experiment), _other_acts(bench, experiment.twin()), strict=True)
+    return any(not one.is_idle(other) for one, other in pairs)
+
+
+def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
+    """Return what `experiment` does in steps of other random numbers."""
+    trainee = _prepared(bench, experiment)
+    acts = []
+    for seed in _OTHER_SEEDS:
+        batch = bench.batch(_UNMEASURED_STEPS)
+        report = instrument(trainee, batch, is_host=allocating_on_host, seed=seed)
+        acts.append(
+            Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=trainee.observe())
+        )
+    _release(trainee)
+    return acts
+
+
+def _act(measured: dict[str, Any]) -> Act:
+    return Act(
+        saved_bytes=measured["memory"]["saved_bytes"],
+        work=MeasuredWork(**measured["work"]),
+        observation=Observed(**measured["observation"]),
+    )
 
 
 def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:

@@ -22,6 +22,11 @@ NEUTRAL = [
     pytest.param("full", result(), id="everything is equal"),
     pytest.param("full", result(parity={"level": "tolerance"}), id="equal within a declared tolerance"),
     pytest.param("full", result(memory=SAME), id="no byte saved, but recomputed"),
+    pytest.param(
+        "full",
+        result(memory=SAME, work=IDLE | {"acted_otherwise": True}),
+        id="recomputed with other random numbers",
+    ),
     pytest.param("full", result(work=IDLE), id="nothing recomputed, but bytes saved"),
     pytest.param(
         "offload", result(memory=SAME, work=IDLE, observation={"offloaded_bytes": 1}), id="only offloaded"
