@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.checkpoint import CheckpointError
 
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
-from harness.trial.checkpoint_errors import described
+from harness.trial import forward_errors
+from harness.trial.checkpoint_errors import explained
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
@@ -64,7 +64,20 @@ class Assembled:
     trained: TrainedModel
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Return the model's outputs, `None` where it has the loss, and the scalar loss."""
+        """Return the model's outputs, `None` where it has the loss, and the scalar loss.
+
+        Raises:
+            ConfigError: dtypes of inputs and parameters, or parameters without gradients, do not suit.
+        """
+        try:
+            return self._forward(batch)
+        except RuntimeError as error:
+            told = forward_errors.explained(error, self.model, batch)
+            if told is None:
+                raise
+            raise told from error
+
+    def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
         with self.autocast():
             if self.has_loss:
                 inputs = *batch.inputs, LossInputs((batch.targets,))
@@ -76,12 +89,15 @@ class Assembled:
         """Accumulate gradients.
 
         Raises:
-            CheckpointError: a recomputation does not repeat forward; the message names block and operator.
+            RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
         try:
             loss.backward()  # type: ignore[no-untyped-call]
-        except CheckpointError as error:
-            raise described(error, loss, self.model) from error
+        except RuntimeError as error:
+            told = explained(error, loss, self.model)
+            if told is None:
+                raise
+            raise told from error
 
     def update(self) -> None:
         """Take one optimizer step."""

@@ -19,6 +19,11 @@ _UNPACKING = (
 )
 _TIP = "Tip: "
 _DEEPEST = 6
+_OF_A_REGION = {  # in torch's words -> what it means for the region
+    "modified by an inplace operation": "an argument of it is changed in place; change a copy, x.clone()",
+    "has been mutated": "a tensor that is kept for it is changed in place; change a copy, x.clone()",
+    "not found in storage": "it runs an operator that its forward did not run, as state has changed since",
+}
 
 
 def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> CheckpointError:
@@ -45,6 +50,23 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
         f"the recomputation of {block} does not repeat its forward{needed}: it depends on something that has "
         f"changed since. {torchs_words}"
     )
+
+
+def explained(error: RuntimeError, loss: Tensor, model: nn.Module) -> RuntimeError | None:
+    """Return `error` with the block that cannot be recomputed; `None` where no recomputation raised it.
+
+    Args:
+        error, loss, model: as of `described`.
+    """
+    if isinstance(error, CheckpointError):
+        return described(error, loss, model)
+    meaning = next((meaning for words, meaning in _OF_A_REGION.items() if words in str(error)), None)
+    unpacking = _unpacking(error.__traceback__)
+    if meaning is None or unpacking is None:
+        return None
+    block = _block_of(unpacking["frame"].recompute_fn, model)
+    torchs_words = str(error).partition(" Hint: ")[0].strip()
+    return RuntimeError(f"{block} cannot be recomputed: {meaning}. {torchs_words}")
 
 
 def _unpacking(trace: TracebackType | None) -> dict[str, Any] | None:

@@ -142,6 +142,7 @@ def require_shardable(
         ]:
             _require_flat(fqn, parameters, use_orig_params=use_orig_params)
         return
+    _require_apart(units)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             problem = f"FSDP2 shards no scalar, such as {name!r}; give it the shape (1,), or use mesh=ddp2"
@@ -152,6 +153,19 @@ def require_shardable(
             held = f"{name or type(module).__name__!r} holds parameters of {' and '.join(map(str, dtypes))}"
             problem = "a unit of FSDP2 has one dtype; put them into modules of their own, or use mesh=ddp2"
             raise ConfigError("mesh.dp_shard", f"{held}, and {problem}")
+
+
+def _require_apart(units: Mapping[str, nn.Module]) -> None:
+    """Refuse a parameter that two units of FSDP2 share."""
+    first: dict[nn.Parameter, str] = {}
+    for fqn, unit in units.items():
+        for name, parameter in unit.named_parameters(prefix=fqn):
+            owner = first.setdefault(parameter, fqn)
+            if owner != fqn:
+                problem = f"{name!r} is a parameter of {owner!r} too, and units of FSDP2 share none"
+                raise ConfigError(
+                    "mesh.dp_shard", f"{problem}; tie weights inside of one block, or use mesh=ddp2"
+                )
 
 
 def _require_flat(fqn: str, parameters: list[nn.Parameter], *, use_orig_params: bool) -> None:

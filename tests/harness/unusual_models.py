@@ -65,6 +65,13 @@ def half_linears() -> Made:
     return Chain(nn.ModuleList(blocks)), (torch.randn(_ROWS, _WIDTH),), _square
 
 
+def one_weight() -> Made:
+    """Two blocks that share a weight."""
+    first, second = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+    second.weight = first.weight
+    return Chain(nn.ModuleList([first, second])), (torch.randn(_ROWS, _WIDTH),), _square
+
+
 def all_half() -> Made:
     return _chain().bfloat16(), (torch.randn(_ROWS, _WIDTH, dtype=torch.bfloat16),), _square
 

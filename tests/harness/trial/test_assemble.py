@@ -236,6 +236,8 @@ REFUSED = {
     "torch.bfloat16, and a unit of FSDP1 has one dtype; use mesh.fsdp=fsdp2",
     "quantised mesh=shard2": "mesh.dp_shard: 'blocks.0' holds parameters of torch.int8 and torch.float32, and a "
     "unit of FSDP2 has one dtype; put them into modules of their own, or use mesh=ddp2",
+    "one_weight mesh=shard2": "mesh.dp_shard: 'blocks.1.weight' is a parameter of 'blocks.0' too, and units of FSDP2 "
+    "share none; tie weights inside of one block, or use mesh=ddp2",
     "not_sized": f"{_WHERE}parameter 'blocks.0.weight' has no shape before the first forward; make it with its "
     "sizes",
     "one_for_all": f"{_WHERE}'tests.harness.unusual_models:one_for_all' returns the same module each time; each "

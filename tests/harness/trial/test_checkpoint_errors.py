@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from harness.trial.checkpoint_errors import described
+from harness.trial.checkpoint_errors import described, explained
 from strategies.ac.full import Full
+from strategies.ac.selective_op import SelectiveOp
+from strategies.base import Strategy
 
 
 class Changing(nn.Module):
@@ -75,3 +77,36 @@ def test_an_error_from_elsewhere_keeps_torchs_words() -> None:
     parameter = torch.ones((), requires_grad=True)
     error: Any = CheckpointError("torch.utils.checkpoint: odd\n\nTip: try this")
     assert str(described(error, parameter * 2, nn.Linear(1, 1))) == "torch.utils.checkpoint: odd"
+
+
+class Doubles(nn.Module):
+    """A block that changes its argument in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.mul_(2))
+        return y.tanh()
+
+
+@pytest.mark.parametrize(
+    "strategy", [Full(layers_fqn="1"), SelectiveOp(layers_fqn="1")], ids=["full", "selective"]
+)
+def test_a_block_that_changes_its_argument_is_named(strategy: Strategy) -> None:
+    model = strategy.apply(nn.Sequential(nn.Linear(4, 4), nn.Sequential(Doubles())))
+    loss = model(torch.ones(2, 4)).sum()
+    with pytest.raises(RuntimeError) as raised:
+        loss.backward()
+    message = str(explained(raised.value, loss, model))
+    expected = (
+        "'1.0' cannot be recomputed: an argument of it is changed in place; change a copy, x.clone(). one of"
+    )
+    assert message.startswith(expected)
+    assert "Hint" not in message
+
+
+def test_what_no_recomputation_raises_is_left_alone() -> None:
+    error = RuntimeError("one of the variables has been modified by an inplace operation")
+    assert explained(error, torch.ones((), requires_grad=True) * 2, nn.Linear(1, 1)) is None
