@@ -115,10 +115,7 @@ def run(call: Call, values: dict[Slot, Tensor]) -> None:
     leaves = [values[leaf] if type(leaf) is Slot else leaf for leaf in call.leaves]
     args, kwargs = put_together(call.structure, leaves)
     if call.module is not None and call.weights != tuple(map(id, weights_of(call.module))):
-        problem = f"{call.name!r} ran with other parameters in forward than it has now"
-        raise StrategyError(
-            "ac", f"{problem}; call it in a module that gives it these (torch.func.functional_call)"
-        )
+        raise of_other_parameters(repr(call.name))
     if call.generators is not None:
         set_generators(call.generators)
     with call.modes.entered():
@@ -131,6 +128,14 @@ def run(call: Call, values: dict[Slot, Tensor]) -> None:
         problem = f"returned {len(results)} tensors in its recomputation, and {len(call.made)} in forward"
         raise CheckpointError(f"ac: {call.name!r} {problem}")
     values.update(zip(call.made, results, strict=True))
+
+
+def of_other_parameters(name: str) -> StrategyError:
+    """Return the error of a module that ran with parameters that are not its own."""
+    problem = f"{name} ran with other parameters in forward than it has now"
+    return StrategyError(
+        "ac", f"{problem}; call it in a module that gives it these (torch.func.functional_call)"
+    )
 
 
 def weights_of(module: nn.Module) -> list[nn.Parameter]:

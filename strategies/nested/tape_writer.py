@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FlatParameter
 
 from strategies.errors import StrategyError
 from strategies.nested.folding import UNITS, Edge
@@ -27,7 +28,7 @@ from strategies.nested.open_regions import OpenRegions
 from strategies.nested.repetition import Region, Repetition
 from strategies.nested.structures import taken_apart, tensors_of
 from strategies.nested.surroundings import DrawnNumbers, Modes
-from strategies.nested.tape import Call, Slot, weights_of
+from strategies.nested.tape import Call, Slot, of_other_parameters, weights_of
 from strategies.nested.tickets import Ticket
 from strategies.regions.rewind import RewoundCall, all_modules
 from strategies.regions.saved_tensors import Packed
@@ -163,6 +164,8 @@ class TapeWriter(Listener):
         """Return the result of a module's call, which is one call on the tape."""
         call, before = self._begin_module(target, body, args, kwargs)
         weights = weights_of(target.module)
+        if self._is_sharded and not all(map(_is_own, weights)):
+            raise of_other_parameters(repr(target.fqn))
         versions = [version(weight) for weight in weights]
         call.module = None if self._is_sharded else target.module
         call.weights = tuple(map(id, weights))
@@ -384,6 +387,11 @@ def _refusing_transforms() -> Iterator[None]:
         raise StrategyError(
             "ac", f"{problem}, where torch takes none; call them in a module outside of all regions"
         ) from error
+
+
+def _is_own(weight: Tensor) -> bool:
+    """Whether a sharded model's forward finds this as its parameter; FSDP1 lends views of what it gathers."""
+    return isinstance(weight, nn.Parameter) or isinstance(weight._base, FlatParameter)  # noqa: SLF001 (no public name)
 
 
 def _unpack(packed: Packed) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
 )
 
 from strategies.ac.nested import Nested
+from strategies.errors import StrategyError
 from tests.rank_pool import RankPool
 
 WIDTH = 4
@@ -121,3 +122,22 @@ def losses_behind_fsdp1(rank: int, levels: list[int] | None) -> list[float]:
 
 def test_fsdp1_may_come_before(pool2: RankPool) -> None:
     assert pool2.run(losses_behind_fsdp1, [1, 2]) == pool2.run(losses_behind_fsdp1, None)
+
+
+def refusal_of_other_parameters(_rank: int) -> str:
+    torch.manual_seed(0)
+    model = Scaled()
+    Nested(layers_fqn="layers", levels=[1, 2]).apply(model)
+    fully_shard(model.head)
+    other = {name: 2 * each for name, each in model.named_parameters() if name.startswith("layers")}
+    with pytest.raises(StrategyError) as error:
+        torch.func.functional_call(model, other, (torch.arange(4),)).square().sum().backward()
+    return str(error.value)
+
+
+def test_a_functional_call_beside_units_is_refused(pool2: RankPool) -> None:
+    message = (
+        "ac: 'layers.0' ran with other parameters in forward than it has now; "
+        "call it in a module that gives it these (torch.func.functional_call)"
+    )
+    assert pool2.run(refusal_of_other_parameters) == [message, message]
