@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.backends import cuda
+from torch.utils._python_dispatch import _disable_current_modes
 
 GeneratorStates: TypeAlias = dict[torch.device, Tensor]
 """States of torch's generators, by device."""
@@ -109,7 +110,8 @@ class DrawnNumbers:
         if self._latest is None or self._devices is None:
             return None
         now = generator_states(self._devices)
-        are_equal = all(_bytes(state) == _bytes(self._latest[device]) for device, state in now.items())
+        with _disable_current_modes():  # states have values even where tensors have none
+            are_equal = all(_bytes(state) == _bytes(self._latest[device]) for device, state in now.items())
         return None if are_equal else now
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""A trial that fails in shared ranks takes no other result with it."""
+"""A trial that is refused in shared ranks takes no other result with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = (
 )
 
 
-def test_one_failure_hides_no_other_result(tmp_path: Path) -> None:
+def test_one_refusal_hides_no_other_result(tmp_path: Path) -> None:
     common = [*SIZES, "protocol=parity", "protocol.parity_steps=1"]
     good, bad = experiments([[*common, "ac=full"], [*common, "ac=full"]])
     ac = replace(cast("Full", bad.ac), layers_fqn="nowhere")
@@ -29,7 +29,7 @@ def test_one_failure_hides_no_other_result(tmp_path: Path) -> None:
         found = records(agent, [good, replace(bad, ac=ac)], tmp_path)
     assert [(record.status, record.verdict) for record in found] == [
         ("ok", "neutral"),
-        ("failed", "unverified"),
+        ("refused", "unverified"),
     ]
     assert problem(found[0]) is None
-    assert str(problem(found[1])).startswith("failed: ac.layers_fqn: ")
+    assert str(problem(found[1])).startswith("refused: ac.layers_fqn: ")
