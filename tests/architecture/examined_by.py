@@ -106,7 +106,6 @@ EXAMINED_BY = {
     "strategies/nested/open_regions.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/repetition.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/structures.py": "tests/strategies/nested/test_parity.py",
-    "strategies/nested/surroundings.py": "tests/strategies/nested/test_refusals.py",
     "strategies/nested/tape.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/tape_writer.py": "tests/strategies/nested/test_refusals.py",
     "strategies/nested/tickets.py": "tests/strategies/nested/test_parity.py",
