@@ -22,7 +22,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.errors import ConfigError, MissingPackageError
+from harness.errors import ConfigError, MissingPackageError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
@@ -82,6 +82,7 @@ class _Command:
         hydra: Hydra's own part of that configuration.
         run: options of the command.
         result: outcome of the trials; `None` where nothing had to run.
+        has_defect: whether a defect of ours kept a point from being planned.
     """
 
     is_dry_run: bool = False
@@ -90,6 +91,7 @@ class _Command:
     hydra: HydraConf | None = None
     run: Run = field(default_factory=Run)
     result: Result | None = None
+    has_defect: bool = False
 
 
 _command: ContextVar[_Command] = ContextVar("_command")
@@ -122,7 +124,7 @@ def main() -> None:
         _command.reset(token)
         _hasten_exit()
     if command.result is not None:
-        sys.exit(_report(command.result, command.run))
+        sys.exit(max(_report(command.result, command.run), int(command.has_defect)))
 
 
 def _hasten_exit() -> None:
@@ -164,7 +166,7 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
         words = last_words(error)
         sys.stderr.write(words.traceback)
         problem = f"a defect here kept this point from being planned: {words.kind}: {words.message}"
-        refusal = ConfigError("acbench", f"{problem}; report it with the traceback on stderr")
+        refusal = UnplannedError("acbench", f"{problem}; report it with the traceback on stderr")
     return Point(
         trial_id=trial_id(resolved),
         resolved=resolved,
@@ -305,6 +307,7 @@ def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent
     """Run the points and keep the result for `main`, which reports it."""
     command = _command.get()
     command.run = chosen.run
+    command.has_defect = any(isinstance(each.refusal, UnplannedError) for each in points)
     command.result = run_sweep(points, chosen.run, chosen.tracker, launcher, agent)
     return command.result
 

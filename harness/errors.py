@@ -2,7 +2,8 @@
 
 ValueError
 └── ConfigError               the configuration is wrong; raised before any process starts
-    └── MissingPackageError   what was asked for needs a package of an extra
+    ├── MissingPackageError   what was asked for needs a package of an extra
+    └── UnplannedError        a defect of ours kept one point of a sweep from being planned
 SystemExit
 └── Terminated                somebody ended this process; no refusal, whoever's code was running
 """
@@ -33,6 +34,10 @@ class ConfigError(ValueError):
 
 class MissingPackageError(ConfigError):
     """A package is not installed that an extra of ours installs."""
+
+
+class UnplannedError(ConfigError):
+    """A defect of ours kept one point of a sweep from being planned; the command ends with 1."""
 
 
 class Terminated(SystemExit):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.errors import ConfigError, Terminated
+from harness.errors import ConfigError, Terminated, UnplannedError
 from harness.experiment import devices
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import RANKS_PER_CORE
@@ -467,6 +467,7 @@ def test_a_defect_of_the_program_refuses_one_point_of_a_sweep(
 
     monkeypatch.setattr(ModelSpec, "check", defect)
     refused = point_of("model=mlp", is_swept=True)
+    assert isinstance(refused.refusal, UnplannedError)  # so that the command ends with 1
     assert str(refused.refusal) == (
         "acbench: a defect here kept this point from being planned: RuntimeError: no pickle; "
         "report it with the traceback on stderr"
