@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx
@@ -62,6 +63,7 @@ class LoopPlacer:
         self._reach = reach
         self._cuts = cuts
         self._grown: dict[Any, list[ChunkRegion]] = {}
+        self._from_seed: dict[Any, dict[Any, tuple[ChunkRegion, ChunkRegion] | None]] = {}
         self._loops: dict[Any, Loop | None] = {}
 
     def positions(
@@ -77,13 +79,15 @@ class LoopPlacer:
         first, last = _range_of_loop(items, low - self._reach, low, high, high + self._reach)
         target = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
         seen: set[Any] = set()
+        stops = self._cheapest_cuts(items, profile, range(target + 1, last + 2))
+        used_behind = {stop: _used_in(items[stop:]) | self._outputs for stop in stops}
         for start in self._cheapest_cuts(items, profile, range(first, target + 1)):
-            for stop in self._cheapest_cuts(items, profile, range(target + 1, last + 2)):
+            for stop in stops:
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions(items[target], window):
                     order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
                     key = order, tuple(region.members), tuple(region.needs.values())
-                    loop = None if key in seen else self._loop(region, _used_in(items[stop:]) | self._outputs)
+                    loop = None if key in seen else self._loop(region, used_behind[stop])
                     seen.add(key)
                     if loop is not None:
                         new: list[fx.Node | Loop] = [*region.before, loop, *region.after]
@@ -98,8 +102,28 @@ class LoopPlacer:
         key = node, tuple(window)
         if key not in self._grown:
             assert isinstance(node, fx.Node)
-            self._grown[key] = [self._trim(region) for region in _grown(node, window)]
+            self._grown[key] = list(self._growing(node, key[1]))
         return self._grown[key]
+
+    def _growing(self, node: fx.Node, window: tuple[fx.Node, ...]) -> Iterator[ChunkRegion]:
+        """Yield the regions of at least two operators that grow from the largest values around `node`."""
+        seeds = [seed for each in _largest_near(node, set(window)) for seed in seeds_of(each)]
+        grown = self._from_seed.setdefault(window, {})
+        known: set[tuple[fx.Node, Any, Any]] = set()
+        for may_copy in (_is_cheap, _never):
+            grower = cache(partial(RegionGrower, window, may_copy))  # made for the first seed that is new
+            for seed in seeds:
+                if (seed.node, seed.axis, may_copy) in known:
+                    continue
+                if (seed, may_copy) not in grown:
+                    region = grower().region(seed)
+                    is_useful = region is not None and len(region.members) > 1  # one operator gains nothing
+                    grown[seed, may_copy] = (region, self._trim(region)) if region and is_useful else None
+                found = grown[seed, may_copy]
+                if found is not None:
+                    region, trimmed = found
+                    known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
+                    yield trimmed
 
     def _loop(self, region: ChunkRegion, outside: set[fx.Node]) -> Loop | None:
         """Return a region as a loop with the smallest chunks; see `make_loop`."""
@@ -137,21 +161,6 @@ def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[f
         ]
         low = sum(map(len, parts[:at]))
         yield [item for part in parts for item in part], low, low + len(parts[at]) - 1
-
-
-def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[ChunkRegion]:
-    """Yield the regions of at least two operators that grow from the largest values around `node`."""
-    largest = _largest_near(node, set(window))
-    known: set[tuple[fx.Node, Any, Any]] = set()
-    for may_copy in (_is_cheap, _never):
-        grower = RegionGrower(window, may_copy)
-        for seed in (seed for each in largest for seed in seeds_of(each)):
-            if (seed.node, seed.axis, may_copy) in known:
-                continue
-            region = grower.region(seed)
-            if region is not None and len(region.members) > 1:  # one operator gains nothing
-                known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
-                yield region
 
 
 def _largest_near(node: fx.Node, window: set[fx.Node]) -> list[fx.Node]:
