@@ -4,6 +4,12 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/check/micro_batches.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/raised.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
     "harness/experiment/links.py": "tests/harness/trial/test_proof.py",
     "harness/experiment/protocol.py": "tests/harness/test_schema.py",
     "harness/experiment/training.py": "tests/harness/trial/test_preflight.py",
