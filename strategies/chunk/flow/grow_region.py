@@ -16,7 +16,15 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis, whole
 from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
-from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, shape_of, slots, sums
+from strategies.chunk.flow.chunk_rules import (
+    groups_of,
+    inputs_for,
+    is_random,
+    output_for,
+    shape_of,
+    slots,
+    sums,
+)
 from strategies.estimate.operator_cost import is_view, remembered
 
 _ATTEMPTS = 12
@@ -249,6 +257,9 @@ def seeds_of(node: fx.Node) -> list[RegionSeed]:
             for index, (ins, size) in enumerate(sums(node))
             if size > 1
         ]
+        channels, groups = value.shape[1:2], groups_of(node)
+        if 1 < groups < sum(channels):
+            found.append(RegionSeed(node=node, axis=Axis(1, channels[0] // groups, groups), way=("groups",)))
     return found
 
 

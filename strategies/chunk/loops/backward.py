@@ -314,7 +314,7 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
 
     `None` where it would save what an operator writes to: backward may come after the write.
     """
-    if any(operand.node.meta.get("written", False) for operand in loop.inputs):
+    if any(operand.node.meta.get("written", False) and not loop.updates(operand) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
     totals: list[Sequence[int]] = []

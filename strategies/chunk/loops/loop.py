@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_region import ChunkRegion
-from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.flow.chunk_rules import slots, statistics_of
 from strategies.chunk.loops.accumulating_products import PRODUCTS
 from strategies.estimate.in_place_reuse import Overwrite
 from strategies.estimate.liveness import (
@@ -136,6 +136,10 @@ class Loop:
         if need is not None and made and (node.target is operator.getitem or made[0] == need):
             return None
         return LoopInput(node=source, axis=need)
+
+    def updates(self, operand: LoopInput) -> bool:
+        """Whether members write to an input, running statistics that nobody else takes."""
+        return any(operand.node in statistics_of(member) for member in self.region.members)
 
     def adds_gradients(self, node: fx.Node) -> bool:
         """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""

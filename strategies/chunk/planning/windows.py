@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.chunk_region import ChunkRegion
-from strategies.chunk.flow.chunk_rules import is_pointwise
+from strategies.chunk.flow.chunk_rules import is_pointwise, statistics_of
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule, unrolled
@@ -19,6 +20,7 @@ from strategies.estimate.operator_cost import bytes_of, cost_of, is_view
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
+_COUNTS = frozenset({torch.ops.aten.add_.Tensor, torch.ops.aten.add_.Scalar})
 _REACH = 90  # operators on each side of a peak that a loop can reach
 
 
@@ -175,8 +177,10 @@ def _never(_: fx.Node) -> bool:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether an operator may run twice: it multiplies no matrices."""
-    return cost_of(node).flops == 0 and (is_view(node) or is_pointwise(node) or "norm" in str(node.target))
+    """Whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
+    if cost_of(node).flops or statistics_of(node):
+        return False
+    return is_view(node) or is_pointwise(node) or "norm" in str(node.target)
 
 
 def _range_of_loop(
@@ -194,7 +198,14 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
     if isinstance(item, Loop) or item.op == "call_module":
         return False
     schema = getattr(item.target, "_schema", None)
-    return schema is None or not schema.is_mutable
+    return schema is None or not schema.is_mutable or _is_counter(item)
+
+
+def _is_counter(node: fx.Node) -> bool:
+    """Whether an operator writes to a buffer that nobody else in the graph takes: it may move."""
+    written = node.args[0]
+    is_buffer = isinstance(written, fx.Node) and written.op == "get_attr" and len(written.users) == 1
+    return is_buffer and node.target in _COUNTS and not node.users
 
 
 def _is_part(item: fx.Node | Loop) -> bool:
