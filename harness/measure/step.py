@@ -19,7 +19,7 @@ from harness.measure.memory.locator import Locator
 from harness.measure.memory.totals import StepTotals
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from harness.measure.work.counter import WorkCounter
+from harness.measure.work.counter import OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
@@ -62,6 +62,7 @@ def instrument(
     *,
     is_host: Callable[[], bool] = lambda: False,
     probe: WorkspaceProbe | None = None,
+    listener: Callable[[Locator], OperatorListener] | None = None,
     seed: int = 0,
 ) -> StepReport:
     """Run one training step under both meters.
@@ -73,12 +74,13 @@ def instrument(
         batch: what to train it on; its tensors lie on the device.
         is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
+        listener: makes what is told of every operator from what says where it runs.
         seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
-    work = WorkCounter(locator)
+    work = WorkCounter(locator, None if listener is None else listener(locator))
     totals = StepTotals(trainee, live)
     with _repeatable(trainee, device, seed), settled_collectives(), locator, live, work, AsUnwatched():
         totals.start(batch)

@@ -19,7 +19,6 @@ from harness.experiment.links import Link
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
-from harness.measure.parity.snapshot import require_comparable
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
@@ -34,12 +33,10 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
+from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
 from strategies.shard.model.shard_plan import ShardPlan
-
-_UNMEASURED_STEPS = 2
-"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
 
 _OTHER_SEEDS = range(1, 7)
 """Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""
@@ -74,7 +71,7 @@ class _Bench:
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
         trainee, batch = self.assemble(experiment), self.batch(0)
-        return lambda: _step(trainee, batch.to(self.context.device))
+        return lambda: train(trainee, batch.to(self.context.device))
 
 
 def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None) -> dict[str, Any]:
@@ -138,10 +135,10 @@ def _measure(
         on_built: called when the model stands and before its first step.
     """
     trainee = _prepared(bench, experiment, on_built)
-    batch = bench.batch(_UNMEASURED_STEPS)
+    batch = bench.batch(UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
-    batch = bench.batch(_UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
+    batch = bench.batch(UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)
     _release(trainee)
     return {
@@ -158,8 +155,7 @@ def _prepared(
     """Return a model that has taken the steps that nobody watches."""
     trainee = bench.assemble(experiment)
     on_built()
-    for step in range(_UNMEASURED_STEPS):
-        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
+    warm_up(trainee, bench.batch, is_compared=bench.plan.baseline != "none")
     return trainee
 
 
@@ -181,7 +177,7 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     trainee = _prepared(bench, experiment)
     acts = []
     for seed in _OTHER_SEEDS:
-        batch = bench.batch(_UNMEASURED_STEPS)
+        batch = bench.batch(UNMEASURED_STEPS)
         report = instrument(trainee, batch, is_host=allocating_on_host, seed=seed)
         acts.append(
             Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=trainee.observe())
@@ -196,20 +192,6 @@ def _act(measured: dict[str, Any]) -> Act:
         work=MeasuredWork(**measured["work"]),
         observation=Observed(**measured["observation"]),
     )
-
-
-def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
-    """Train by one step: forget gradients, forward, backward, update.
-
-    Raises:
-        ConfigError: the outputs are to be compared later, and cannot be.
-    """
-    trainee.zero_grad()
-    outputs, loss = trainee.forward(batch)
-    if is_compared:
-        require_comparable(outputs)
-    trainee.backward(loss)
-    trainee.update()
 
 
 def _prove(bench: _Bench) -> Parity:

@@ -41,6 +41,7 @@ EXAMINED_BY = {
     "harness/models/parts/triangles.py": "tests/harness/models/test_evoformer.py",
     "harness/models/parts/unet_block.py": "tests/harness/models/test_unet.py",
     "harness/models/shapes/transformer.py": "tests/harness/models/test_hf.py",
+    "harness/predict/trace.py": "tests/harness/predict/test_tracer.py",
     "harness/ranks/live_ranks.py": "tests/harness/ranks/test_agent.py",
     "harness/ranks/rank_report.py": "tests/harness/ranks/test_entry.py",
     "harness/ranks/start.py": "tests/harness/ranks/test_entry.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,12 +18,27 @@ _BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.d
 PHASES = ("forward", "backward", "optimizer")
 
 
-class WorkCounter(OperatorMode):
-    """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors."""
+class OperatorListener(Protocol):
+    """Is told of every operator that was counted."""
 
-    def __init__(self, locator: Locator) -> None:
+    def heard(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, flops: int
+    ) -> None:
+        """Take an operator, what it was given, what it gave, and its FLOPs."""
+
+
+class WorkCounter(OperatorMode):
+    """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors.
+
+    Args:
+        locator: says where in the step an operator runs.
+        listener: is told of each.
+    """
+
+    def __init__(self, locator: Locator, listener: OperatorListener | None = None) -> None:
         super().__init__()
         self._locator = locator
+        self._listener = listener
         self._flops: Counter[str] = Counter()
         self._recomputed_flops = 0
         self._repeated_in_kernels = 0
@@ -41,6 +56,8 @@ class WorkCounter(OperatorMode):
             self._repeated_in_kernels += repeated_scores(func, args, flops)
             self._causal_flops += flops if is_causal(func, args, kwargs) else 0
         self._count_collective(func, args, result)
+        if self._listener is not None and func not in _BOOKKEEPING:
+            self._listener.heard(func, args, kwargs, result, flops=flops)
         return result
 
     def report(self) -> MeasuredWork:
