@@ -30,7 +30,8 @@ from strategies.estimate.liveness import (
     key_of,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, remembered, tensors_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, cost_of, is_view, remembered, tensors_of
 
 BACKWARD_SHARE = 2.0
 """Time of an operator's backward / time of its forward."""

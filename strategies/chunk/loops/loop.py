@@ -24,7 +24,8 @@ from strategies.estimate.liveness import (
     numbers_bytes,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, cost_of
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten

@@ -13,7 +13,7 @@ from strategies.chunk.loops.loop import Loop, chunk_sizes
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
-from strategies.estimate.operator_cost import Machine
+from strategies.estimate.machine import Machine
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 40  # loops made or changed
