@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/experiment/compilers.py": "tests/harness/experiment/test_experiment.py",
     "harness/experiment/links.py": "tests/harness/trial/test_proof.py",
     "harness/experiment/protocol.py": "tests/harness/test_schema.py",
     "harness/experiment/training.py": "tests/harness/trial/test_preflight.py",
@@ -12,12 +13,14 @@ EXAMINED_BY = {
     "harness/launchers/task.py": "tests/harness/launchers/test_lane.py",
     "harness/measure/collectives.py": "tests/harness/measure/work/test_counter.py",
     "harness/measure/gloo/lent_tensors.py": "tests/harness/measure/gloo/test_wait.py",
+    "harness/measure/memory/compiled_buffers.py": "tests/harness/trial/test_compilation.py",
     "harness/measure/memory/counting_allocator.py": "tests/harness/measure/memory/test_allocator.py",
     "harness/measure/memory/locator.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/nvml.py": "tests/harness/measure/test_environment.py",
     "harness/measure/parity/snapshot.py": "tests/harness/measure/parity/test_compare.py",
     "harness/measure/step.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",
+    "harness/measure/work/compiled_graphs.py": "tests/harness/trial/test_compilation.py",
     "harness/measure/work/flops.py": "tests/harness/measure/work/test_counter.py",
     "harness/models/base.py": "tests/harness/models/test_families.py",
     "harness/models/mlp.py": "tests/harness/models/test_families.py",
