@@ -199,8 +199,13 @@ def validate(value: object) -> Record:
 
 
 def is_baseline(experiment: Mapping[str, Any]) -> bool:
-    """Whether `experiment` enables neither AC nor chunking nor sharding; false where it does not say."""
-    return _names(experiment, "ac", "chunk", "shard") == {"none"}
+    """Whether `experiment` has neither AC nor chunks, sharding or compilation; false if it does not say."""
+    return _names(experiment, "ac", "chunk", "shard") == {"none"} and not is_compiled(experiment)
+
+
+def is_compiled(experiment: Mapping[str, Any]) -> bool:
+    """Whether `experiment` compiles its model; records of earlier versions say nothing of it."""
+    return bool(experiment.get("compile", "none") != "none")
 
 
 def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from harness.records.parity_result import Parity
 from harness.trial.act import Act
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.compilation import Backends, compiling
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
@@ -55,6 +56,7 @@ class _Bench:
         devices: the device mesh; `None` for one rank.
         batch: returns this rank's share of a step's batch, on its device.
         sharding: plan of the sharding variant, made once; `None` for `shard=none`.
+        backends: what compiles the models.
     """
 
     plan: TrialPlan
@@ -62,10 +64,14 @@ class _Bench:
     devices: DeviceMesh | None
     batch: Callable[[int], Batch]
     sharding: ShardPlan | None
+    backends: Backends = field(default_factory=Backends)
 
-    def assemble(self, experiment: Experiment, *, is_dense: bool = False) -> Assembled:
+    def assemble(
+        self, experiment: Experiment, *, is_dense: bool = False, draws_as_eager: bool = False
+    ) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense}
+        backend = self.backends.of(experiment, draws_as_eager=draws_as_eager)
+        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense, "backend": backend}
         return assemble(experiment, self.context.device, self.devices, self.batch(0), **options)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
@@ -88,7 +94,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     """
     mesh = plan.experiment.mesh
     install()
-    with cpu_stands_in_for_cuda(mesh, context.device):
+    with cpu_stands_in_for_cuda(mesh, context.device), compiling(plan.experiment):
         context.phase("build")
         devices = devices or device_mesh(mesh, context.device)
         batch = batches(plan.experiment, context.device, dp_rank(mesh, context.rank))
@@ -156,6 +162,8 @@ def _prepared(
     trainee = bench.assemble(experiment)
     on_built()
     warm_up(trainee, bench.batch, is_compared=bench.plan.baseline != "none")
+    if trainee.compiled is not None:
+        trainee.compiled.note_breaks()
     return trainee
 
 
@@ -201,6 +209,7 @@ def _prove(bench: _Bench) -> Parity:
     prover = Prover(
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
+        as_eager=partial(bench.assemble, draws_as_eager=True),
         once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,

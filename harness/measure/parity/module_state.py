@@ -228,7 +228,7 @@ def _begin(texts: Sequence[str]) -> str:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "__"))
+    return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "_dynamo", "__"))
 
 
 def _is_of_units(value: Any) -> bool:

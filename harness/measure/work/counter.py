@@ -9,7 +9,7 @@ import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import flops_of, is_causal, repeated_scores
+from harness.measure.work.flops import called, flops_of, is_causal, repeated_scores
 from harness.records.measured import MeasuredWork
 from strategies.estimate.operator_mode import OperatorMode
 
@@ -50,6 +50,7 @@ class WorkCounter(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and count it."""
         result = func(*args, **kwargs)
+        func, args = called(func, args)
         flops = flops_of(func, args, kwargs, result)
         self._count(func, flops)
         if flops:
