@@ -9,10 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from harness.errors import ConfigError
+from harness.measure.probes.interlude import Pass
 from harness.models.base import Batch
-
-Pass = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""Positional and keyword inputs of one forward."""
 
 _SHAPES = "must be a tuple of positional inputs, a dict of keyword inputs, or a list of several of these"
 

@@ -11,24 +11,31 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from harness.check.likely_causes import Evidence, likely_cause
 from harness.check.micro_batches import given_passes, step_of
 from harness.check.not_neutral import Neutrality, NotNeutral
-from harness.check.raised import what_raised
+from harness.check.probing import Probing, is_silent
+from harness.check.raised import hidden_error, raised_by_variant
 from harness.check.subject import PassError
 from harness.check.workshop import Workshop
-from harness.errors import require_at_least
+from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.probes.recomputed_values import RecomputedValues
+from harness.measure.probes.trained_set import TrainedSet
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
 from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
-from harness.records.parity_result import Parity
+from harness.records.parity_result import PARTS, Parity
 from harness.records.verdict import verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
 
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
+
+_PROBED = ("neutral", "inert")
+"""Verdicts after which the probes go on."""
 
 _OTHER_SEEDS = range(1, 4)
 """Of steps that are looked at where the variant has done nothing in the measured one."""
@@ -75,10 +82,7 @@ def assert_neutral(
     with torch.enable_grad():
         device = workshop.check()
         check = _Check(workshop=workshop, steps=steps, accepted=_accepted(variant, tolerance), device=device)
-        try:
-            found = check.found()
-        except PassError as failure:
-            raise NotNeutral(what_raised(failure, workshop)) from failure.error
+        found = check.found()
     if found.verdict != "neutral":
         raise NotNeutral(found)
     return found
@@ -109,7 +113,48 @@ class _Check:
     device: torch.device
 
     def found(self) -> Neutrality:
-        """Return what the check finds, on all ranks alike."""
+        """Return what the check finds, on all ranks alike.
+
+        Raises:
+            ConfigError: the plain model does not train, with or without the variant.
+        """
+        try:
+            found = self._stepwise()
+        except PassError as failure:
+            found = self._raised(failure)
+        probing = self._probing(found.recomputed_modules)
+        values = probing.values()
+        for probe in (probing.vacuous, probing.between, probing.leaking):
+            if found.verdict in _PROBED:
+                found = probe(found)
+        found = _agreed(found)
+        evidence = _evidence(found, values)
+        return replace(
+            found,
+            recomputation=None if values is None else values.first,
+            margins=() if values is None else values.margins,
+            cause="" if evidence is None else likely_cause(evidence),
+        )
+
+    def _raised(self, failure: PassError) -> Neutrality:
+        """Return what it means that one of the two raises."""
+        if failure.is_variant:
+            return raised_by_variant(failure, probe="parity")
+        said = f"{type(failure.error).__name__}: {failure.error}"
+        if failure.phase == "forward":
+            raise ConfigError("batch", f"the plain model's forward raises {said}") from failure.error
+        workshop = self.workshop
+        if is_silent(workshop.subject(is_variant=True), workshop.passes, workshop.seed, self.device):
+            return hidden_error(failure, probe="parity")
+        raise ConfigError("make", f"the plain model's backward raises {said}") from failure.error
+
+    def _probing(self, recomputed: tuple[str, ...]) -> Probing:
+        return Probing(
+            workshop=self.workshop, device=self.device, accepted=self.accepted, recomputed=recomputed
+        )
+
+    def _stepwise(self) -> Neutrality:
+        """Return what steps that go one after the other show."""
         plain, variant = (self._measured(is_variant=is_variant) for is_variant in (False, True))
         recomputed = _called_again(plain.calls, variant.calls)
         work = variant.report.work.beyond(plain.report.work)
@@ -121,9 +166,11 @@ class _Check:
             work=replace(work, calls={}, acted_otherwise=idle and self._acts_otherwise()),
             observation=variant.act.observation,
             baseline=MeasuredBaseline(memory=plain.report.memory, work=plain.report.work),
-            parity=self._parity(recomputed),
+            parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
         )
-        return _judged(_gathered(result), recomputed, saves_nothing=_promises_nothing(self.workshop.variant))
+        saves_nothing = _promises_nothing(self.workshop.variant)
+        found = _judged(_gathered(result), recomputed, saves_nothing=saves_nothing)
+        return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
         """Return what one step does, after one that fills what is made lazily."""
@@ -147,8 +194,8 @@ class _Check:
         )
         return any(not variant.is_idle(plain) for variant, plain in pairs)
 
-    def _parity(self, recomputed: tuple[str, ...]) -> Parity:
-        parity = self._compared(recomputed, is_variant=True, count=self.steps)
+    def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
+        parity = self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
         if not _anywhere(parity.first is not None):
             return parity
         step = self.steps if parity.first is None else parity.first.step + 1
@@ -158,8 +205,23 @@ class _Check:
                 break
         return replace(parity, control=control)
 
-    def _compared(self, recomputed: tuple[str, ...], *, is_variant: bool, count: int) -> Parity:
-        """Return how a fresh model compares with a fresh plain one over `count` steps."""
+    def _compared(
+        self,
+        recomputed: tuple[str, ...],
+        *,
+        is_variant: bool,
+        count: int,
+        trained: tuple[TrainedSet, TrainedSet] | None = None,
+    ) -> Parity:
+        """Return how a fresh model compares with a fresh plain one over `count` steps.
+
+        Args:
+            recomputed: FQNs of what the variant recomputes.
+            is_variant: the fresh model has the variant on it.
+            count: number of steps.
+            trained: note what the plain model and the other one train.
+        """
+        expected_set, actual_set = trained or (TrainedSet(), TrainedSet())
         gc.collect()  # before the next two models are made
         plain, other = (
             self.workshop.subject(is_variant=each).with_parts(checkpointed=recomputed)
@@ -167,8 +229,8 @@ class _Check:
         )
         passes = self.workshop.passes
         return compare_steps(
-            self.workshop.trained(plain, passes, count),
-            self.workshop.trained(other, passes, count),
+            expected_set.watching(self.workshop.trained(plain, passes, count)),
+            actual_set.watching(self.workshop.trained(other, passes, count)),
             count=count,
             rank=_rank(),
             tolerance=self.accepted,
@@ -217,6 +279,40 @@ def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _agreed(found: Neutrality) -> Neutrality:
+    """Return what this rank found, or another one where this one found nothing."""
+    if not dist.is_initialized():
+        return found
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (found.verdict, found.reason, found.first))
+    for verdict_there, reason, first in everywhere:
+        if found.verdict in _PROBED and verdict_there not in _PROBED:
+            return replace(found, verdict=verdict_there, reason=reason, first=first)
+    return found
+
+
+def _evidence(found: Neutrality, values: RecomputedValues | None) -> Evidence | None:
+    """Return what is known of the first difference; `None` where nothing differs."""
+    if found.first is None:
+        return None
+    parity = found.parity
+    parts = {} if parity is None else {part: getattr(parity, part) for part in PARTS}
+    return Evidence(
+        part=found.first["part"],
+        name=found.first["name"],
+        probe=found.first["probe"],
+        differing={
+            part: each.first_difference.name
+            for part, each in parts.items()
+            if each.first_difference is not None
+        },
+        recomputed_ops=tuple(found.recomputed_ops),
+        divergence=None if values is None else values.first,
+        lost=found.lost,
+        gained=found.gained,
+    )
 
 
 def _gathered(result: RankResult) -> list[RankResult]:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.measure.probes.recomputed_values import Divergence, Margin
 from harness.records.parity_result import Parity
+
+_SHOWN = 4
+"""Names that a line lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +27,9 @@ class Neutrality:
         recomputed_ops: number of operators that the variant computes a second time, by name.
         recomputed_flops: their FLOPs.
         recomputed_modules: FQNs of the outermost modules that the variant calls again.
+        lost, gained: parameters that get a gradient without the variant only, and with it only.
+        recomputation: the first recomputed value that forward did not make; `None` where there is none.
+        margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like, and what to do; empty where nothing known does.
         notes: sentences on what was not looked at, and why.
     """
@@ -36,6 +43,10 @@ class Neutrality:
     recomputed_ops: Mapping[str, int] = field(default_factory=dict)
     recomputed_flops: int = 0
     recomputed_modules: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    gained: tuple[str, ...] = ()
+    recomputation: Divergence | None = None
+    margins: tuple[Margin, ...] = ()
     cause: str = ""
     notes: tuple[str, ...] = ()
 
@@ -43,9 +54,22 @@ class Neutrality:
         lines = [self.verdict if self.reason is None else f"{self.verdict}: {self.reason}"]
         if self.plain_saved_bytes is not None:
             lines.append(f"saved: {self.saved_bytes} bytes, {self.plain_saved_bytes} without the variant")
-        if self.cause:
-            lines.append(self.cause)
+        lines += [
+            f"{what}: {value}"
+            for what, value in (
+                ("gradient without the variant only", _listed(self.lost)),
+                ("gradient with the variant only", _listed(self.gained)),
+                ("recomputation", self.recomputation or ""),
+                ("likely cause", self.cause),
+            )
+            if value
+        ]
         return "\n  ".join(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 class NotNeutral(AssertionError):  # noqa: N818 (it is the finding of a test, no error of a program)

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.check.micro_batches import Pass, step_of
+from harness.check.micro_batches import step_of
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
 from harness.measure.parity.snapshot import Snapshot, steps
+from harness.measure.probes.interlude import Pass
 from harness.measure.rng import seeded
 from harness.models.base import Batch
 from harness.models.parts.given_inputs import by_position

@@ -261,3 +261,88 @@ def test_leaves_the_generators_as_they_were() -> None:
     assert_neutral(Stack, batch(), checkpointed(), steps=1)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+
+
+class Growing(Block):
+    """Reads a scale that longer batches make larger for all, as dynamic NTK does."""
+
+    scale = 1.0
+
+    def between(self, h: Tensor) -> Tensor:
+        if len(h) > 3:
+            self.scale = 2.0
+        return (h * self.scale).tanh()
+
+
+class Leaking:
+    """A region that keeps what it was given."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.forward = block.forward
+        self.seen: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Any:
+        self.seen.append(x.detach() + 1)
+        return torch.utils.checkpoint.checkpoint(self.forward, x, use_reentrant=False)
+
+
+def _leaking(model: Stack) -> None:
+    for layer in model.layers:
+        layer.forward = Leaking(layer)
+
+
+class Evaluated(Block):
+    """Keeps in forward what backward will read, in a buffer that an evaluation writes, too."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        if not self.training:
+            self.kept.fill_(3.0)
+        return (h * self.kept.clone()).tanh()
+
+
+PROBED: dict[str, tuple[Callable[[], nn.Module], Any, str, str]] = {
+    "state shared by micro-batches": (stack_of(Growing), checkpointed(), "between", "gradients"),
+    "state that an evaluation writes": (stack_of(Evaluated), checkpointed(), "between", "gradients"),
+    "a region that keeps its inputs": (Stack, _leaking, "leak", "leak"),
+}
+
+
+@pytest.mark.parametrize("case", PROBED)
+def test_probes_find_what_steps_in_a_row_do_not(case: str) -> None:
+    make, variant, probe, part = PROBED[case]
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(make, batch(), variant, steps=2)
+    first = caught.value.first
+    assert (caught.value.verdict, first["probe"], first["part"]) == ("differs", probe, part)
+
+
+def test_a_model_that_ignores_its_inputs_proves_nothing() -> None:
+    class Deaf(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.ones_like(x))
+
+    with pytest.raises(NotNeutral, match="unverified: neither outputs nor loss depend on the inputs"):
+        assert_neutral(Deaf, batch(), checkpointed(), steps=1)
+
+
+def test_names_the_recomputed_value_the_cause_and_the_remedy() -> None:
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=False), steps=1)
+    message = str(caught.value)
+    assert "recomputation: aten.bernoulli_.float" in message
+    assert "looks like gallery 28: random numbers such as dropout are drawn anew" in message
+    assert "preserve_rng_state=True" in message
+
+
+def test_names_the_parameters_without_gradient() -> None:
+    region = checkpointed(use_reentrant=True)
+    with pytest.warns(UserWarning, match="None of the inputs"), pytest.raises(NotNeutral) as caught:
+        assert_neutral(Stack, batch(), region, steps=1)
+    assert caught.value.found.lost[:2] == ("layers.0.up.weight", "layers.0.up.bias")
+    assert "gradient without the variant only: layers.0.up.weight" in str(caught.value)
