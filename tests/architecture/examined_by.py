@@ -4,6 +4,13 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/check/micro_batches.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/probing.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/raised.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
     "harness/experiment/links.py": "tests/harness/trial/test_proof.py",
     "harness/experiment/protocol.py": "tests/harness/test_schema.py",
     "harness/experiment/training.py": "tests/harness/trial/test_preflight.py",
@@ -16,6 +23,8 @@ EXAMINED_BY = {
     "harness/measure/memory/locator.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/nvml.py": "tests/harness/measure/test_environment.py",
     "harness/measure/parity/snapshot.py": "tests/harness/measure/parity/test_compare.py",
+    "harness/measure/parity/checksum.py": "tests/harness/measure/parity/test_module_state.py",
+    "harness/measure/probes/trained_set.py": "tests/harness/check/test_neutrality.py",
     "harness/measure/step.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",
     "harness/measure/work/flops.py": "tests/harness/measure/work/test_counter.py",
