@@ -54,6 +54,7 @@ class Subject:
         is_variant: it carries the variant.
         between: called with the model's call between forward and backward; the passes of all micro-batches
             are then in flight at once. `None`: each is followed by its backward.
+        compiled: `None`: what a variant compiles is measured as it runs, without its graphs.
     """
 
     model: nn.Module
@@ -66,6 +67,7 @@ class Subject:
     observe: Callable[[], Observation]
     is_variant: bool
     between: Callable[[Subject], None] | None = None
+    compiled: None = None
     _in_flight: list[Tensor] = field(default_factory=list)
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
