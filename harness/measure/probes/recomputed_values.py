@@ -76,7 +76,7 @@ class RecomputedValues:
     Fields:
         count: values that were looked up.
         first: the first divergence; `None` where there is none.
-        margins: of each `topk`, in the order of forward.
+        margins: margin of each `topk`, in the order of forward.
     """
 
     count: int
