@@ -376,7 +376,7 @@ def _axes_of_groups(node: fx.Node, axis: Axis, shape: _Shape) -> tuple[Axes, Axe
     Args:
         node: a convolution of more than one group.
         axis: the axis in a tensor of `shape`, which the convolution takes or makes.
-        shape: sizes of that tensor.
+        shape: sizes of this tensor.
     """
     if axis.span > 1 or groups_of(node) % axis.size or axis.inner * axis.size != shape[1]:
         return None

@@ -318,15 +318,28 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
     if any(operand.node.meta.get("written", False) and not loop.updates(operand) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
+    places = _gradients_over_scores(loop, storages)
     totals: list[Sequence[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
-        born: set[Key] = set()
+        born: set[Key] = set(places)
         backward = [
             _member_backward(loop, node, storages, saves[node], born, grows=grows)
             for node in reversed(loop.region.members)
         ]
-        totals.append(simulate([*steps, *backward], ()).live_bytes)
+        placed = [
+            step._replace(holds=frozenset(places.get(key, key) for key in step.holds)) for step in backward
+        ]
+        totals.append(simulate([*steps, *placed], ()).live_bytes)
     return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+
+
+def _gradients_over_scores(loop: Loop, storages: Storages) -> dict[Key, Key]:
+    """Return the gradients that lie in the memory of a loss's scores, each with this storage."""
+    found: dict[Key, Key] = {}
+    for logarithms in loop.losses.values():
+        (scores,) = storages.keys[slots(logarithms)[0]]
+        found |= {gradient_of(key): scores for key in (*storages.keys[logarithms], scores)}
+    return found
 
 
 def _member_backward(

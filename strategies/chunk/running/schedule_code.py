@@ -16,6 +16,7 @@ from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import differentiable, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
 from strategies.chunk.loops.schedule import Schedule
+from strategies.chunk.loops.score_reuse import row_losses
 from strategies.chunk.running.runtime import (
     Buffer,
     ChunkLoop,
@@ -187,7 +188,8 @@ class _BodyWriter:
             graph.call_function(ADDING[node.target], (self._buffers[node], *args))
             return
         axes = loop.region.axes[node]
-        if axes and axes[0] is not None and is_slice_along(node, axes[0]):
+        is_inside_loss = not self._is_writing and node in loop.losses.values()
+        if is_inside_loss or (axes and axes[0] is not None and is_slice_along(node, axes[0])):
             self._made[node] = args[0]  # type: ignore[assignment]
         else:
             self._call(node, args, kwargs)  # type: ignore[arg-type]
@@ -216,6 +218,8 @@ class _BodyWriter:
 
     def _called(self, node: fx.Node) -> Any:
         """Return the operator that the body calls for a member."""
+        if not self._is_writing and node in self._loop.losses:
+            return row_losses
         if node in self._loop.overwrites:
             return self._loop.overwrites[node].target
         return product if not self._is_writing and self._loop.adds_gradients(node) else node.target
