@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -40,28 +41,32 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
 
 
 class Wrappings:
-    """Attributes that a measurement has wrapped, and can put back for the length of a call."""
+    """What a measurement has put in place of other things, and can take away for the length of a call."""
 
     def __init__(self) -> None:
-        self._wanted: list[tuple[Any, str, Callable[..., Any]]] = []
-        self._made = ExitStack()
+        self._scopes: list[Callable[[], AbstractContextManager[Any]]] = []
+        self._entered = ExitStack()
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Wrap `owner.name` as `wrapped` does, until `close`."""
-        self._wanted.append((owner, name, around))
-        self._made.enter_context(wrapped(owner, name, around))
+        self.enter(partial(wrapped, owner, name, around))
+
+    def enter(self, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Enter what `scope` makes, until `close`; it is made anew whenever it has been lifted."""
+        self._scopes.append(scope)
+        self._entered.enter_context(scope())
 
     def close(self) -> None:
         """Put back everything."""
-        self._wanted.clear()
-        self._made.close()
+        self._scopes.clear()
+        self._entered.close()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Put back everything inside the scope."""
-        self._made.close()
+        self._entered.close()
         try:
             yield
         finally:
-            for owner, name, around in self._wanted:
-                self._made.enter_context(wrapped(owner, name, around))
+            for scope in self._scopes:
+                self._entered.enter_context(scope())

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.estimate.patched import Wrappings
+from strategies.estimate.patched import Wrappings, wrapped
 from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 
 MODEL = "(model)"
@@ -55,7 +56,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         for owner in _owners_of_forward(self._model):
-            self.wrappings.wrap(owner, "forward", self._follow)
+            self.wrappings.enter(partial(_following, owner, self._follow))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,6 +129,29 @@ def _owners_of_forward(model: nn.Module) -> set[type]:
         owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
     }
     return {owner for owner in classes if isinstance(vars(owner).get("forward"), FunctionType)}
+
+
+@contextmanager
+def _following(owner: type, around: Callable[..., Any]) -> Iterator[None]:
+    """Let `around` run the `forward` of a class within the scope.
+
+    A forward that refers to itself, as that of a layer of `transformers` does to see whether a subclass has
+    wrapped it, stays the function that it is: what runs is the one that it wraps. With another function in
+    its place such a layer would not checkpoint.
+    """
+    forward: Any = vars(owner)["forward"]
+    cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+    inner = getattr(forward, "__wrapped__", None)
+    cell = next((each for each in cells.values() if inner is not None and each.cell_contents is inner), None)
+    if cell is None or forward.__code__.co_name not in cells:
+        with wrapped(owner, "forward", around):
+            yield
+        return
+    cell.cell_contents = partial(around, inner)
+    try:
+        yield
+    finally:
+        cell.cell_contents = inner
 
 
 def _readable(name: str, model: nn.Module) -> str:
