@@ -80,6 +80,7 @@ An empty value keeps none: no test of its kind is cheap."""
 def pytest_configure(config: pytest.Config) -> None:
     costs = os.environ.get("TEST_COSTS")
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
+    gc.disable()  # until all is collected: what is imported stays
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -105,6 +106,7 @@ def _place(item: pytest.Item) -> int:
 
 def pytest_collection_finish() -> None:
     """Keep what is imported and collected, most of the heap, out of all collections of garbage."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

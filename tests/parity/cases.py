@@ -161,7 +161,7 @@ class _Prover(Prover):
         fresh = Prover._baseline(self, link)
         if link.baseline.is_sharded or link.baseline != link.baseline.plain():
             return fresh
-        key = repr((link.baseline, link.steps, link.whole, link.is_dense))
+        key = repr((_without_order(link.baseline), link.steps, link.whole, link.is_dense))
         if key not in _steps:
             _steps[key] = list(fresh)
         return iter(_steps[key])
@@ -177,11 +177,15 @@ def _once(link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
 
 def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:
     """Return what the sharding variant of `case` does with a rank's batch, planned once by rank 0."""
-    usual = replace(case.plain(), protocol=Protocol())
-    key = repr(usual)
+    key = repr(_without_order(replace(case.plain(), protocol=Protocol())))
     if key not in _sharding_plans:
         _sharding_plans[key] = _of_rank_0(lambda: plan_sharding(case, sample.inputs, _CPU))
     return _sharding_plans[key]
+
+
+def _without_order(plain: Experiment) -> Experiment:
+    """Return an experiment without AC, for which it makes no difference where AC would stand."""
+    return replace(plain, wrap_order=Experiment.__dataclass_fields__["wrap_order"].default)
 
 
 def assembled(

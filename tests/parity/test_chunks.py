@@ -118,7 +118,7 @@ def chunked(model: str, chunk: str, mesh: str, variant: str, dropout: float, dty
         dropout=dropout,
         dtype=dtype,
         parity_steps=2,
-        sequence_length=32,
+        sequence_length=16 if chunk == "minimum" else 32,
         batch_size=8 if mesh == "single" else BATCH_SIZES[model],
     )
     if not isinstance(case.model, EvoformerSpec | ViTSpec):
