@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 import harness
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
+from harness.launchers.resource_shape import Resources
 from harness.measure.environment import describe, environment_id
 from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
@@ -72,7 +73,7 @@ def _job(chosen: Sequence[Experiment], trial_dir: Path) -> RankJob:
         ranks=mesh.world_size,
         deadline_s=_DEADLINE_S * len(chosen),
         device=device_type(mesh),
-        threads_per_rank=max(1, len(os.sched_getaffinity(0)) // mesh.world_size),
+        threads_per_rank=Resources(core_count=len(os.sched_getaffinity(0))).threads_of_rank(mesh.world_size),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.parity.compare import Snapshot, steps
+from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch
 from strategies.regions.blocks import Enclosed
 
@@ -22,6 +23,7 @@ class ToyTrainee:
     optimizer: torch.optim.Optimizer
     call: Callable[..., Any]
     blocks: Mapping[str, nn.Module] = field(default_factory=dict)
+    compiled: CompiledGraphs | None = None
 
     @property
     def checkpointed(self) -> Mapping[str, nn.Module]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.experiment.compilers import COMPILERS, ORDERS, SCOPES, tolerance_of
 from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
@@ -20,6 +21,7 @@ from strategies.base import ReadsParameters
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
 
+_OF_COMPILATION = ("compile_order", "compile_scope")
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
 
@@ -33,7 +35,12 @@ class Recipe:
             `outside_fsdp`: AC comes after FSDP; a region around a unit repeats its all-gather. With
             `ac.module_classes` it stands inside an FSDP1 unit. `call_site`: one region around the call of the
             whole model.
-        compile: `none`.
+        compile: backend of `torch.compile`. `aot_eager` runs the graphs of forward and backward operator by
+            operator, `inductor` generates kernels of them, and `none` compiles nothing.
+        compile_order: order of AC and compilation. `ac_first`: compiled code holds the regions, and the
+            compiler decides what backward recomputes. `compile_first`: a region holds compiled code, which
+            runs once more in backward.
+        compile_scope: what is compiled: each of the `blocks`, or the whole `model`.
         optimizer: `adamw` or `sgd`.
         learning_rate: > 0.
         dtype: `fp32`, `bf16` (parameters too), `bf16_mixed` (parameters in fp32), or `own`: each parameter
@@ -45,6 +52,8 @@ class Recipe:
 
     wrap_order: str = "inside_fsdp"
     compile: str = "none"
+    compile_order: str = "ac_first"
+    compile_scope: str = "blocks"
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
     dtype: str = "fp32"
@@ -59,8 +68,9 @@ class Recipe:
         require_at_least("seed", self.seed, 0)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("sequence_length", self.sequence_length, 1)
-        if self.compile != "none":
-            raise ConfigError("compile", f"only 'none' is available, got {self.compile!r}")
+        require_one_of("compile", self.compile, COMPILERS)
+        require_one_of("compile_order", self.compile_order, ORDERS)
+        require_one_of("compile_scope", self.compile_scope, SCOPES)
         if self.seed > _MAX_SEED:
             raise ConfigError("seed", f"must be at most {_MAX_SEED}, got {self.seed}")
         if not self.learning_rate > 0:  # NaN too
@@ -104,6 +114,13 @@ class Experiment(Recipe):
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_wrap_order()
+        if self.is_compiled:
+            self._require_compilable()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `torch.compile` stands on the model."""
+        return self.compile != "none"
 
     @property
     def is_sharded(self) -> bool:
@@ -113,7 +130,7 @@ class Experiment(Recipe):
     @property
     def is_placed_as_twin(self) -> bool:
         """Whether each rank holds the same parts of parameters as in the twin."""
-        return self._saves_memory or not self.is_sharded
+        return self._saves_memory or self.is_compiled or not self.is_sharded
 
     @property
     def is_reduced(self) -> bool:
@@ -122,11 +139,8 @@ class Experiment(Recipe):
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How far variant and twin may differ: the widest tolerance of the strategies between them."""
-        between: Sequence[Strategy | Sharding]
-        between = (self.ac, self.chunk) if self.is_placed_as_twin else (self.shard,)
-        found = [self._tolerance_of(each) for each in between]
-        return _widest([each for each in found if each is not None])
+        """How far variant and twin may differ: the widest tolerance of what stands between them."""
+        return _widest([each for each in self._declared() if each is not None])
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -136,19 +150,34 @@ class Experiment(Recipe):
     def twin(self) -> Experiment:
         """Return the baseline of this experiment: the same without recomputation and chunks.
 
-        Where this experiment has neither, the baseline is the model as the mesh alone shards it.
+        Where this experiment has neither, the baseline is the same model uncompiled; and where it is not
+        compiled, the model as the mesh alone shards it.
         """
-        return (
-            self.plain() if self._saves_memory else dataclasses.replace(self, shard=shard_variants["none"]())
-        )
+        if self._saves_memory:
+            return self.plain()
+        if self.is_compiled:
+            return self.uncompiled()
+        return dataclasses.replace(self, shard=shard_variants["none"]())
 
     def plain(self) -> Experiment:
         """Return this experiment with the same sharding, without recomputation and chunks."""
         return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
 
+    def uncompiled(self) -> Experiment:
+        """Return this experiment with nothing compiled."""
+        usual = Recipe()
+        return dataclasses.replace(
+            self,
+            compile=usual.compile,
+            compile_order=usual.compile_order,
+            compile_scope=usual.compile_scope,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as JSON values; every group states its `name`."""
         recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
+        if not self.is_compiled:  # these options came later: the address of what they say nothing of stays
+            recipe = {name: value for name, value in recipe.items() if name not in _OF_COMPILATION}
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
@@ -162,6 +191,14 @@ class Experiment(Recipe):
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
         return resolved
 
+    def _declared(self) -> Sequence[Tolerance | None]:
+        """Return the tolerances of what stands between this experiment and its twin."""
+        if self._saves_memory:
+            return self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
+        if self.is_compiled:
+            return (tolerance_of(self.compile, is_reduced=self.is_reduced),)
+        return (self._tolerance_of(self.shard if self.is_sharded else self.ac),)
+
     def _tolerance_of(self, strategy: Strategy | Sharding) -> Tolerance | None:
         """Return what a strategy declares for the precision of this experiment."""
         reduced = strategy.reduced_tolerance if self.is_reduced else None
@@ -170,6 +207,40 @@ class Experiment(Recipe):
     @property
     def _saves_memory(self) -> bool:
         return name_of(self.ac) != "none" or name_of(self.chunk) != "none"
+
+    def _require_compilable(self) -> None:
+        """Refuse what cannot be compiled, and orders that mean nothing."""
+        if self.compile_scope == "blocks" and not self.model.layers_fqn:
+            raise ConfigError(
+                "compile_scope", "blocks needs model.layers_fqn; name the blocks, or use compile_scope=model"
+            )
+        if name_of(self.chunk) != "none":
+            raise ConfigError(
+                "compile",
+                f"{self.compile} does not suit chunk={name_of(self.chunk)}, whose programs no compiler "
+                "enters; use compile=none or chunk=none",
+            )
+        if name_of(self.ac) != "none":
+            self._require_compile_order()
+
+    def _require_compile_order(self) -> None:
+        """Refuse an order of AC and compilation that their places do not allow."""
+        if self.compile_order == "ac_first" and self.wrap_order != "inside_fsdp":
+            raise ConfigError(
+                "compile_order",
+                f"ac_first needs wrap_order=inside_fsdp: with {self.wrap_order} regions stand around what is "
+                "compiled; use compile_order=compile_first",
+            )
+        if (
+            self.compile_order == "compile_first"
+            and self.compile_scope == "model"
+            and self.wrap_order != "call_site"
+        ):
+            raise ConfigError(
+                "compile_order",
+                "compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled "
+                "model can be made a region; use compile_scope=blocks or compile_order=ac_first",
+            )
 
     def _require_ranks_to_shard_over(self) -> None:
         if self.is_sharded and self.mesh.tp == 1:

@@ -3,6 +3,11 @@
     ac=full shard=megatron  --bit for bit-->  ac=none shard=megatron  --within rounding-->  ac=none shard=none
                                                               ac=none shard=none  --within rounding-->  dense
 
+A compiled variant is compared with what is compiled alike, and that with the plain model uncompiled; from
+there on nothing is compiled.
+
+    ac=full compile=inductor  -->  ac=none compile=inductor  -->  ac=none compile=none
+
 What recomputes is compared with what is sharded alike, what is sharded with what the mesh alone shards, and
 that, where ranks share tensors, with the dense model. A sharding does not depend on the precision, so it is
 proven in fp32 whatever the trial computes in: rounding of half precision would hide a lost all-reduce. What
@@ -32,6 +37,7 @@ class Link:
         whole: compare gradients and parameters as wholes, which the two place differently.
         is_dense: each rank of `tp` computes the whole baseline, which no tensor parallel plan splits; nothing
             is dropped out, because a shard draws other random numbers than the whole.
+        draws_as_eager: what is compiled draws the random numbers of what is not.
     """
 
     variant: Experiment
@@ -40,14 +46,18 @@ class Link:
     tolerance: Tolerance | None
     whole: bool
     is_dense: bool = False
+    draws_as_eager: bool = False
 
     @property
     def compared(self) -> Compared:
         """What stands in the record."""
         accepted = self.tolerance
+        with_compiler = self.variant.is_compiled
         return Compared(
-            variant=_choices(self.variant),
-            baseline="the dense model" if self.is_dense else _choices(self.baseline),
+            variant=_choices(self.variant, with_compiler=with_compiler),
+            baseline="the dense model"
+            if self.is_dense
+            else _choices(self.baseline, with_compiler=with_compiler),
             dtype=self.variant.dtype,
             optimizer=self.variant.optimizer,
             relative=None if accepted is None else accepted.relative,
@@ -61,21 +71,30 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
 
     The last one, where the mesh has `tp`, is the same for all variants on it.
     """
-    return (*_to_the_mesh(experiment), *_to_the_dense_model(experiment))
+    if not experiment.is_compiled:
+        return (*_to_the_mesh(experiment), *_to_the_dense_model(experiment))
+    eager = experiment.plain().uncompiled()
+    return (
+        *_to_the_eager(experiment),
+        *(_to_the_mesh(eager) if eager.is_sharded else ()),
+        *_to_the_dense_model(eager),
+    )
+
+
+def _to_the_eager(experiment: Experiment) -> tuple[Link, ...]:
+    """Return the links that end at the plain model with nothing compiled."""
+    plain = experiment.plain()
+    if experiment == plain:
+        return (replace(_to_the_twin(experiment), draws_as_eager=True),)
+    last = replace(_to_the_twin(plain), draws_as_eager=True, steps=_STEPS)
+    return _to_the_twin(experiment), last
 
 
 def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
     """Return the links that end at the model as the mesh alone shards it."""
-    first = Link(
-        variant=experiment,
-        baseline=experiment.twin(),
-        steps=experiment.protocol.parity_steps,
-        tolerance=experiment.tolerance,
-        whole=not experiment.is_placed_as_twin,
-    )
-    # SGD moves parameters by gradients, AdamW by the sign of what is only rounding too
+    first = _to_the_twin(experiment)
     if not experiment.is_sharded:
-        return (first if first.tolerance is None else _under_sgd(first),)
+        return (first,)
     plain = experiment.plain()
     others = [(_in_full_precision(plain), experiment.shard.step_tolerance, _STEPS)]
     if plain != experiment and experiment.is_reduced:
@@ -84,6 +103,18 @@ def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
         Link(variant=each, baseline=each.twin(), steps=steps, tolerance=tolerance, whole=True)
         for each, tolerance, steps in others
     )
+
+
+def _to_the_twin(experiment: Experiment) -> Link:
+    link = Link(
+        variant=experiment,
+        baseline=experiment.twin(),
+        steps=experiment.protocol.parity_steps,
+        tolerance=experiment.tolerance,
+        whole=not experiment.is_placed_as_twin,
+    )
+    # SGD moves parameters by gradients, AdamW by the sign of what is only rounding too
+    return link if experiment.is_sharded or link.tolerance is None else _under_sgd(link)
 
 
 def _to_the_dense_model(experiment: Experiment) -> tuple[Link, ...]:
@@ -111,5 +142,6 @@ def _under_sgd(link: Link) -> Link:
     )
 
 
-def _choices(experiment: Experiment) -> str:
-    return " ".join(f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard"))
+def _choices(experiment: Experiment, *, with_compiler: bool) -> str:
+    groups = [f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard")]
+    return " ".join([*groups, f"compile={experiment.compile}"] if with_compiler else groups)

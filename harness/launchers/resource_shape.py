@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -44,6 +45,15 @@ class Resources:
 
     core_count: int
     cores: tuple[int, ...] | None = None
+
+    def threads_of_rank(self, ranks: int) -> int:
+        """Return the threads of each of `ranks`: its share of the cores, and no more than the user allows.
+
+        The user's word is `OMP_NUM_THREADS`, which torch takes for its own default.
+        """
+        allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        share = max(1, self.core_count // ranks)
+        return min(share, int(allowed)) if allowed.isdecimal() and int(allowed) > 0 else share
 
 
 def shape_of(mesh: Mesh) -> Shape:

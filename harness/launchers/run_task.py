@@ -190,7 +190,7 @@ def rank_job(plan: TrialPlan, trial_dir: Path, resources: Resources) -> RankJob:
         world_size=mesh.world_size,
         deadline_s=plan.experiment.protocol.deadline_s,
         device=device_type(mesh),
-        threads_per_rank=max(1, resources.core_count // mesh.ranks_per_node),
+        threads_per_rank=resources.threads_of_rank(mesh.ranks_per_node),
         cores=resources.cores,
     )
 

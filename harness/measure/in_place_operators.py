@@ -15,7 +15,6 @@ aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -30,7 +29,7 @@ from torch.utils._python_dispatch import (
 
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_mode import OperatorMode
-from strategies.estimate.patched import wrapped
+from strategies.estimate.patched import Wrappings
 from strategies.estimate.position import running_node, sequence_number
 from strategies.estimate.tensors import alias_of, plain_tensors, tensors_in
 
@@ -41,6 +40,7 @@ def _put(zeros: Tensor, indices: Any, values: Tensor, accumulate: bool) -> Any:
     return _aten._index_put_impl_.default(zeros, indices, values, accumulate, True)
 
 
+_COMPILED = "CompiledFunction"  # a node that runs a graph, in which each operator is what it says
 _SELECTIONS = ("Kthvalue", "Max", "Median", "Min", "Mode", "Nanmedian", "Sort", "Topk")
 
 # autograd node and the operator it runs under a mode -> what it runs without
@@ -59,24 +59,27 @@ _IN_PLACE: Mapping[tuple[str, Any], Callable[..., Any]] = MappingProxyType(
 
 
 class AsUnwatched(OperatorMode):
-    """Runs every operator as without a dispatch mode; enter it last, so that other modes see the same."""
+    """Runs every operator as without a dispatch mode; enter it last, so that other modes see the same.
 
-    def __init__(self) -> None:
+    Args:
+        wrappings: to which it adds the function that it wraps.
+    """
+
+    def __init__(self, wrappings: Wrappings | None = None) -> None:
         super().__init__()
+        self._wrappings = Wrappings() if wrappings is None else wrappings
         self._sole_owner = (0, 0)
         self._node: tuple[str, int] | None = None
         self._made_by_node: set[int] = set()
         self._attends = False
-        self._patch: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> Self:
         self._sole_owner = _sole_owner_counts()
-        self._patch = wrapped(functional, "scaled_dot_product_attention", self._attend)
-        self._patch.__enter__()
+        self._wrappings.wrap(functional, "scaled_dot_product_attention", self._attend)
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *exc: object) -> None:
-        self._patch.__exit__(None, None, None)
+        self._wrappings.close()
         super().__exit__(*exc)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,7 +88,7 @@ class AsUnwatched(OperatorMode):
             # another tensor, for autograd to write the history of the sum on
             return alias_of(_aten.add_.Tensor(*args, **kwargs))
         node = running_node()
-        if node is None or torch.is_grad_enabled():
+        if node is None or torch.is_grad_enabled() or node.name().startswith(_COMPILED):
             return func(*args, **kwargs)
         self._follow(node)
         if func is _aten.add.Tensor and self._is_accumulation(node, args):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -15,11 +16,13 @@ from harness.measure.gloo.wait import settled_collectives
 from harness.measure.in_place_operators import AsUnwatched
 from harness.measure.memory import allocator
 from harness.measure.memory.allocator import LiveTotals
+from harness.measure.memory.compiled_buffers import buffers_seen
 from harness.measure.memory.locator import Locator
 from harness.measure.memory.totals import StepTotals
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from harness.measure.work.counter import WorkCounter
+from harness.measure.work.compiled_graphs import CompiledGraphs, Recomputed
+from harness.measure.work.counter import OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
@@ -62,6 +65,7 @@ def instrument(
     *,
     is_host: Callable[[], bool] = lambda: False,
     probe: WorkspaceProbe | None = None,
+    listener: Callable[[Locator], OperatorListener] | None = None,
     seed: int = 0,
 ) -> StepReport:
     """Run one training step under both meters.
@@ -73,19 +77,28 @@ def instrument(
         batch: what to train it on; its tensors lie on the device.
         is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
+        listener: makes what is told of every operator from what says where it runs.
         seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
     live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
-    work = WorkCounter(locator)
+    work = WorkCounter(locator, None if listener is None else listener(locator))
     totals = StepTotals(trainee, live)
-    with _repeatable(trainee, device, seed), settled_collectives(), locator, live, work, AsUnwatched():
+    with (
+        _repeatable(trainee, device, seed),
+        settled_collectives(),
+        locator,
+        live,
+        work,
+        AsUnwatched(locator.wrappings),
+        _compiled_code(trainee.compiled, locator, live) as recomputed,
+    ):
         totals.start(batch)
         _step(trainee, batch, totals, locator)
     return StepReport(
         memory=totals.memory(),
-        work=work.report(),
+        work=recomputed(work.report()),
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(live.ledger),
     )
@@ -108,6 +121,39 @@ def compute_device(trainee: Trainee, batch: Any) -> torch.device:
     # not the parameters' device at once: FSDP may keep those on the host
     held = chain(tensors_held_by(batch), trainee.model.parameters())
     return next(plain_tensors(held)).device
+
+
+@contextmanager
+def _compiled_code(
+    graphs: CompiledGraphs | None, locator: Locator, live: LiveStorages
+) -> Iterator[Callable[[MeasuredWork], MeasuredWork]]:
+    """Watch compiled functions as they run without meters; give what adds their own work to the counts.
+
+    Raises:
+        RuntimeError: something was compiled, and nothing of it ran.
+    """
+    if graphs is None:
+        yield lambda work: work
+        return
+    before = graphs.runs
+    graphs.entered = locator.wrappings.lifted
+    try:
+        with buffers_seen(live):
+            yield lambda work: _with_compiled(work, graphs, graphs.recomputed_since(before))
+    finally:
+        graphs.entered = nullcontext
+    if len(graphs) and graphs.runs == before:
+        raise RuntimeError("compiled functions did not run under the meters")
+
+
+def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: Recomputed) -> MeasuredWork:
+    return replace(
+        work,
+        recomputed_flops=work.recomputed_flops + again.flops,
+        recomputed_ops=dict(sorted((Counter(work.recomputed_ops) + again.operators).items())),
+        compiled_graphs=len(graphs),
+        graph_breaks=dict(graphs.breaks),
+    )
 
 
 def _step(

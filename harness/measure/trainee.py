@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from harness.measure.work.compiled_graphs import CompiledGraphs
+
 
 class Trainee(Protocol):
     """A model, its optimizer, and the parts of a training step."""
@@ -27,6 +29,10 @@ class Trainee(Protocol):
     @property
     def checkpointed(self) -> Mapping[str, nn.Module]:
         """FQN of each module that checkpointing recomputes to it; the blocks where it names none."""
+
+    @property
+    def compiled(self) -> CompiledGraphs | None:
+        """What a compiler made of the model; `None` where nothing is compiled."""
 
     def forward(self, batch: Any) -> tuple[Any, Tensor]:
         """Return the outputs of the model, `None` where they are never whole, and the scalar loss."""

@@ -139,6 +139,8 @@ class MeasuredWork:
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
         acted_otherwise: the strategy did nothing in this step, and something with other random numbers.
+        compiled_graphs: graphs that `torch.compile` made of the model, those of backward among them.
+        graph_breaks: number of places at which it gave up a graph, by its reason.
     """
 
     forward_flops: int
@@ -151,6 +153,8 @@ class MeasuredWork:
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     acted_otherwise: bool = False
+    compiled_graphs: int = 0
+    graph_breaks: dict[str, int] = field(default_factory=dict)
 
     def beyond(self, twin: MeasuredWork) -> MeasuredWork:
         """Return the same with what is recomputed beyond what `twin`, the plain model, recomputes."""

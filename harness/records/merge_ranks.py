@@ -177,6 +177,8 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
         acted_otherwise=any(work.acted_otherwise for work in works),
+        compiled_graphs=max(work.compiled_graphs for work in works),
+        graph_breaks=_highest(work.graph_breaks for work in works),
         named=seen[0].named,
         never_fired=tuple(name for name in seen[0].never_fired if name in silent),
         **_maxima(seen, ("offloaded_bytes", "chunks")),

@@ -17,7 +17,8 @@ from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
 _NOTHING_SHOWN = Verdict(word="unverified")
-STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost")
+STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
+_FAULTLESS = frozenset({"ok", "predicted"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +99,7 @@ class Ending:
 
     Fields:
         status: one of `STATUSES`.
-        error: `None` exactly when `status` is `ok`.
+        error: `None` exactly when `status` is `ok` or `predicted`.
         started_at, finished_at: ISO 8601 with time zone.
     """
 
@@ -135,7 +136,7 @@ def build(
         ValueError: a rank result has not the agreed form; the message names rank and path.
     """
     decoded = [decode(RankResult, result, f"rank {result.get('rank')}") for result in rank_results]
-    if ending.status not in ("ok", "timeout") or not decoded:
+    if ending.status not in (*_FAULTLESS, "timeout") or not decoded:
         return _record(identity, ending, environment=dict(environment or {}), note=note)
     ranks = sorted(decoded, key=lambda rank: rank.rank)
     first, is_plain = ranks[0], is_baseline(identity.experiment)
@@ -189,16 +190,22 @@ def validate(value: object) -> Record:
     for name, found, options in (("status", record.status, STATUSES), ("verdict", record.verdict, VERDICTS)):
         if found not in options:
             raise ValueError(f"record.{name}: must be one of {', '.join(options)}, got {found!r}")
-    if (record.error is None) != (record.status == "ok"):
+    if (record.error is None) != (record.status in _FAULTLESS):
         raise ValueError(
-            f"record.error: must be null exactly when the status is ok, which is {record.status!r}"
+            "record.error: must be null exactly when the status is ok or predicted, "
+            f"which is {record.status!r}"
         )
     return record
 
 
 def is_baseline(experiment: Mapping[str, Any]) -> bool:
-    """Whether `experiment` enables neither AC nor chunking nor sharding; false where it does not say."""
-    return _names(experiment, "ac", "chunk", "shard") == {"none"}
+    """Whether `experiment` has neither AC nor chunks, sharding or compilation; false if it does not say."""
+    return _names(experiment, "ac", "chunk", "shard") == {"none"} and not is_compiled(experiment)
+
+
+def is_compiled(experiment: Mapping[str, Any]) -> bool:
+    """Whether `experiment` compiles its model; records of earlier versions say nothing of it."""
+    return bool(experiment.get("compile", "none") != "none")
 
 
 def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:

@@ -1,4 +1,4 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, AC, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, AC, compile, FSDP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
+from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
 from harness.trial import forward_errors
 from harness.trial.checkpoint_errors import explained
+from harness.trial.compilation import Backend, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
@@ -49,6 +51,7 @@ class Assembled:
         autocast: makes the context in which the model and the loss run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
+        compiled: what the compiler made of the model; `None` where nothing is compiled.
     """
 
     model: nn.Module
@@ -62,6 +65,7 @@ class Assembled:
     autocast: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
     trained: TrainedModel
+    compiled: CompiledGraphs | None = None
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs, `None` where it has the loss, and the scalar loss.
@@ -116,6 +120,7 @@ def assemble(
     *,
     sharding: ShardPlan | None = None,
     is_dense: bool = False,
+    backend: Backend | None = None,
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
@@ -129,6 +134,7 @@ def assemble(
         sample: a batch of this rank.
         sharding: plan of the sharding variant; `None`: made here.
         is_dense: each rank of `tp` computes the whole model.
+        backend: compiles the model, where the experiment asks for it; `None`: a fresh one.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -138,6 +144,7 @@ def assemble(
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
+    backend = backend or Backend(experiment.compile)
     model, loss, changed = build(experiment, device)
     trained = _trained(experiment, model, changed)
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
@@ -146,7 +153,9 @@ def assemble(
     model = model if is_dense else _shard(model, experiment, devices, sharding)
     model = _chunk(model, loss, experiment, device, sample)
     has_loss = isinstance(experiment.chunk, JoinsLoss) and experiment.chunk.has_loss(model)
+    model = compile_model(model, units, experiment, backend, "compile_first")
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
+    model = compile_model(model, units, experiment, backend, "ac_first")
     model = _distribute(model, units, experiment, devices)
     model = _checkpoint(model, experiment, sample, "outside_fsdp")
     site = call_site_of(experiment.ac, model) if experiment.wrap_order == "call_site" else None
@@ -165,6 +174,7 @@ def assemble(
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
         trained=trained,
+        compiled=backend.graphs if experiment.is_compiled else None,
     )
 
 

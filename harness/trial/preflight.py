@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -67,6 +69,7 @@ class Preflight:
             StrategyError: the variant does not fit the model.
         """
         _check_call_site(experiment)
+        _check_compiler(experiment)
         model, mesh, tokens = experiment.model, experiment.mesh, experiment.sequence_length
         deadline_s = experiment.protocol.deadline_s
         self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
@@ -194,6 +197,17 @@ def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:
         raise ConfigError("sequence_length", problem)
     if data not in {Synthetic(), Text()}:
         raise ConfigError("data", f"has no effect, {name!r} draws its own samples; use synthetic")
+
+
+def _check_compiler(experiment: Experiment) -> None:
+    """Refuse Inductor where the C++ compiler is missing that builds its kernels."""
+    compiler = os.environ.get("CXX") or "g++"
+    if experiment.compile == "inductor" and shutil.which(compiler) is None:
+        raise ConfigError(
+            "compile",
+            f"inductor builds its kernels with a C++ compiler, and {compiler!r} is not there; install it, "
+            "name another one in CXX, or use compile=aot_eager",
+        )
 
 
 def _check_call_site(experiment: Experiment) -> None:

@@ -44,6 +44,8 @@ class Prover:
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
         dense: makes a fresh model of an experiment that each rank of `tp` computes as a whole.
+        as_eager: makes a fresh model of an experiment, whose compiled code draws the random numbers that the
+            uncompiled model does.
         once: returns what a comparison with the dense model gave, which is the same for all variants; it
             calls the function that it is given where nobody knows.
     """
@@ -56,6 +58,7 @@ class Prover:
     progress: Callable[[int, int], None] = lambda _done, _total: None
     earliest: Callable[[int | None], int | None] = lambda step: step
     dense: Callable[[Experiment], Assembled] | None = None
+    as_eager: Callable[[Experiment], Assembled] | None = None
     once: Callable[[Link, Callable[[], Parity | None]], Parity | None] = lambda _link, compare: compare()
 
     def prove(self, experiment: Experiment) -> Parity:
@@ -153,10 +156,14 @@ class Prover:
     def _trained(self, link: Link, experiment: Experiment, *, is_dense: bool = False) -> Iterator[Snapshot]:
         """Yield what each step computes; the model lives as long as the iterator."""
         batches = map(self.batch, range(link.steps))
-        trainee = self._made(link, is_dense=is_dense) if link.is_dense else self.assembled(experiment)
+        trainee = self._made(link, is_dense=is_dense) if link.is_dense else self._fresh(link, experiment)
         yield from trained_steps(
             trainee, batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
         )
+
+    def _fresh(self, link: Link, experiment: Experiment) -> Assembled:
+        make = self.as_eager if link.draws_as_eager else None
+        return (make or self.assembled)(experiment)
 
     def _made(self, link: Link, *, is_dense: bool) -> Assembled:
         """Return the dense model of a link, or its variant, neither of which drops anything out."""

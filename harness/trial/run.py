@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from harness.experiment.links import Link
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
-from harness.measure.parity.snapshot import require_comparable
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import allocator_truth, instrument
@@ -30,16 +29,15 @@ from harness.records.parity_result import Parity
 from harness.trial.act import Act
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.compilation import Backends, compiling
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
+from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
 from strategies.regions.host import allocating_on_host
 from strategies.shard.model.shard_plan import ShardPlan
-
-_UNMEASURED_STEPS = 2
-"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
 
 _OTHER_SEEDS = range(1, 7)
 """Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""
@@ -58,6 +56,7 @@ class _Bench:
         devices: the device mesh; `None` for one rank.
         batch: returns this rank's share of a step's batch, on its device.
         sharding: plan of the sharding variant, made once; `None` for `shard=none`.
+        backends: what compiles the models.
     """
 
     plan: TrialPlan
@@ -65,16 +64,20 @@ class _Bench:
     devices: DeviceMesh | None
     batch: Callable[[int], Batch]
     sharding: ShardPlan | None
+    backends: Backends = field(default_factory=Backends)
 
-    def assemble(self, experiment: Experiment, *, is_dense: bool = False) -> Assembled:
+    def assemble(
+        self, experiment: Experiment, *, is_dense: bool = False, draws_as_eager: bool = False
+    ) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense}
+        backend = self.backends.of(experiment, draws_as_eager=draws_as_eager)
+        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense, "backend": backend}
         return assemble(experiment, self.context.device, self.devices, self.batch(0), **options)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
         trainee, batch = self.assemble(experiment), self.batch(0)
-        return lambda: _step(trainee, batch.to(self.context.device))
+        return lambda: train(trainee, batch.to(self.context.device))
 
 
 def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     """
     mesh = plan.experiment.mesh
     install()
-    with cpu_stands_in_for_cuda(mesh, context.device):
+    with cpu_stands_in_for_cuda(mesh, context.device), compiling(plan.experiment):
         context.phase("build")
         devices = devices or device_mesh(mesh, context.device)
         batch = batches(plan.experiment, context.device, dp_rank(mesh, context.rank))
@@ -138,10 +141,10 @@ def _measure(
         on_built: called when the model stands and before its first step.
     """
     trainee = _prepared(bench, experiment, on_built)
-    batch = bench.batch(_UNMEASURED_STEPS)
+    batch = bench.batch(UNMEASURED_STEPS)
     report = instrument(trainee, batch, is_host=allocating_on_host)
     observation = trainee.observe()
-    batch = bench.batch(_UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
+    batch = bench.batch(UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)
     _release(trainee)
     return {
@@ -158,8 +161,9 @@ def _prepared(
     """Return a model that has taken the steps that nobody watches."""
     trainee = bench.assemble(experiment)
     on_built()
-    for step in range(_UNMEASURED_STEPS):
-        _step(trainee, bench.batch(step), is_compared=bench.plan.baseline != "none")
+    warm_up(trainee, bench.batch, is_compared=bench.plan.baseline != "none")
+    if trainee.compiled is not None:
+        trainee.compiled.note_breaks()
     return trainee
 
 
@@ -181,7 +185,7 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     trainee = _prepared(bench, experiment)
     acts = []
     for seed in _OTHER_SEEDS:
-        batch = bench.batch(_UNMEASURED_STEPS)
+        batch = bench.batch(UNMEASURED_STEPS)
         report = instrument(trainee, batch, is_host=allocating_on_host, seed=seed)
         acts.append(
             Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=trainee.observe())
@@ -198,20 +202,6 @@ def _act(measured: dict[str, Any]) -> Act:
     )
 
 
-def _step(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
-    """Train by one step: forget gradients, forward, backward, update.
-
-    Raises:
-        ConfigError: the outputs are to be compared later, and cannot be.
-    """
-    trainee.zero_grad()
-    outputs, loss = trainee.forward(batch)
-    if is_compared:
-        require_comparable(outputs)
-    trainee.backward(loss)
-    trainee.update()
-
-
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment, context = bench.plan.experiment, bench.context
@@ -219,6 +209,7 @@ def _prove(bench: _Bench) -> Parity:
     prover = Prover(
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
+        as_eager=partial(bench.assemble, draws_as_eager=True),
         once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,

@@ -101,6 +101,10 @@ class LiveStorages(OperatorMode):
         keys = map(key_of, tensors)
         return {self._live[key][0] for key in keys if key in self._live}
 
+    def add_made(self, tensor: Tensor, op: str) -> None:
+        """Enter the storage of a plain tensor that `op` has just made outside of dispatch."""
+        self._enter_result(tensor, op)
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and enter what it made."""
         if func is _QUESTION:

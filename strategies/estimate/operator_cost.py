@@ -1,10 +1,10 @@
-"""What operators cost: FLOPs, bytes moved, and seconds by a roofline with a price for each launch."""
+"""What operators of a graph cost: FLOPs, bytes moved, and the seconds that a machine takes for them."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar, TypeVarTuple
@@ -12,6 +12,8 @@ from typing import Any, TypeVar, TypeVarTuple
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
+
+from strategies.estimate.machine import MACHINES, Machine
 
 _aten = torch.ops.aten
 _Arguments = TypeVarTuple("_Arguments")
@@ -32,31 +34,6 @@ _ATTENTIONS = frozenset(
     }
 )
 """Fused attention of (B, H, S, K)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """The speed of a device, as plans see it.
-
-    Fields:
-        flops_per_s: FLOPs of matrix multiplications in a second.
-        bytes_per_s: memory bandwidth.
-        launch_s: seconds that each operator takes at least.
-        half_rows: rows at which a matrix multiplication reaches half of its speed.
-    """
-
-    flops_per_s: float
-    bytes_per_s: float
-    launch_s: float
-    half_rows: float
-
-
-MACHINES: Mapping[str, Machine] = {
-    "cpu": Machine(flops_per_s=1.0e11, bytes_per_s=1.8e10, launch_s=8e-6, half_rows=6),
-    "cuda": Machine(flops_per_s=3.0e14, bytes_per_s=2.5e12, launch_s=6e-6, half_rows=64),
-}
-"""One core of a server processor, and a data-centre GPU. Plans follow from ratios of these numbers only, and
-must be the same on every rank and in every process, so that they are fixed and not measured."""
 
 
 def machine_for(device: torch.device) -> Machine:
@@ -89,11 +66,7 @@ class OperatorCost:
         """
         if self.is_free:
             return machine.launch_s / 4
-        rows = self.rows * share
-        speed = machine.flops_per_s * (rows / (rows + machine.half_rows) if rows else 1.0)
-        return (
-            max(self.flops * share / speed, self.moved_bytes * share / machine.bytes_per_s) + machine.launch_s
-        )
+        return machine.operator_s(self.flops * share, self.moved_bytes * share, self.rows * share)
 
 
 def remembered(

@@ -10,7 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode that sees operators on local tensors; wrappers such as DTensors come back unwrapped."""
+    """A dispatch mode that sees operators on local tensors; wrappers such as DTensors come back unwrapped.
+
+    Compiled functions run as they do without the mode, which sees the operators that they call. An operator
+    of higher order, which calls another with the random numbers of forward, is one operator.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return true: else `torch.compile` would let the original function run in place of what it made."""
+        return True
 
     def __torch_dispatch__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -37,3 +37,31 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
 
     with replaced(owner, name, call):
         yield
+
+
+class Wrappings:
+    """Attributes that a measurement has wrapped, and can put back for the length of a call."""
+
+    def __init__(self) -> None:
+        self._wanted: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._made = ExitStack()
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Wrap `owner.name` as `wrapped` does, until `close`."""
+        self._wanted.append((owner, name, around))
+        self._made.enter_context(wrapped(owner, name, around))
+
+    def close(self) -> None:
+        """Put back everything."""
+        self._wanted.clear()
+        self._made.close()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Put back everything inside the scope."""
+        self._made.close()
+        try:
+            yield
+        finally:
+            for owner, name, around in self._wanted:
+                self._made.enter_context(wrapped(owner, name, around))

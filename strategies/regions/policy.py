@@ -51,7 +51,7 @@ def selective_contexts(
     if hasattr(forward, "respect_saved_tensors_hooks"):  # what torch tells it does not reach it below
         forward.respect_saved_tensors_hooks = False
     random = frozenset(operator for operator in save_list.operators if _is_random(operator))
-    if not random:
+    if not random or _is_traced():
         return forward, recompute
     states: deque[Tensor] = deque()  # of the generator, in forward
 
@@ -104,6 +104,12 @@ class _Inside(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.__exit__(kind, error, trace)
+
+
+def _is_traced() -> bool:
+    """Whether a compiler records the region; it keeps the states of random operators in the graph itself."""
+    proxies = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 (`checkpoint` asks so too)
+    return torch._C._get_dispatch_mode(proxies) is not None  # noqa: SLF001 (as above)
 
 
 def _is_random(operator: Operator) -> bool:

@@ -38,6 +38,15 @@ class Recomputation:
     save_list: SaveList | None = None
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
+    _saving: Callable[[], Any] | None = field(init=False, default=None)
+    _hooks: dict[str, bool] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # made here: a compiler that records a call would make others of its own
+        if self.save_list is not None:
+            self._saving = partial(selective_contexts, self.save_list, self.fired)
+        if selective_takes_hooks():
+            self._hooks = {"respect_saved_tensors_hooks": False}
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -80,11 +89,10 @@ class Recomputation:
 
     def _contexts(self, call: RewoundCall | None) -> dict[str, Any]:
         """Return the options of `checkpoint` that keep the outputs of the save list and put state back."""
-        if self.save_list is None:
+        saving = self._saving
+        if saving is None:
             return {} if call is None else {"context_fn": partial(call.contexts, noop_context_fn)}
-        saving = partial(selective_contexts, self.save_list, self.fired)
-        hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
-        return {"context_fn": saving if call is None else partial(call.contexts, saving), **hooks}
+        return {"context_fn": saving if call is None else partial(call.contexts, saving), **self._hooks}
 
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -46,7 +46,11 @@ SMALL_BYTES = 2**16
 """Tensors of at most so many bytes are copied whether they change or not."""
 
 _INTERCEPTED = "_compiled_call_impl"  # set by nested regions while a forward runs
-_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {"_acbench_region", _INTERCEPTED}
+_NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {
+    "_acbench_region",
+    "_acbench_compiled",
+    _INTERCEPTED,
+}
 _OPAQUE = (nn.Module, type, FunctionType, ModuleType)
 _CONSTANT = frozenset({*CONSTANTS, FunctionType, BuiltinFunctionType, type, torch.Size, nn.Parameter})
 """Types of values that nobody changes in place, or that are none of a module's state."""

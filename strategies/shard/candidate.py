@@ -12,8 +12,8 @@ import torch
 
 from strategies.base import check_simple_fields
 from strategies.errors import StrategyError
+from strategies.estimate.machine import A100
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
 from strategies.shard.model import choice as choices
 from strategies.shard.model import graph_building, shard_plan, solver
 from strategies.shard.operators import module_operations
@@ -55,7 +55,7 @@ class OneCandidate(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
+        graph = graph_building.model_graph(model, sample, axis, A100)
         matching = self._matching(graph)
         kept_whole = self._kept_whole(graph, matching, axis)
         names = {fqn: self._name(fqn, node, axis) for fqn, node in matching.items() if fqn not in kept_whole}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from strategies.errors import StrategyError
+from strategies.estimate.machine import A100, Machine
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
 from strategies.shard.model import choice as choices
 from strategies.shard.model import graph_building, shard_plan, solver
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from strategies.shard.model.graph import Choice, TensorAxis
 
 _MIB = 1 << 20
+_FIELDS = {"link_bytes_per_s": "bandwidth_bytes_per_s"}
+"""Fields of a machine that have another name here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,19 +47,19 @@ class Cheapest(Sharding):
     """
 
     memory_limit_mib: float | None = None
-    flops_per_s: float = DEFAULT_HARDWARE.flops_per_s
-    bandwidth_bytes_per_s: float = DEFAULT_HARDWARE.bandwidth_bytes_per_s
-    latency_s: float = DEFAULT_HARDWARE.latency_s
+    flops_per_s: float = A100.flops_per_s
+    bandwidth_bytes_per_s: float = A100.link_bytes_per_s
+    latency_s: float = A100.latency_s
 
     def __post_init__(self) -> None:
         limit = self.memory_limit_mib
         if limit is not None and not (limit > 0 and isfinite(limit)):
             raise StrategyError("shard.memory_limit_mib", f"must be above 0 and finite, got {limit}")
-        self._hardware()
+        self._machine()
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        graph = graph_building.model_graph(model, sample, axis, self._hardware())
+        graph = graph_building.model_graph(model, sample, axis, self._machine())
         reference = choices.megatron(graph)
         graph = choices.with_random_numbers_of(graph, reference)
         limits = solver.Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
@@ -83,15 +85,17 @@ class Cheapest(Sharding):
             )
         return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
-    def _hardware(self) -> Hardware:
+    def _machine(self) -> Machine:
         try:
-            return Hardware(
+            return replace(
+                A100,
                 flops_per_s=self.flops_per_s,
-                bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+                link_bytes_per_s=self.bandwidth_bytes_per_s,
                 latency_s=self.latency_s,
             )
         except StrategyError as error:
-            raise StrategyError(error.where.replace("hardware", "shard"), error.problem) from error
+            name = error.where.removeprefix("machine.")
+            raise StrategyError(f"shard.{_FIELDS.get(name, name)}", error.problem) from error
 
 
 def _seconds(choice: Choice) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates import enumeration
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
 from strategies.shard.candidates.enumeration import Mode
 from strategies.shard.candidates.operation import UNCHANGED, OperandType
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
@@ -25,7 +25,7 @@ def candidates(
     bias_type: OperandType = "param",
     dtype: torch.dtype = torch.float32,
     dtypes: Mapping[str, torch.dtype] = UNCHANGED,
-    hardware: Hardware = DEFAULT_HARDWARE,
+    machine: Machine = A100,
 ) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of a linear layer, full replication first.
 
@@ -36,4 +36,4 @@ def candidates(
     """
     types = {"weight": weight_type, "bias": bias_type}
     operation = linear(input_shape, out_features, bias=bias).typed(dtype, dtypes=dtypes, types=types)
-    return enumeration.candidates(operation, mesh_shape, mode, hardware=hardware)
+    return enumeration.candidates(operation, mesh_shape, mode, machine=machine)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from strategies.estimate.machine import A100
 from strategies.shard.base import Sharding
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
 from strategies.shard.model import choice, graph_building, shard_plan
 
 if TYPE_CHECKING:
@@ -34,5 +34,5 @@ class Megatron(Sharding):
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis) -> shard_plan.ShardPlan:
         """Return the plan; as `Sharding.plan`."""
-        found = graph_building.model_graph(model, sample, axis, DEFAULT_HARDWARE)
+        found = graph_building.model_graph(model, sample, axis, A100)
         return shard_plan.ShardPlan.of(found, choice.megatron(found), axis.ranks)

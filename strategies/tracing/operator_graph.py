@@ -687,10 +687,12 @@ def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
 
 def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
     """Leave the memory of `tensor` to `node`, which made it: the functional form of a write makes its own."""
-    node.meta |= {"grad_fn": tensor.grad_fn, "requires_grad": tensor.requires_grad}
+    history = {"grad_fn": tensor.grad_fn, "requires_grad": tensor.requires_grad}
+    node.meta |= history
     node.meta["val"] = _aten.detach.default(tensor)
     if node.target is operator.getitem:
         maker, index = node.args
+        maker.meta |= history  # type: ignore[union-attr]
         parts = list(maker.meta["val"])  # type: ignore[union-attr]
         parts[index] = node.meta["val"]  # type: ignore[call-overload, index]
         maker.meta["val"] = tuple(parts)  # type: ignore[union-attr]

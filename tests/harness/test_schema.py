@@ -30,8 +30,8 @@ CHOICES = [
     pytest.param(group, option, id=f"{group}={option}") for group in GROUPS for option in options_of(group)
 ]
 TOP_LEVEL = (
-    "ac, batch_size, chunk, compile, data, dtype, learning_rate, mesh, model, name, optimizer, outputs_dir, "
-    "protocol, rerun, seed, sequence_length, shard, show, strict, tracker, wrap_order"
+    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, learning_rate, mesh, model, name, "
+    "optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, strict, tracker, wrap_order"
 )
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
@@ -130,7 +130,17 @@ def test_every_variant_has_its_file_and_every_file_its_variant(group: str) -> No
 
 def test_the_main_file_has_every_other_field() -> None:
     config = OmegaConf.load(CONF / "config.yaml")
-    recipe = {"wrap_order", "compile", "optimizer", "learning_rate", "dtype", "seed", "batch_size"}
+    recipe = {
+        "wrap_order",
+        "compile",
+        "compile_order",
+        "compile_scope",
+        "optimizer",
+        "learning_rate",
+        "dtype",
+        "seed",
+        "batch_size",
+    }
     run = {field.name for field in dataclasses.fields(Run)}
     assert set(config) == {"defaults", "hydra", "sequence_length", "show", *recipe, *run}
 
@@ -273,7 +283,9 @@ def test_refuses_another_type(line: str, message: str) -> None:
             "learning_rate=0": "learning_rate: must be above 0, got 0.0",
             "dtype=fp64": "dtype: must be one of own, fp32, bf16, bf16_mixed, got 'fp64'",
             "optimizer=lion": "optimizer: must be one of adamw, sgd, got 'lion'",
-            "compile=inductor": "compile: only 'none' is available, got 'inductor'",
+            "compile=eager": "compile: must be one of none, aot_eager, inductor, got 'eager'",
+            "compile_order=last": "compile_order: must be one of ac_first, compile_first, got 'last'",
+            "compile_scope=layers": "compile_scope: must be one of blocks, model, got 'layers'",
             "wrap_order=in": "wrap_order: must be one of inside_fsdp, outside_fsdp, call_site, got 'in'",
             "ac=selective_layer ac.ac_freq=0": "ac.ac_freq: must be at least 1, got 0",
             "protocol.parity_steps=0": "protocol.parity_steps: must be at least 1, got 0",

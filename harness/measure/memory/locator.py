@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.estimate.patched import wrapped
+from strategies.estimate.patched import Wrappings
 from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 
 MODEL = "(model)"
@@ -33,6 +33,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     Attributes:
         calls: forward calls of each block, recomputation included.
+        wrappings: the functions that it follows.
 
     A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
     start again: `module` may then name another module of the model.
@@ -48,17 +49,17 @@ class Locator(Position, AbstractContextManager["Locator"]):
         self._starts: list[int] = [0]
         self._owners: list[str] = [LOSS]
         self._latest = LOSS
-        self._patches = ExitStack()
+        self.wrappings = Wrappings()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         for owner in _owners_of_forward(self._model):
-            self._patches.enter_context(wrapped(owner, "forward", self._follow))
+            self.wrappings.wrap(owner, "forward", self._follow)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patches.close()
+        self.wrappings.close()
 
     @property
     def module(self) -> str:

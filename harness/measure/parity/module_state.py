@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import marshal
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.measure.parity.checksum import checksum
 from strategies.anatomy import CONSTANTS, DEEPEST, Kind, attributes, has_hidden_content, is_closed, kind_of
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -93,15 +93,7 @@ def _mark(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     version = 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
-    return value, (version, _checksum(value))
-
-
-def _checksum(tensor: Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    if type(local) is not Tensor or local.layout is not torch.strided or local.is_quantized:
-        return 0
-    data = local.resolve_conj().resolve_neg().cpu().contiguous()
-    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
+    return value, (version, checksum(value))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -228,7 +220,7 @@ def _begin(texts: Sequence[str]) -> str:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "__"))
+    return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "_dynamo", "__"))
 
 
 def _is_of_units(value: Any) -> bool:

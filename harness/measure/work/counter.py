@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import flops_of, is_causal, repeated_scores
+from harness.measure.work.flops import called, flops_of, is_causal, repeated_scores
 from harness.records.measured import MeasuredWork
 from strategies.estimate.operator_mode import OperatorMode
 
@@ -18,12 +18,27 @@ _BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.d
 PHASES = ("forward", "backward", "optimizer")
 
 
-class WorkCounter(OperatorMode):
-    """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors."""
+class OperatorListener(Protocol):
+    """Is told of every operator that was counted."""
 
-    def __init__(self, locator: Locator) -> None:
+    def heard(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, flops: int
+    ) -> None:
+        """Take an operator, what it was given, what it gave, and its FLOPs."""
+
+
+class WorkCounter(OperatorMode):
+    """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors.
+
+    Args:
+        locator: says where in the step an operator runs.
+        listener: is told of each.
+    """
+
+    def __init__(self, locator: Locator, listener: OperatorListener | None = None) -> None:
         super().__init__()
         self._locator = locator
+        self._listener = listener
         self._flops: Counter[str] = Counter()
         self._recomputed_flops = 0
         self._repeated_in_kernels = 0
@@ -35,12 +50,15 @@ class WorkCounter(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and count it."""
         result = func(*args, **kwargs)
+        func, args = called(func, args)
         flops = flops_of(func, args, kwargs, result)
         self._count(func, flops)
         if flops:
             self._repeated_in_kernels += repeated_scores(func, args, flops)
             self._causal_flops += flops if is_causal(func, args, kwargs) else 0
         self._count_collective(func, args, result)
+        if self._listener is not None and func not in _BOOKKEEPING:
+            self._listener.heard(func, args, kwargs, result, flops=flops)
         return result
 
     def report(self) -> MeasuredWork:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 
@@ -20,6 +21,15 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     packet = getattr(func, "_overloadpacket", func)
     formula = _CPU_ATTENTION.get(packet) or flop_registry.get(packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def called(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return operator and positional operands of a call; of one of higher order, those that it hands on.
+
+    Compiled code draws random numbers again by `run_with_rng_state(state, operator, *operands)`.
+    """
+    place = next((place for place, value in enumerate(args) if isinstance(value, OpOverload)), None)
+    return (func, args) if place is None else (args[place], args[place + 1 :])
 
 
 def repeated_scores(func: Any, args: tuple[Any, ...], flops: int) -> int:

@@ -38,6 +38,7 @@ class ChunkRule(NamedTuple):
     ins: tuple[int | None, ...]
 
 
+_WITHOUT_BIAS = 2  # inputs of a convolution
 SUM = -1
 """Stands for an output's dimension where the output is the sum over chunks."""
 
@@ -82,6 +83,15 @@ def _given(node: fx.Node) -> dict[str, Any]:
     return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
+@remembered
+def statistics_of(node: fx.Node) -> Sequence[fx.Node]:
+    """Return the running statistics that a norm of the batch writes to; its results do not depend on them."""
+    if node.target is not _aten.native_batch_norm.default or not _given(node)["training"]:
+        return ()
+    given = (_given(node)[name] for name in ("running_mean", "running_var"))
+    return [each for each in given if isinstance(each, fx.Node)]
+
+
 def is_pointwise(node: fx.Node) -> bool:
     """Whether each element of the output depends on the same element of each input, after broadcasting."""
     target = node.target
@@ -119,6 +129,8 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | Non
     if node.target in VIEWS or is_slice_along(node, axis):
         source = _source_axis(node, axis)
         return None if source is None else ((source,), (axis,))
+    if groups_of(node) > 1 and axis.dim == 1:
+        return _axes_of_groups(node, axis, shape_of(node))
     values = _outputs(node)
     if index >= len(values) or not isinstance(values[index], Tensor):
         return None
@@ -149,6 +161,9 @@ def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     if node.target in VIEWS or is_slice_along(node, axis):
         target = _target_axis(node, axis)
         return [] if target is None else [target]
+    if groups_of(node) > 1 and slot == 0 and axis.dim == 1:
+        axes = _axes_of_groups(node, axis, shape_of(source))
+        return [] if axes is None else [each for each in axes[1] if each is not None]
     ways = [
         [way.outs[0] for way in rules_of(node) if way.ins[slot] == dim and way.outs[0] not in {None, SUM}]
         for dim in _wide(axis, shape_of(source))
@@ -330,6 +345,7 @@ def _planes(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _convolution(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Images do not meet, nor do pixels where they are single; channels of the output are products."""
     stride, padding, dilation, is_transposed, _, groups = node.args[3:]
     others = (None,) * (len(shapes) - 1)
     found = [ChunkRule((0,), (0, *others))]
@@ -341,7 +357,32 @@ def _convolution(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
             found.append(ChunkRule((2 + dim,), (2 + dim, *others)))
     if groups == 1:
         found.append(ChunkRule((1,), (None, 0, 0)[: len(shapes)]))
+        if len(shapes) == _WITHOUT_BIAS:
+            found.append(ChunkRule((SUM,), (1, 1)))
     return found
+
+
+def groups_of(node: fx.Node) -> int:
+    """Return the groups of a convolution, of which each has channels of its own; 1 for other operators."""
+    if node.target is not _aten.convolution.default or node.args[6]:
+        return 1
+    groups: int = node.args[8]  # type: ignore[assignment]
+    return groups
+
+
+def _axes_of_groups(node: fx.Node, axis: Axis, shape: _Shape) -> tuple[Axes, Axes] | None:
+    """Return the axes of inputs and outputs of a convolution, of which each position has whole groups.
+
+    Args:
+        node: a convolution of more than one group.
+        axis: the axis in a tensor of `shape`, which the convolution takes or makes.
+        shape: sizes of this tensor.
+    """
+    if axis.span > 1 or groups_of(node) % axis.size or axis.inner * axis.size != shape[1]:
+        return None
+    source, *others = (shape_of(each) for each in slots(node))
+    made = Axis(1, shape_of(node)[1] // axis.size, axis.size)
+    return (made.at(1)._replace(inner=source[1] // axis.size), *(made.at(0) for _ in others)), (made,)
 
 
 def _embedding(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
@@ -385,13 +426,15 @@ def _gather(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
     return [ChunkRule((each,), (each, each)) for each in same]
 
 
-def _running_norm(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
-    """Batch norm with running statistics; with statistics of the batch it is not chunked."""
+def _batch_norm(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Batch norm: channels do not meet; with running statistics in place of the batch's, nothing does."""
+    others = len(shapes) - 1
     if _given(node)["training"]:
-        return []
-    others = (None,) * (len(shapes) - 1)
+        is_alone = all(len(each.users) == 1 for each in statistics_of(node))
+        return [ChunkRule((1, 0, 0), (1, *(0,) * others))] if is_alone else []
     dims = [dim for dim in range(len(shapes[0])) if dim != 1]
-    return [ChunkRule((dim, None, None), (dim, *others)) for dim in dims]
+    found = [ChunkRule((dim, None, None), (dim, *(None,) * others)) for dim in dims]
+    return [*found, ChunkRule((1, None, None), (1, *(0,) * others))]
 
 
 def _pad(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
@@ -408,6 +451,7 @@ _POINTWISE = frozenset(
         _aten.masked_fill.Scalar,
         _aten.masked_fill.Tensor,
         _aten.rsqrt.default,
+        _aten.hardswish.default,
         _aten.detach.default,
     }
 )
@@ -422,7 +466,7 @@ _OPERATORS: dict[Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]], str] = 
     _reduce: """sum.dim_IntList sum.default mean.dim amax.default amin.default argmax.default
         logsumexp.default var.correction var_mean.correction""",
     _norm: "native_layer_norm.default native_group_norm.default _fused_rms_norm.default",
-    _running_norm: "native_batch_norm.default",
+    _batch_norm: "native_batch_norm.default",
     _convolution: "convolution.default",
     _embedding: "embedding.default",
     _gather: "gather.default",

@@ -16,8 +16,16 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis, whole
 from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
-from strategies.chunk.flow.chunk_rules import inputs_for, is_random, output_for, shape_of, slots, sums
-from strategies.estimate.operator_cost import is_view
+from strategies.chunk.flow.chunk_rules import (
+    groups_of,
+    inputs_for,
+    is_random,
+    output_for,
+    shape_of,
+    slots,
+    sums,
+)
+from strategies.estimate.operator_cost import is_view, remembered
 
 _ATTEMPTS = 12
 _FAR = 6  # operators between a view that merges dimensions and a seed
@@ -227,6 +235,7 @@ def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> lis
     return kept[::-1]
 
 
+@remembered
 def seeds_of(node: fx.Node) -> list[RegionSeed]:
     """Return the ways to begin a region at `node`."""
     value = node.meta.get("val")
@@ -248,6 +257,9 @@ def seeds_of(node: fx.Node) -> list[RegionSeed]:
             for index, (ins, size) in enumerate(sums(node))
             if size > 1
         ]
+        channels, groups = value.shape[1:2], groups_of(node)
+        if 1 < groups < sum(channels):
+            found.append(RegionSeed(node=node, axis=Axis(1, channels[0] // groups, groups), way=("groups",)))
     return found
 
 

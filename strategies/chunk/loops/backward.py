@@ -30,7 +30,8 @@ from strategies.estimate.liveness import (
     key_of,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of, is_view, remembered, tensors_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, cost_of, is_view, remembered, tensors_of
 
 BACKWARD_SHARE = 2.0
 """Time of an operator's backward / time of its forward."""
@@ -314,18 +315,31 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
 
     `None` where it would save what an operator writes to: backward may come after the write.
     """
-    if any(operand.node.meta.get("written", False) for operand in loop.inputs):
+    if any(operand.node.meta.get("written", False) and not loop.updates(operand) for operand in loop.inputs):
         return None
     forward = loop.body_steps(storages, is_writing=False)
+    places = _gradients_over_scores(loop, storages)
     totals: list[Sequence[int]] = []
     for steps, grows in zip(forward, (True, False), strict=True):
-        born: set[Key] = set()
+        born: set[Key] = set(places)
         backward = [
             _member_backward(loop, node, storages, saves[node], born, grows=grows)
             for node in reversed(loop.region.members)
         ]
-        totals.append(simulate([*steps, *backward], ()).live_bytes)
+        placed = [
+            step._replace(holds=frozenset(places.get(key, key) for key in step.holds)) for step in backward
+        ]
+        totals.append(simulate([*steps, *placed], ()).live_bytes)
     return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+
+
+def _gradients_over_scores(loop: Loop, storages: Storages) -> dict[Key, Key]:
+    """Return the gradients that lie in the memory of a loss's scores, each with this storage."""
+    found: dict[Key, Key] = {}
+    for logarithms in loop.losses.values():
+        (scores,) = storages.keys[slots(logarithms)[0]]
+        found |= {gradient_of(key): scores for key in (*storages.keys[logarithms], scores)}
+    return found
 
 
 def _member_backward(

@@ -13,8 +13,9 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis
 from strategies.chunk.flow.chunk_region import ChunkRegion
-from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.flow.chunk_rules import slots, statistics_of
 from strategies.chunk.loops.accumulating_products import PRODUCTS
+from strategies.chunk.loops.score_reuse import log_softmax_over, overwritten_scores
 from strategies.estimate.in_place_reuse import Overwrite
 from strategies.estimate.liveness import (
     Key,
@@ -24,7 +25,8 @@ from strategies.estimate.liveness import (
     numbers_bytes,
     simulate,
 )
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, cost_of
 
 _BODY_S = 2e-5  # of one call of a body, whatever it does
 _aten = torch.ops.aten
@@ -108,6 +110,8 @@ class Loop:
         inputs, outputs: values in the order of the region's operators.
         memory: memory of the body in forward.
         overwrites: members that overwrite an input.
+        losses: members that make a loss of each row in the memory of scores, each with the logarithm of the
+            softmax of these.
         backward: memory of the body in backward, which runs it again for its gradients.
     """
 
@@ -118,6 +122,7 @@ class Loop:
     outputs: tuple[LoopOutput, ...]
     memory: BodyMemory
     overwrites: Mapping[fx.Node, Overwrite] = field(default_factory=dict)
+    losses: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     backward: BodyMemory | None = None
 
     @property
@@ -136,6 +141,10 @@ class Loop:
         if need is not None and made and (node.target is operator.getitem or made[0] == need):
             return None
         return LoopInput(node=source, axis=need)
+
+    def updates(self, operand: LoopInput) -> bool:
+        """Whether members write to an input, running statistics that nobody else takes."""
+        return any(operand.node in statistics_of(member) for member in self.region.members)
 
     def adds_gradients(self, node: fx.Node) -> bool:
         """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
@@ -299,8 +308,33 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
     empty = BodyMemory(size=size, totals=())
     loop = Loop(region=region, size=size, length=length, inputs=(), outputs=tuple(outputs), memory=empty)
     inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
-    loop = replace(loop, inputs=tuple(inputs), overwrites=loop.overwriting(storages.overwrites))
+    chains = _overwritten_scores(loop, outside)
+    over = {chain[0]: Overwrite(log_softmax_over, frozenset(chain[1:])) for chain in chains.values()}
+    loop = replace(
+        loop,
+        inputs=tuple(inputs),
+        overwrites=loop.overwriting(storages.overwrites) | over,
+        losses={loss: chain[0] for loss, chain in chains.items()},
+    )
     return replace(loop, memory=loop.body(storages))
+
+
+def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Return the members that make a loss of each row, with the values whose memory they may share."""
+    members = set(loop.region.members) - loop.region.copies - outside
+
+    def is_inside(node: fx.Node) -> bool:
+        is_made = node in members and all(
+            loop.local(user, slot) is None
+            for user in node.users
+            if user in members
+            for slot, source in enumerate(slots(user))
+            if source is node
+        )
+        return is_made and members.issuperset(node.users)
+
+    found = ((node, overwritten_scores(node, is_inside)) for node in loop.region.members)
+    return {node: chain for node, chain in found if chain is not None}
 
 
 def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:

@@ -13,7 +13,8 @@ from strategies.chunk.flow.chunk_rules import slots
 from strategies.chunk.loops.loop import Loop
 from strategies.estimate.in_place_reuse import Overwrite
 from strategies.estimate.liveness import IDLE, Key, Profile, Storages, StorageStep, simulate
-from strategies.estimate.operator_cost import Machine, bytes_of, cost_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, cost_of
 
 
 @dataclass(kw_only=True, slots=True)

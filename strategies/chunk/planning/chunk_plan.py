@@ -23,7 +23,8 @@ from strategies.chunk.running.chunked_forward import (
     refuse_unseen_calls,
 )
 from strategies.errors import StrategyError
-from strategies.estimate.operator_cost import Machine, bytes_of, machine_for, tensors_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
 from strategies.tracing.operator_graph import ScopeGraph
 

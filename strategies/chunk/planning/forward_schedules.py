@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
+from torch import fx
+
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.scope_schedules import (
@@ -14,6 +16,7 @@ from strategies.chunk.planning.scope_schedules import (
     ScopeScheduler,
     inputs_at,
 )
+from strategies.chunk.planning.windows import LoopPlacer
 
 
 class ForwardSchedules:
@@ -29,6 +32,7 @@ class ForwardSchedules:
         self._rehearse = rehearse
         self._rehearsed: dict[int, ModelSchedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
+        self._placers: dict[ScopeKind, LoopPlacer] = {}
 
     def fastest(self, budget_bytes: int | None) -> tuple[ModelSchedule, int]:
         """Return the fastest schedule that a rehearsal finds within the budget, and the smallest peak seen.
@@ -62,7 +66,7 @@ class ForwardSchedules:
                 goals.append(max(goal - before[call], 0))
                 schedules.append(self._fit(kind, donated[call], goals[-1]))
                 calls[call] = schedules[-1].profile().peak_bytes - sum(root.storages.made[call].values())
-            root = ForwardSearch(replace(first, calls=calls), machine).fit(goal)
+            root = self._search(scopes.kinds[-1], replace(first, calls=calls)).fit(goal)
             if root.donations() == donated:
                 break
             donated = root.donations()
@@ -80,6 +84,12 @@ class ForwardSchedules:
         key = kind, donated, goal
         if key not in self._fitted:
             plain = self._scopes.plain[kind]
-            search = ForwardSearch(plain, self._scopes.machine, inputs_at(plain.graph, donated))
-            self._fitted[key] = search.fit(goal)
+            self._fitted[key] = self._search(kind, plain, inputs_at(plain.graph, donated)).fit(goal)
         return self._fitted[key]
+
+    def _search(
+        self, kind: ScopeKind, schedule: Schedule, donated: frozenset[fx.Node] = frozenset()
+    ) -> ForwardSearch:
+        """Return the search on the graph of a kind; all its searches place loops from the same regions."""
+        placer = self._placers.setdefault(kind, LoopPlacer(self._scopes.plain[kind]))
+        return ForwardSearch(schedule, self._scopes.machine, donated, placer)

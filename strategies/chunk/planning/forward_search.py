@@ -13,7 +13,7 @@ from strategies.chunk.loops.loop import Loop, chunk_sizes
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
-from strategies.estimate.operator_cost import Machine
+from strategies.estimate.machine import Machine
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 40  # loops made or changed
@@ -47,15 +47,20 @@ class ForwardSearch:
         schedule: schedule of the graph without loops.
         machine: device whose time is saved.
         donated: inputs of the graph whose buffers may be reused.
+        placer: places loops in the same graph; what another search has grown is not grown again.
     """
 
     def __init__(
-        self, schedule: Schedule, machine: Machine, donated: frozenset[fx.Node] = frozenset()
+        self,
+        schedule: Schedule,
+        machine: Machine,
+        donated: frozenset[fx.Node] = frozenset(),
+        placer: LoopPlacer | None = None,
     ) -> None:
         self._first = schedule
         self._machine = machine
         self._buffer_reuse = BufferReuse.of(schedule, donated)
-        self._placer = LoopPlacer(schedule)
+        self._placer = placer or LoopPlacer(schedule)
 
     def fit(self, goal_bytes: int) -> Schedule:
         """Return a schedule whose peak is at most `goal_bytes`, or the smallest one that was found.

@@ -14,7 +14,7 @@ from strategies.chunk.loops.loop import Loop
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.training_search import TrainingSearch
-from strategies.estimate.operator_cost import Machine
+from strategies.estimate.machine import Machine
 from strategies.tracing.operator_graph import ScopeGraph, is_opaque
 
 ScopeKind: TypeAlias = tuple[Hashable, SavedFate]

@@ -95,7 +95,10 @@ class TrainingSchedules:
     def path(self) -> list[OptionChoice]:
         """Choices of less and less memory and more and more time, the first with nothing chunked."""
         path = [self._chosen(dict.fromkeys((*range(len(self._kinds)), None), 0))]
-        found = [each for jumps in _STRIDES for each in self._descent(path[0], jumps)]
+        if self._kinds:
+            found = [each for jumps in _STRIDES for each in self._descent(path[0], jumps)]
+        else:
+            found = [self._chosen({None: at}) for at in range(1, len(self._model_options))]
         for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
             if each.peak_bytes < path[-1].peak_bytes:
                 path.append(each)

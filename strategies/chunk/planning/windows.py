@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.chunk_region import ChunkRegion
-from strategies.chunk.flow.chunk_rules import is_pointwise
+from strategies.chunk.flow.chunk_rules import is_pointwise, statistics_of
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule, unrolled
@@ -18,6 +20,7 @@ from strategies.estimate.operator_cost import bytes_of, cost_of, is_view
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
+_COUNTS = frozenset({torch.ops.aten.add_.Tensor, torch.ops.aten.add_.Scalar})
 _REACH = 90  # operators on each side of a peak that a loop can reach
 
 
@@ -62,6 +65,7 @@ class LoopPlacer:
         self._reach = reach
         self._cuts = cuts
         self._grown: dict[Any, list[ChunkRegion]] = {}
+        self._from_seed: dict[Any, dict[Any, tuple[ChunkRegion, ChunkRegion] | None]] = {}
         self._loops: dict[Any, Loop | None] = {}
 
     def positions(
@@ -77,13 +81,15 @@ class LoopPlacer:
         first, last = _range_of_loop(items, low - self._reach, low, high, high + self._reach)
         target = max(range(low, high + 1), key=lambda index: profile.live_bytes[index])
         seen: set[Any] = set()
+        stops = self._cheapest_cuts(items, profile, range(target + 1, last + 2))
+        used_behind = {stop: _used_in(items[stop:]) | self._outputs for stop in stops}
         for start in self._cheapest_cuts(items, profile, range(first, target + 1)):
-            for stop in self._cheapest_cuts(items, profile, range(target + 1, last + 2)):
+            for stop in stops:
                 window = [item for item in items[start:stop] if isinstance(item, fx.Node)]
                 for region in self._regions(items[target], window):
                     order = hash((*items[:start], *region.before, None, *region.after, *items[stop:]))
                     key = order, tuple(region.members), tuple(region.needs.values())
-                    loop = None if key in seen else self._loop(region, _used_in(items[stop:]) | self._outputs)
+                    loop = None if key in seen else self._loop(region, used_behind[stop])
                     seen.add(key)
                     if loop is not None:
                         new: list[fx.Node | Loop] = [*region.before, loop, *region.after]
@@ -98,8 +104,28 @@ class LoopPlacer:
         key = node, tuple(window)
         if key not in self._grown:
             assert isinstance(node, fx.Node)
-            self._grown[key] = [self._trim(region) for region in _grown(node, window)]
+            self._grown[key] = list(self._growing(node, key[1]))
         return self._grown[key]
+
+    def _growing(self, node: fx.Node, window: tuple[fx.Node, ...]) -> Iterator[ChunkRegion]:
+        """Yield the regions of at least two operators that grow from the largest values around `node`."""
+        seeds = [seed for each in _largest_near(node, set(window)) for seed in seeds_of(each)]
+        grown = self._from_seed.setdefault(window, {})
+        known: set[tuple[fx.Node, Any, Any]] = set()
+        for may_copy in (_is_cheap, _never):
+            grower = cache(partial(RegionGrower, window, may_copy))  # made for the first seed that is new
+            for seed in seeds:
+                if (seed.node, seed.axis, may_copy) in known:
+                    continue
+                if (seed, may_copy) not in grown:
+                    region = grower().region(seed)
+                    is_useful = region is not None and len(region.members) > 1  # one operator gains nothing
+                    grown[seed, may_copy] = (region, self._trim(region)) if region and is_useful else None
+                found = grown[seed, may_copy]
+                if found is not None:
+                    region, trimmed = found
+                    known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
+                    yield trimmed
 
     def _loop(self, region: ChunkRegion, outside: set[fx.Node]) -> Loop | None:
         """Return a region as a loop with the smallest chunks; see `make_loop`."""
@@ -139,21 +165,6 @@ def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[f
         yield [item for part in parts for item in part], low, low + len(parts[at]) - 1
 
 
-def _grown(node: fx.Node, window: Sequence[fx.Node]) -> Iterator[ChunkRegion]:
-    """Yield the regions of at least two operators that grow from the largest values around `node`."""
-    largest = _largest_near(node, set(window))
-    known: set[tuple[fx.Node, Any, Any]] = set()
-    for may_copy in (_is_cheap, _never):
-        grower = RegionGrower(window, may_copy)
-        for seed in (seed for each in largest for seed in seeds_of(each)):
-            if (seed.node, seed.axis, may_copy) in known:
-                continue
-            region = grower.region(seed)
-            if region is not None and len(region.members) > 1:  # one operator gains nothing
-                known.update((member, axes[0], may_copy) for member, axes in region.axes.items() if axes)
-                yield region
-
-
 def _largest_near(node: fx.Node, window: set[fx.Node]) -> list[fx.Node]:
     """Return the nodes of the largest values among those that an operator takes and makes, and its users'."""
     near = (each for each in (*node.users, node, *node.all_input_nodes) if each in window)
@@ -166,8 +177,10 @@ def _never(_: fx.Node) -> bool:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether an operator may run twice: it multiplies no matrices."""
-    return cost_of(node).flops == 0 and (is_view(node) or is_pointwise(node) or "norm" in str(node.target))
+    """Whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
+    if cost_of(node).flops or statistics_of(node):
+        return False
+    return is_view(node) or is_pointwise(node) or "norm" in str(node.target)
 
 
 def _range_of_loop(
@@ -185,7 +198,14 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
     if isinstance(item, Loop) or item.op == "call_module":
         return False
     schema = getattr(item.target, "_schema", None)
-    return schema is None or not schema.is_mutable
+    return schema is None or not schema.is_mutable or _is_counter(item)
+
+
+def _is_counter(node: fx.Node) -> bool:
+    """Whether an operator writes to a buffer that nobody else in the graph takes: it may move."""
+    written = node.args[0]
+    is_buffer = isinstance(written, fx.Node) and written.op == "get_attr" and len(written.users) == 1
+    return is_buffer and node.target in _COUNTS and not node.users
 
 
 def _is_part(item: fx.Node | Loop) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -172,6 +173,7 @@ class ChunkLoop(nn.Module):
             cut into.
         axes: axes of the takes; `None` for those that are needed whole.
         copies: inputs whose chunks are copied.
+        updates: inputs that the body writes to. Backward writes to copies of them.
         gives: where the results are put together.
         size, length: positions of the axis and of a chunk.
         is_unread: true where autograd saves nothing that depends on the outputs.
@@ -184,6 +186,7 @@ class ChunkLoop(nn.Module):
         results: fx.GraphModule,
         axes: Sequence[Axis | None],
         copies: Sequence[bool],
+        updates: Sequence[bool],
         outputs: Sequence[Buffer],
         size: int,
         length: int,
@@ -194,6 +197,7 @@ class ChunkLoop(nn.Module):
         self.results = results
         self.axes = tuple(axes)
         self.copies = tuple(copies)
+        self.updates = tuple(updates)
         self.outputs = tuple(outputs)
         self.size = size
         self.length = length
@@ -320,7 +324,8 @@ def _chunks(
     loop: ChunkLoop, inputs: Sequence[Tensor], totals: Sequence[Tensor | None], span: tuple[int, int]
 ) -> list[Tensor]:
     """Return what the body takes for one chunk; what has a total requires a gradient."""
-    parts = zip(inputs, loop.axes, loop.copies, totals, strict=True)
+    copies = map(operator.or_, loop.copies, loop.updates)
+    parts = zip(inputs, loop.axes, copies, totals, strict=True)
     return [
         operand
         if axis is None

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, is_slice_along, slots
+from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, groups_of, is_slice_along, slots
 from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import differentiable, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
 from strategies.chunk.loops.schedule import Schedule
+from strategies.chunk.loops.score_reuse import row_losses
 from strategies.chunk.running.runtime import (
     Buffer,
     ChunkLoop,
@@ -126,6 +127,7 @@ def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
         results=_BodyWriter(loop, is_writing=False).code(),
         axes=[operand.axis for operand in loop.inputs],
         copies=[operand.is_copied for operand in loop.inputs],
+        updates=[loop.updates(operand) for operand in loop.inputs],
         outputs=[
             _buffer(result, positions.get(result.into), has_gradient=result.node in with_gradients)
             for result in loop.outputs
@@ -186,7 +188,8 @@ class _BodyWriter:
             graph.call_function(ADDING[node.target], (self._buffers[node], *args))
             return
         axes = loop.region.axes[node]
-        if axes and axes[0] is not None and is_slice_along(node, axes[0]):
+        is_inside_loss = not self._is_writing and node in loop.losses.values()
+        if is_inside_loss or (axes and axes[0] is not None and is_slice_along(node, axes[0])):
             self._made[node] = args[0]  # type: ignore[assignment]
         else:
             self._call(node, args, kwargs)  # type: ignore[arg-type]
@@ -215,6 +218,8 @@ class _BodyWriter:
 
     def _called(self, node: fx.Node) -> Any:
         """Return the operator that the body calls for a member."""
+        if not self._is_writing and node in self._loop.losses:
+            return row_losses
         if node in self._loop.overwrites:
             return self._loop.overwrites[node].target
         return product if not self._is_writing and self._loop.adds_gradients(node) else node.target
@@ -231,14 +236,19 @@ class _BodyWriter:
             return (self._sized(value, axis), *args[1:])
         if node.target is _aten.native_group_norm.default:  # its fourth argument is the size of the batch
             return (*args[:3], self._sized(value[0], axis)[0], *args[4:])
+        if groups_of(node) > 1 and axis.dim == 1:
+            return (*args[:8], self._times(groups_of(node) // axis.size))
         return args
 
     def _sized(self, value: Tensor, axis: Axis) -> list[Any]:
         """Return the shape of a chunk of `value`."""
-        factor = axis.factor(value.shape)
+        return axis.chunk_shape(value.shape, self._times(axis.factor(value.shape)))
+
+    def _times(self, factor: int) -> Any:
+        """Return a multiple of the length of the chunk."""
         if factor not in self._sizes:
             self._sizes[factor] = self._graph.call_function(operator.mul, (self._length, factor))
-        return axis.chunk_shape(value.shape, self._sizes[factor])
+        return self._sizes[factor]
 
 
 def _names(loop: Loop) -> list[str]:

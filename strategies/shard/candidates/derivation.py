@@ -18,7 +18,8 @@ from math import prod
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, CandidateCost, Hardware
+from strategies.estimate.machine import A100, Machine
+from strategies.shard.candidates.candidate_cost import CandidateCost, communication_s
 from strategies.shard.candidates.layout import Placements, Shape
 from strategies.shard.candidates.operation import Choices, LabelledOperand, Operation
 from strategies.shard.candidates.redistribution import Collective, collectives, reversed_steps
@@ -31,7 +32,7 @@ def derive(
     mesh_shape: Shape,
     *,
     name: str,
-    hardware: Hardware = DEFAULT_HARDWARE,
+    machine: Machine = A100,
     output: Placements | None = None,
 ) -> ShardingCandidate:
     """Return the candidate in which mesh axis `a` shards the dimension `choices[a]`.
@@ -41,7 +42,7 @@ def derive(
         choices: label that each mesh axis shards, or `None`.
         mesh_shape: sizes of the mesh axes.
         name: name of the candidate.
-        hardware: rates by which its cost is reckoned.
+        machine: speed of a rank, by which its cost is reckoned.
         output: placements of the output; by default those in which it is computed, reduced to `Replicate`.
             A shard of what is partial is a reduce-scatter.
 
@@ -67,7 +68,7 @@ def derive(
         mesh_shape=mesh_shape,
         operands=(*inputs, *made),
         communication=communication,
-        cost=_cost(operation, choices, (*inputs, *made), communication, hardware),
+        cost=_cost(operation, choices, (*inputs, *made), communication, machine),
         statistics=statistics,
     )
 
@@ -141,7 +142,7 @@ def _cost(
     choices: Choices,
     operands: tuple[PlacedOperand, ...],
     communication: tuple[Collective, ...],
-    hardware: Hardware,
+    machine: Machine,
 ) -> CandidateCost:
     mesh_shape = operands[0].mesh_shape
     ranks = prod(size for size, choice in zip(mesh_shape, choices, strict=True) if choice is not None)
@@ -151,6 +152,6 @@ def _cost(
         backward_flops=backward,
         communicated_bytes=sum(collective.payload_bytes for collective in communication),
         memory_bytes=sum(operand.local_bytes for operand in operands),
-        compute_s=hardware.compute_s(forward + backward),
-        communication_s=hardware.communication_s(communication),
+        compute_s=machine.compute_s(forward + backward),
+        communication_s=communication_s(machine, communication),
     )

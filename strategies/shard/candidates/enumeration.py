@@ -7,7 +7,7 @@ from itertools import compress
 from typing import Literal, TypeAlias
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE, Hardware
+from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.layout import checked_shape
 from strategies.shard.candidates.operation import Operation
@@ -22,7 +22,7 @@ def candidates(
     mesh_shape: Sequence[int],
     mode: Mode = "classic",
     *,
-    hardware: Hardware = DEFAULT_HARDWARE,
+    machine: Machine = A100,
 ) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of an operator; the first is full replication, if the mode has it.
 
@@ -33,7 +33,7 @@ def candidates(
         operation: the operator, as a function of `strategies.shard.operators` describes it.
         mesh_shape: sizes of the mesh axes, each >= 1.
         mode: `classic` for the set of ColossalAI; `complete` for every choice.
-        hardware: rates by which costs are reckoned.
+        machine: speed of a rank, by which costs are reckoned.
 
     Raises:
         StrategyError: the mesh has no axes, or the mode is neither of the two.
@@ -47,6 +47,6 @@ def candidates(
         has_several = [size > 1 for size in mesh]
         wanted = tuple(each for each in possible if is_classic(tuple(compress(each, has_several))))
     return tuple(
-        derive(operation, choices, mesh, name=operation.naming(operation, choices), hardware=hardware)
+        derive(operation, choices, mesh, name=operation.naming(operation, choices), machine=machine)
         for choices in wanted or possible[:1]
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.errors import StrategyError
-from strategies.shard.candidates.candidate_cost import Hardware
+from strategies.estimate.machine import Machine
 from strategies.shard.model.call_states import (
     CallStates,
     attention_flops,
@@ -45,23 +45,21 @@ from strategies.tracing.module_state import has_hooks
 from strategies.tracing.shadow import Shadow
 
 
-def model_graph(
-    model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis, hardware: Hardware
-) -> ModelGraph:
+def model_graph(model: nn.Module, sample: tuple[Any, ...], axis: TensorAxis, machine: Machine) -> ModelGraph:
     """Return the graph of `model` for inputs like `sample`.
 
     Args:
         model: plain model, on the meta device or any other.
         sample: positional inputs; meta tensors are enough.
         axis: mesh axis to shard over.
-        hardware: rates by which costs are reckoned.
+        machine: speed of a rank, by which costs are reckoned.
 
     Raises:
         StrategyError: the forward cannot be recorded, or depends on data.
     """
     refuse_global_hooks("shard")
     forward, graph, whole = _recorded(model, sample)
-    builder = _Builder(model, whole, axis, hardware)
+    builder = _Builder(model, whole, axis, machine)
     nodes = builder.nodes(graph)
     in_options = sum(sum(node.leaf.parameter_bytes.values()) for node in nodes if node.leaf is not None)
     all_bytes = sum(map(axis.resting_bytes, model.parameters()))
@@ -87,12 +85,12 @@ class _Builder:
         indices: index of each node of the recording; all reads of a parameter are one node.
     """
 
-    def __init__(self, model: nn.Module, whole: Followed, axis: TensorAxis, hardware: Hardware) -> None:
+    def __init__(self, model: nn.Module, whole: Followed, axis: TensorAxis, machine: Machine) -> None:
         self.indices: dict[fx.Node, int] = {}
         self._modules = dict(model.named_modules())
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._axis = axis
-        self._hardware = hardware
+        self._machine = machine
         self._steps = {step.node: step for step in whole.steps}
         self._bypassed = whole.bypassed
         self._calls: dict[str, list[fx.Node]] = {}
@@ -156,7 +154,7 @@ class _Builder:
         parameter = self._parameters.get(fqn)
         if parameter is None or not self._is_read_at_home(fqn, parameter):
             return Node(name=node.name, sources=(), options=(whole,))
-        summed = summed_parameter(fqn.rpartition(".")[2], parameter, self._axis.ranks, self._hardware)
+        summed = summed_parameter(fqn.rpartition(".")[2], parameter, self._axis.ranks, self._machine)
         return Node(name=node.name, sources=(), options=(whole, summed), parameter=fqn)
 
     def _is_read_at_home(self, fqn: str, parameter: Tensor) -> bool:
@@ -243,10 +241,10 @@ class _Builder:
 
     def _placed(self, leaf: LeafModule) -> Iterator[NodeOption]:
         stays_whole = any(map(self._stays_whole, leaf.module.parameters()))
-        for candidate in module_candidates(leaf, self._axis.ranks, self._hardware):
+        for candidate in module_candidates(leaf, self._axis.ranks, self._machine):
             splits_parameters = any(held.placement.is_shard() for held in candidate.parameters.values())
             if not (stays_whole and splits_parameters):
-                yield from options(leaf, candidate, self._axis.ranks, self._hardware)
+                yield from options(leaf, candidate, self._axis.ranks, self._machine)
 
     def _stays_whole(self, parameter: Tensor) -> bool:
         """Return whether a parameter may not be split: others have it, or hooks wait for its gradient."""
@@ -258,7 +256,7 @@ class _Builder:
         flops = attention_flops(node, inputs) // (1 if flow.output.dim is None else ranks)
         held = 0 if is_view(node) else sum(each.local_bytes(flow.output, ranks) for each in outputs_of(node))
         return NodeOption(
-            inputs=flow.inputs, output=flow.output, seconds=self._hardware.compute_s(flops), memory_bytes=held
+            inputs=flow.inputs, output=flow.output, seconds=self._machine.compute_s(flops), memory_bytes=held
         )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.shard.candidates.candidate_cost import Hardware
+from strategies.estimate.machine import Machine
+from strategies.shard.candidates.candidate_cost import communication_s
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import Label
@@ -127,11 +128,11 @@ class LeafModule:
     fsdp_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def module_candidates(leaf: LeafModule, ranks: int, hardware: Hardware) -> tuple[ModuleCandidate, ...]:
+def module_candidates(leaf: LeafModule, ranks: int, machine: Machine) -> tuple[ModuleCandidate, ...]:
     """Return the candidates of a leaf module on an axis of `ranks`, full replication first."""
     module = leaf.module
     if isinstance(module, nn.Linear):
-        return tuple(_linear(leaf, module, ranks, hardware))
+        return tuple(_linear(leaf, module, ranks, machine))
     whole = ModuleCandidate(name=REPLICATED, choice=None, parameters=_held(module, Replicate(), ranks))
     return whole, *(
         ModuleCandidate(
@@ -147,7 +148,7 @@ def module_candidates(leaf: LeafModule, ranks: int, hardware: Hardware) -> tuple
 
 
 def options(
-    leaf: LeafModule, candidate: ModuleCandidate, ranks: int, hardware: Hardware
+    leaf: LeafModule, candidate: ModuleCandidate, ranks: int, machine: Machine
 ) -> Iterator[NodeOption]:
     """Yield a candidate between all states in which its input may arrive and its output may leave."""
     for source in _edges(leaf.input, ranks, features=leaf.split == "row"):
@@ -160,11 +161,11 @@ def options(
             option = NodeOption(
                 inputs=(source,), output=target, candidate=candidate, entering=entering, leaving=leaving
             )
-            yield _costed(option, leaf, candidate, ranks, hardware)
+            yield _costed(option, leaf, candidate, ranks, machine)
 
 
 def _costed(
-    option: NodeOption, leaf: LeafModule, candidate: ModuleCandidate, ranks: int, hardware: Hardware
+    option: NodeOption, leaf: LeafModule, candidate: ModuleCandidate, ranks: int, machine: Machine
 ) -> NodeOption:
     """Return an option with its collectives, time and bytes."""
     moved = (
@@ -181,22 +182,22 @@ def _costed(
     left_bytes = leaf.output.local_bytes(option.output, ranks)
     fsdp_bytes = _on_rank(leaf.fsdp_bytes, candidate, ranks)
     # units are gathered whole, so that no parameter has a latency of its own
-    fsdp_s = fsdp_bytes / hardware.bandwidth_bytes_per_s
+    fsdp_s = fsdp_bytes / machine.link_bytes_per_s
     return replace(
         option,
         collectives=moved,
-        seconds=hardware.compute_s(candidate.flops) + hardware.communication_s(moved) + fsdp_s,
+        seconds=machine.compute_s(candidate.flops) + communication_s(machine, moved) + fsdp_s,
         memory_bytes=entered_bytes + left_bytes + _on_rank(leaf.parameter_bytes, candidate, ranks),
         fsdp_bytes=fsdp_bytes,
     )
 
 
-def summed_parameter(name: str, parameter: Tensor, ranks: int, hardware: Hardware) -> NodeOption:
+def summed_parameter(name: str, parameter: Tensor, ranks: int, machine: Machine) -> NodeOption:
     """Return the option of a parameter whose readers give summands of its gradient."""
     leaving = Move(backward=_reduction(parameter, Partial(), ranks))
     moved = leaving.collectives(name)
     return NodeOption(
-        inputs=(), output=SUMMED, leaving=leaving, collectives=moved, seconds=hardware.communication_s(moved)
+        inputs=(), output=SUMMED, leaving=leaving, collectives=moved, seconds=communication_s(machine, moved)
     )
 
 
@@ -216,10 +217,10 @@ def _on_rank(whole_bytes: Mapping[str, int], candidate: ModuleCandidate, ranks: 
     return sum(count // (ranks if name in cut else 1) for name, count in whole_bytes.items())
 
 
-def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, hardware: Hardware) -> Iterator[ModuleCandidate]:
+def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -> Iterator[ModuleCandidate]:
     dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
     operation = module_operation(module, leaf.input.shape).typed(dtypes=dtypes)
-    for candidate in candidates(operation, (ranks,), "complete", hardware=hardware):
+    for candidate in candidates(operation, (ranks,), "complete", machine=machine):
         yield _module_candidate(candidate, leaf)
         if candidate.choices == ("k",):
             for dim in range(len(leaf.output.shape) - 1):
@@ -230,7 +231,7 @@ def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, hardware: Hardware)
                         ("k",),
                         (ranks,),
                         name=candidate.name,
-                        hardware=hardware,
+                        machine=machine,
                         output=(Shard(dim),),
                     )
                     yield _module_candidate(scattered, leaf)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (one line a message)
 from __future__ import annotations
 
 import dataclasses
@@ -6,8 +7,9 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, Recipe, name_of
+from harness.records.store import trial_id
 from strategies import ac_variants, shard_variants
-from tests.harness.composing import experiment_of, refusal_of
+from tests.harness.composing import experiment_of, refusal_of, rows
 
 GROUPS = ["model", "mesh", "ac", "chunk", "shard", "data", "protocol"]
 FREED = (
@@ -82,7 +84,7 @@ def test_refuses_chunks_under_fsdp1() -> None:
 
 
 def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
-    resolved = experiment_of("ac=selective_op mesh=shard2").to_dict()
+    resolved = experiment_of("ac=selective_op mesh=shard2 compile=aot_eager").to_dict()
     assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])
     assert {group: resolved[group]["name"] for group in GROUPS} == {
         "model": "gpt_nano",
@@ -142,3 +144,66 @@ def test_refuses_what_reads_parameters_around_fsdp1() -> None:
 )
 def test_reentrant_is_fine_where_weights_stay(line: str) -> None:
     assert experiment_of(f"mesh=shard2 ac=full ac.use_reentrant=true {line}").mesh.label == "shard2"
+
+
+@pytest.mark.parametrize(
+    ("line", "address"),
+    [
+        pytest.param("", "3ee7bc39fd16", id="the defaults"),
+        pytest.param("ac=full mesh=shard2 dtype=bf16", "24303f550597", id="AC"),
+        pytest.param(
+            "compile_order=compile_first compile_scope=model", "3ee7bc39fd16", id="options of nothing"
+        ),
+    ],
+)
+def test_what_compiles_nothing_has_the_address_that_it_had_before(line: str, address: str) -> None:
+    assert trial_id(experiment_of(line).to_dict()) == address
+
+
+def test_options_of_a_compiler_are_part_of_the_address() -> None:
+    resolved = experiment_of("compile=aot_eager compile_scope=model").to_dict()
+    assert [resolved[name] for name in ("compile", "compile_order", "compile_scope")] == [
+        "aot_eager",
+        "ac_first",
+        "model",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "twin"),
+    [
+        pytest.param("ac=full", ("none", "aot_eager"), id="AC against the same compiler"),
+        pytest.param("ac=none", ("none", "none"), id="a compiled model against itself uncompiled"),
+    ],
+)
+def test_the_twin_of_what_is_compiled(line: str, twin: tuple[str, str]) -> None:
+    found = experiment_of(f"compile=aot_eager {line}").twin()
+    assert (name_of(found.ac), found.compile) == twin
+
+
+@pytest.mark.parametrize(
+    ("line", "relative"),
+    [
+        pytest.param("compile=aot_eager", None, id="the kernels are the same"),
+        pytest.param("compile=inductor", 1e-3, id="generated kernels round otherwise"),
+        pytest.param("compile=inductor dtype=bf16", 1e-1, id="in half precision"),
+        pytest.param("compile=inductor ac=full", None, id="AC under the same compiler"),
+    ],
+)
+def test_the_tolerance_of_a_compiler(line: str, relative: float | None) -> None:
+    tolerance = experiment_of(line).tolerance
+    assert (tolerance and tolerance.relative) == relative
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "chunk=minimum model=mlp": "compile: aot_eager does not suit chunk=minimum, whose programs no compiler enters; use compile=none or chunk=none",
+            "ac=full wrap_order=call_site": "compile_order: ac_first needs wrap_order=inside_fsdp: with call_site regions stand around what is compiled; use compile_order=compile_first",
+            "ac=full compile_order=compile_first compile_scope=model": "compile_order: compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled model can be made a region; use compile_scope=blocks or compile_order=ac_first",
+        }
+    ),
+)
+def test_orders_of_ac_and_compilation_that_cannot_be(line: str, message: str) -> None:
+    assert refusal_of(f"compile=aot_eager {line}") == message

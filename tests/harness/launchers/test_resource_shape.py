@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.launchers.resource_shape import Shape, by_shape, shape_of, shapes_in_words
+from harness.launchers.resource_shape import Resources, Shape, by_shape, shape_of, shapes_in_words
 from tests.harness.composing import experiment_of
 
 ONE = Shape(nodes=1, ranks_per_node=1, device="cpu")
@@ -41,3 +41,22 @@ def test_groups_go_from_small_to_large_and_keep_their_order() -> None:
 )
 def test_shapes_in_words(counts: dict[Shape, int], words: str) -> None:
     assert shapes_in_words(counts) == words
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"),
+    [
+        pytest.param(None, 2, id="nothing is said: the share of the cores"),
+        pytest.param("1", 1, id="the user allows fewer"),
+        pytest.param("64", 2, id="the user allows more than there are"),
+        pytest.param("1,4", 1, id="nested parallelism: the outer level"),
+        pytest.param("many", 2, id="what torch cannot read either"),
+        pytest.param("0", 2, id="none is no number of threads"),
+    ],
+)
+def test_threads_of_a_rank(monkeypatch: pytest.MonkeyPatch, said: str | None, threads: int) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert Resources(core_count=8).threads_of_rank(4) == threads
+    assert Resources(core_count=2).threads_of_rank(4) == 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch
 
 WIDTH, HEADS, VOCABULARY, LAYERS = 32, 2, 64, 2
@@ -71,6 +72,8 @@ class Transformer(nn.Module):
 
 class Metered:
     """A trainee around any model with a list of `layers`."""
+
+    compiled: CompiledGraphs | None = None
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         self.model = model

@@ -504,7 +504,7 @@ def test_refused() -> None:
         pytest.param(
             "status",
             "fine",
-            "record.status: must be one of ok, oom, failed, timeout, refused, lost, got 'fine'",
+            "record.status: must be one of ok, oom, failed, timeout, refused, lost, predicted, got 'fine'",
             id="unknown status",
         ),
         pytest.param(
@@ -516,7 +516,7 @@ def test_refused() -> None:
         pytest.param(
             "status",
             "oom",
-            "record.error: must be null exactly when the status is ok, which is 'oom'",
+            "record.error: must be null exactly when the status is ok or predicted, which is 'oom'",
             id="a failure without an error",
         ),
     ],

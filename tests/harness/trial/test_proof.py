@@ -28,12 +28,37 @@ _TWIN = "ac=none chunk=none shard=none"
 _SHARDED = "ac=none chunk=none shard=megatron"
 _FULL = "ac=full chunk=none shard=none"
 _BOTH = "ac=full chunk=none shard=megatron"
+_AOT = "compile=aot_eager"
 _STEP = (_SHARDED, _TWIN, "fp32", "sgd", 1e-4, 2)
 _DENSE = (_TWIN, "the dense model", "fp32", "sgd", 1e-4, 2)
 CHAINS = [
     pytest.param("", [(_TWIN, _TWIN, "fp32", "adamw", None, 3), _DENSE], id="the plain model against itself"),
     pytest.param(
         "ac=full", [(_FULL, _TWIN, "fp32", "adamw", None, 3), _DENSE], id="AC against the plain model"
+    ),
+    pytest.param(
+        "compile=aot_eager ac=full",
+        [
+            (f"{_FULL} {_AOT}", f"{_TWIN} {_AOT}", "fp32", "adamw", None, 3),
+            (f"{_TWIN} {_AOT}", f"{_TWIN} compile=none", "fp32", "adamw", None, 2),
+            _DENSE,
+        ],
+        id="compiled AC against the compiled model, and that against the plain one",
+    ),
+    pytest.param(
+        "compile=inductor",
+        [(f"{_TWIN} compile=inductor", f"{_TWIN} compile=none", "fp32", "sgd", 1e-3, 3), _DENSE],
+        id="the compiled model against the plain one",
+    ),
+    pytest.param(
+        "compile=aot_eager shard=megatron",
+        [
+            (f"{_SHARDED} {_AOT}", f"{_SHARDED} compile=none", "fp32", "adamw", None, 3),
+            (_SHARDED, _TWIN, "fp32", "adamw", 1e-3, 3),
+            _STEP,
+            _DENSE,
+        ],
+        id="a compiled sharding against the same uncompiled",
     ),
     pytest.param(
         "shard=megatron",

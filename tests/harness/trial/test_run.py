@@ -119,7 +119,7 @@ RECORD_KEYS = {
     "memory.baseline": {"saved_bytes", "peak_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
-        "acted_otherwise",
+        "acted_otherwise", "compiled_graphs", "graph_breaks",
         "kernel_recomputed_flops", "causal_attention_flops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "baseline",
     },

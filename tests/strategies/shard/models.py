@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.estimate.machine import A100
 from strategies.shard.model.graph import ModelGraph, TensorAxis
 from strategies.shard.model.graph_building import model_graph
 
@@ -78,4 +78,4 @@ def meta(model: type[nn.Module], **options: Any) -> nn.Module:
 
 @cache  # a graph is for reading
 def graph(model: type[nn.Module] = Chain, **options: Any) -> ModelGraph:
-    return model_graph(meta(model, **options), SAMPLE, AXIS, DEFAULT_HARDWARE)
+    return model_graph(meta(model, **options), SAMPLE, AXIS, A100)

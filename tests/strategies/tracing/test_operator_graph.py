@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.estimate.operator_cost import MACHINES, cost_of
+from strategies.estimate.machine import MACHINES
+from strategies.estimate.operator_cost import cost_of
 from strategies.tracing.operator_graph import OpaquePart, ScopeGraph, record_scopes
 from strategies.tracing.shadow import Shadow, shadowed
 

@@ -70,6 +70,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
         functional.batch_norm,
         lambda: (image(), normal(6), normal(6).abs()),
     ),
+    "batch norm in training": (
+        lambda x, w: functional.batch_norm(x, None, None, w, training=True),
+        lambda: (image(), normal(6)),
+    ),
+    "batch norm of vectors in training": (
+        lambda x, w: functional.batch_norm(x * 2, None, None, w, training=True).relu(),
+        lambda: (normal(4, 6), normal(6)),
+    ),
     "convolution": (
         lambda x, w, b: functional.conv2d(x, w, b, padding=1),
         lambda: (image(), normal(8, 6, 3, 3), normal(8)),
@@ -82,6 +90,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
     "convolution of groups": (
         lambda x, w: functional.conv2d(x, w, groups=2),
         lambda: (image(), normal(8, 3, 3, 3)),
+    ),
+    "convolution of channels": (
+        lambda x, w, b: functional.conv2d(x, w, b, groups=6, padding=1),
+        lambda: (image(), normal(6, 1, 3, 3), normal(6)),
+    ),
+    "convolution of pairs": (
+        lambda x, w: functional.conv2d(x.relu(), w, groups=3).relu(),
+        lambda: (image(), normal(9, 2, 3, 3)),
     ),
     "transposed convolution": (
         lambda x, w: functional.conv_transpose2d(x, w, stride=2),

@@ -241,6 +241,58 @@ def test_statistics_of_batches_are_taken_once(*, planned_for_training: bool) -> 
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
 
 
+class _Channels(nn.Module):
+    """Norms of the batch between convolutions that mix all channels, pairs of them, and none."""
+
+    def __init__(self, *, shares_a_norm: bool = False) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(*(nn.BatchNorm2d(16) for _ in range(3)))
+        self.up, self.down = nn.Conv2d(4, 16, 3, padding=1, bias=False), nn.Conv2d(16, 4, 1, bias=False)
+        self.each = nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
+        self.pairs = nn.Conv2d(16, 16, 3, padding=1, groups=8)
+        if shares_a_norm:
+            self.norms[1] = self.norms[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.relu(self.norms[0](self.up(x)), inplace=True)
+        h = functional.hardswish(self.norms[1](self.each(h)), inplace=True)
+        outputs: Tensor = x + self.down(functional.silu(self.norms[2](self.pairs(h))))
+        return outputs
+
+
+@pytest.mark.parametrize("mode", ["training", "training without gradients", "evaluation"])
+def test_channels_of_norms_of_batches_are_chunked(mode: str) -> None:
+    torch.manual_seed(0)
+    model = _Channels().double().train(mode != "evaluation")
+    x_BCHW = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    training = mode == "training"
+    planned = copy.deepcopy(model)
+    plan = ChunkPlan.make(planned, (x_BCHW,), training=training, step=PlannedStep(loss=_loss))
+    plan.apply(planned)
+    norms = [name for region in plan.regions for name in region.operators if "batch_norm" in name]
+    assert len(norms) == len(model.norms)
+    for _ in range(2):
+        expected = _results(model, x_BCHW, training=training)
+        torch.testing.assert_close(
+            _results(planned, x_BCHW, training=training), expected, rtol=1e-10, atol=1e-15
+        )
+        torch.testing.assert_close(planned.state_dict(), model.state_dict(), rtol=1e-12, atol=0)
+
+
+def test_a_norm_of_the_batch_that_is_called_twice_keeps_its_order() -> None:
+    torch.manual_seed(0)
+    model = _Channels(shares_a_norm=True).double()
+    x_BCHW = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    planned = copy.deepcopy(model)
+    plan = ChunkPlan.make(planned, (x_BCHW,), training=True, step=PlannedStep(loss=_loss))
+    plan.apply(planned)
+    norms = [name for region in plan.regions for name in region.operators if "batch_norm" in name]
+    assert len(norms) <= 1
+    expected = _results(model, x_BCHW, training=True)
+    torch.testing.assert_close(_results(planned, x_BCHW, training=True), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(planned.state_dict(), model.state_dict(), rtol=1e-12, atol=0)
+
+
 class _Teaching(nn.Module):
     """The last block is called without gradients."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate_cost import Hardware
+from strategies.estimate.machine import A100
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
@@ -89,8 +91,8 @@ def test_flops_and_memory_of_a_rank(name: str, expected: tuple[int, int, int]) -
 
 
 def test_seconds_are_flops_over_rate_and_latency_plus_bytes_over_bandwidth() -> None:
-    hardware = Hardware(flops_per_s=1e3, bandwidth_bytes_per_s=1e2, latency_s=0.5)
-    found = candidates(linear((4, 4, 16), 32, bias=False), (4,), "complete", hardware=hardware)
+    machine = replace(A100, flops_per_s=1e3, link_bytes_per_s=1e2, latency_s=0.5)
+    found = candidates(linear((4, 4, 16), 32, bias=False), (4,), "complete", machine=machine)
     cost = next(each for each in found if each.name == "RR = RS0 x S0R").cost
     assert cost.compute_s == (4096 + 8192) / 1e3
     assert cost.communication_s == 0.5 + 2 * 3 / 4 * 2048 / 1e2
@@ -168,30 +170,6 @@ def test_several_outputs_cannot_be_placed() -> None:
     with pytest.raises(StrategyError) as error:
         derive(operation, ("d0", None), (2, 2), name="refused", output=(R, R))
     assert str(error.value) == "output: cannot be placed where there are 2"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        pytest.param(
-            {"flops_per_s": 0}, "hardware.flops_per_s: must be positive and finite, got 0", id="no FLOPs"
-        ),
-        pytest.param(
-            {"bandwidth_bytes_per_s": -1.0},
-            "hardware.bandwidth_bytes_per_s: must be positive and finite, got -1.0",
-            id="negative bandwidth",
-        ),
-        pytest.param(
-            {"latency_s": -1e-6},
-            "hardware.latency_s: must be at least 0 and finite, got -1e-06",
-            id="latency",
-        ),
-    ],
-)
-def test_hardware_that_cannot_be(fields: dict[str, float], message: str) -> None:
-    with pytest.raises(StrategyError) as error:
-        Hardware(**fields)
-    assert str(error.value) == message
 
 
 def _communication(candidate: ShardingCandidate) -> list[tuple[str, str, int, int, str]]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
+from strategies.estimate.machine import A100
 from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
 from strategies.shard.model.graph_building import model_graph
 from strategies.shard.model.module_options import LeafModule, NodeOption
@@ -100,7 +100,7 @@ def test_memory_counts_parameters_gradients_and_outputs() -> None:
 def test_a_frozen_parameter_needs_no_reduction() -> None:
     model = meta(Chain)
     model.get_parameter("blocks.0.norm.weight").requires_grad_(False)
-    found = model_graph(model, (torch.zeros(4, 6, dtype=torch.int64),), AXIS, DEFAULT_HARDWARE)
+    found = model_graph(model, (torch.zeros(4, 6, dtype=torch.int64),), AXIS, A100)
     node = next(node for node in found.nodes if node.name == "blocks.0.norm")
     option = next(
         option
@@ -113,7 +113,7 @@ def test_a_frozen_parameter_needs_no_reduction() -> None:
 
 
 def _odd(name: str) -> ModelGraph:
-    return model_graph(built(name), (inputs(),), axis(4), DEFAULT_HARDWARE)
+    return model_graph(built(name), (inputs(),), axis(4), A100)
 
 
 def test_a_parameter_that_its_own_module_reads_may_get_summands() -> None:
@@ -167,7 +167,7 @@ def test_hooks_that_see_what_nobody_knows_are_refused() -> None:
             return result.tensor
 
     with pytest.raises(StrategyError) as refusal:
-        model_graph(Outer(), (torch.zeros(2, 2),), AXIS, DEFAULT_HARDWARE)
+        model_graph(Outer(), (torch.zeros(2, 2),), AXIS, A100)
     assert str(refusal.value) == (
         "shard: needs a forward that can be followed; "
         "forward of the model hands a Result to hooks of 'inner', which may see shards in it; use mesh.tp=1"
@@ -259,6 +259,6 @@ def test_what_needs_no_gradient_costs_no_backward() -> None:
     whole = graph(Chain)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    frozen = model_graph(model, SAMPLE, AXIS, DEFAULT_HARDWARE)
+    frozen = model_graph(model, SAMPLE, AXIS, A100)
     seconds = [sum(node.options[0].seconds for node in each.nodes) for each in (whole, frozen)]
     assert seconds[0] == pytest.approx(3 * seconds[1])

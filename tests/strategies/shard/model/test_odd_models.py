@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from strategies import StrategyError
-from strategies.shard.candidates.candidate_cost import Hardware
+from strategies.estimate.machine import A100
 from strategies.shard.model.choice import megatron
 from strategies.shard.model.graph import Choice, ModelGraph, kind_of_inputs
 from strategies.shard.model.graph_building import model_graph
@@ -22,7 +22,7 @@ from tests.rank_pool import RankPool
 from tests.strategies.shard.model import odd_ranks
 from tests.strategies.shard.model.odd_models import MODELS, axis, built, inputs
 
-_SLOW = Hardware(latency_s=0.0, flops_per_s=1e6, bandwidth_bytes_per_s=3e9)
+_SLOW = replace(A100, latency_s=0.0, flops_per_s=1e6, link_bytes_per_s=3e9)
 _BETWEEN = (
     "the code between the linears that the model's tensor parallel plan splits is not known to run on a "
     "shard of features: "

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from harness.models.hf import HFSpec
+from strategies.estimate.machine import A100
 from strategies.shard.candidate import OneCandidate
-from strategies.shard.candidates.candidate_cost import DEFAULT_HARDWARE
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import ModelGraph, TensorAxis
 from strategies.shard.model.graph_building import model_graph
@@ -54,7 +54,7 @@ def _model(attention: str) -> tuple[nn.Module, tuple[Any, ...]]:
 
 @cache
 def _graph() -> ModelGraph:
-    return model_graph(*_model("sdpa"), _axis(), DEFAULT_HARDWARE)
+    return model_graph(*_model("sdpa"), _axis(), A100)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

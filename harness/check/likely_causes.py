@@ -1,0 +1,199 @@
+"""What a difference looks like: known defects of activation checkpointing, and what to do about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from harness.measure.probes.recomputed_values import Divergence
+
+_DRAWING = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "exponential")
+_BETWEEN = "between"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What is known of a difference.
+
+    Fields:
+        part, name: those of the first difference.
+        probe: the probe that saw it: `parity` or `between`.
+        differing: for each part that differs anywhere, the name of its first difference.
+        recomputed_ops: operators that ran again.
+        divergence: the first recomputed value that forward did not make.
+        lost, gained: parameters that get a gradient from one of the two models only.
+    """
+
+    part: str
+    name: str
+    probe: str
+    differing: dict[str, str]
+    recomputed_ops: Collection[str]
+    divergence: Divergence | None
+    lost: tuple[str, ...] = ()
+    gained: tuple[str, ...] = ()
+
+    def has_run(self, *words: str) -> bool:
+        """Say whether an operator with one of `words` in its name ran again."""
+        return any(word in operator for operator in self.recomputed_ops for word in words)
+
+    def draws(self) -> bool:
+        """Say whether the first recomputed value that differs is a random one."""
+        return self.divergence is not None and any(word in self.divergence.operator for word in _DRAWING)
+
+    def changes(self, part: str, *words: str) -> bool:
+        """Say whether a part differs, first in something with one of `words` in its name if any are given."""
+        name = self.differing.get(part)
+        return name is not None and (not words or any(word in name for word in words))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LikelyCause:
+    """A known defect.
+
+    Fields:
+        number: its entry in the gallery; `None` where it has none.
+        title: what happens.
+        remedy: what to do.
+        fits: says whether evidence looks like it.
+    """
+
+    number: int | None
+    title: str
+    remedy: str
+    fits: Callable[[Evidence], bool]
+
+    def __str__(self) -> str:
+        where = "" if self.number is None else f"gallery {self.number}: "
+        return f"looks like {where}{self.title}; {self.remedy}"
+
+
+_KEEP_RNG = "use preserve_rng_state=True"
+_REWIND = "move the update out of the region, or use a variant with rewind=True"
+
+CAUSES = (
+    LikelyCause(
+        number=22,
+        title="a host copy that is no copy (save_on_cpu of tensors on the CPU) hides a change in place",
+        remedy="change a copy, x.clone()",
+        fits=lambda seen: seen.part == "hides_error" and not seen.recomputed_ops,
+    ),
+    LikelyCause(
+        number=8,
+        title="micro-batches in flight share state that hides an error of autograd",
+        remedy="keep such state per call, or pass it as an argument",
+        fits=lambda seen: seen.part == "hides_error" and seen.probe == _BETWEEN,
+    ),
+    LikelyCause(
+        number=21,
+        title="a tensor that autograd keeps is changed in place, which checkpointing hides",
+        remedy="change a copy, x.clone()",
+        fits=lambda seen: seen.part == "hides_error",
+    ),
+    LikelyCause(
+        number=8,
+        title="micro-batches in flight share state: the recomputation of one reads what another has left",
+        remedy="keep such state per call, or pass it as an argument",
+        fits=lambda seen: seen.probe == _BETWEEN,
+    ),
+    LikelyCause(
+        number=18,
+        title="a reentrant region without an input that requires a gradient trains nothing",
+        remedy="use use_reentrant=False, or enable_input_require_grads()",
+        fits=lambda seen: bool(seen.lost) and not seen.recomputed_ops,
+    ),
+    LikelyCause(
+        number=19,
+        title="a reentrant region loses gradients of what is not a tensor or a tuple of tensors",
+        remedy="use use_reentrant=False, and pass tensors by position",
+        fits=lambda seen: bool(seen.lost) and not seen.gained and seen.divergence is None,
+    ),
+    LikelyCause(
+        number=6,
+        title="the recomputation takes another branch, whose parameters get the gradient",
+        remedy="choose the branch outside of the region, and pass the choice as an argument",
+        fits=lambda seen: bool(seen.lost or seen.gained) and not seen.changes("rng_state"),
+    ),
+    LikelyCause(
+        number=3,
+        title="numbers of Python's or NumPy's generator are drawn anew in the recomputation",
+        remedy="draw with torch's generator, or outside of the region",
+        fits=lambda seen: seen.changes("rng_state", "python", "numpy"),
+    ),
+    LikelyCause(
+        number=28,
+        title="random numbers such as dropout are drawn anew in the recomputation",
+        remedy=_KEEP_RNG,
+        fits=lambda seen: seen.changes("rng_state"),
+    ),
+    LikelyCause(
+        number=4,
+        title="the region draws from a generator of its own, which is not put back",
+        remedy="draw from the default generator, or use a variant with rewind=True",
+        fits=lambda seen: seen.draws(),
+    ),
+    LikelyCause(
+        number=2,
+        title="spectral_norm iterates once more in the recomputation",
+        remedy="leave it out of the region, or use a variant with rewind=True",
+        fits=lambda seen: seen.changes("buffers", "parametrizations", "_u", "_v") and seen.has_run("mv"),
+    ),
+    LikelyCause(
+        number=None,
+        title="batch statistics are updated twice",
+        remedy="freeze them, or use a variant with rewind=True",
+        fits=lambda seen: seen.changes("buffers", "running_", "num_batches_tracked"),
+    ),
+    LikelyCause(
+        number=17,
+        title="a scale of delayed quantisation is updated in forward, so the recomputation has another",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("buffers", "amax", "scale") and seen.changes("gradients"),
+    ),
+    LikelyCause(
+        number=13,
+        title="a buffer that routes is updated in forward, so the recomputation routes otherwise",
+        remedy=_REWIND,
+        fits=lambda seen: (
+            seen.has_run("topk")
+            and (seen.changes("buffers") or seen.changes("state"))
+            and seen.changes("gradients")
+        ),
+    ),
+    LikelyCause(
+        number=14,
+        title="a buffer that counts is updated once more by the recomputation",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("buffers"),
+    ),
+    LikelyCause(
+        number=15,
+        title="a container grows once more in the recomputation",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("state", "length of "),
+    ),
+    LikelyCause(
+        number=32,
+        title="a counter or another attribute is changed once more by the recomputation",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("state"),
+    ),
+    LikelyCause(
+        number=1,
+        title="rrelu as the last operator of a region saves its noise before it is drawn",
+        remedy="leave it out of the region",
+        fits=lambda seen: seen.has_run("rrelu") and seen.divergence is None,
+    ),
+    LikelyCause(
+        number=5,
+        title="the recomputation reads something that has changed since forward, such as a context variable",
+        remedy="pass it as an argument of the region",
+        fits=lambda seen: seen.divergence is not None,
+    ),
+)
+"""The first that fits counts."""
+
+
+def likely_cause(seen: Evidence) -> str:
+    """Return what a difference looks like and what to do; empty where nothing known does."""
+    return next((str(cause) for cause in CAUSES if cause.fits(seen)), "")

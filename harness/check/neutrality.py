@@ -1,0 +1,333 @@
+"""`assert_neutral`: a model with a variant on it trains as the model without, or a test fails."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.check.likely_causes import Evidence, likely_cause
+from harness.check.micro_batches import given_passes, step_of
+from harness.check.not_neutral import Neutrality, NotNeutral
+from harness.check.probing import Probing, is_silent
+from harness.check.raised import hidden_error, raised_by_variant
+from harness.check.subject import PassError
+from harness.check.workshop import Workshop
+from harness.errors import ConfigError, require_at_least
+from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.probes.recomputed_values import RecomputedValues
+from harness.measure.probes.trained_set import TrainedSet
+from harness.measure.rng import seeded
+from harness.measure.step import StepReport, instrument
+from harness.records.measured import MeasuredBaseline, Observed, RankResult
+from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
+from harness.records.parity_result import PARTS, Parity
+from harness.records.verdict import verdict
+from harness.trial.act import Act
+from strategies import Strategy, Tolerance
+
+CONTROLS = 3
+"""Pairs of plain models that are compared before a variant is blamed."""
+
+_PROBED = ("neutral", "inert")
+"""Verdicts after which the probes go on."""
+
+_OTHER_SEEDS = range(1, 4)
+"""Of steps that are looked at where the variant has done nothing in the measured one."""
+
+
+def assert_neutral(
+    make: Callable[[], nn.Module],
+    batch: Any,
+    variant: Strategy | Callable[[Any], Any],
+    loss_fn: Callable[[Any], Any] | None = None,
+    steps: int = 3,
+    *,
+    seed: int = 0,
+    tolerance: Tolerance | None = None,
+) -> Neutrality:
+    """Fail unless the model with `variant` trains bit for bit as the model without it.
+
+    Both take `steps` optimizer steps from the same weights on the same batch, with the same random numbers.
+    Outputs, loss, gradients, buffers, state of modules, RNG state and parameters are compared after each.
+
+    Args:
+        make: returns a fresh plain model, on the device to check on; called often, under one seed.
+        batch: a tuple of positional inputs, a dict of keyword inputs, or a list of several of these, which
+            are micro-batches of one step.
+        variant: one of acbench's strategies, or any function that takes the model and returns the model to
+            use, or changes it and returns nothing.
+        loss_fn: function of what the model returns, gives a scalar; by default the `loss` of the output, or
+            else the sum of the means of its floating-point tensors.
+        steps: optimizer steps, at least 1.
+        seed: seed of weights and of every step.
+        tolerance: how far numbers may be apart; by default what the strategy declares, else not at all.
+
+    Returns:
+        What was found, `neutral`.
+
+    Raises:
+        NotNeutral: an `AssertionError`; the variant differs, does nothing, or nothing is proven.
+        ConfigError: a `ValueError`; an argument is wrong, or the plain model does not train on `batch`.
+        StrategyError: a `ValueError`; the strategy does not suit the model.
+    """
+    require_at_least("steps", steps, 1)
+    passes = given_passes(batch)
+    workshop = Workshop(make=make, variant=variant, loss_fn=loss_fn, passes=passes, seed=seed)
+    with torch.enable_grad():
+        device = workshop.check()
+        check = _Check(workshop=workshop, steps=steps, accepted=_accepted(variant, tolerance), device=device)
+        found = check.found()
+    if found.verdict != "neutral":
+        raise NotNeutral(found)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Measured:
+    """One instrumented step.
+
+    Fields:
+        report: bytes and work.
+        calls: forward calls by FQN.
+        act: what it did of what strategies promise.
+    """
+
+    report: StepReport
+    calls: Mapping[str, int]
+    act: Act
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Check:
+    """One call of `assert_neutral`."""
+
+    workshop: Workshop
+    steps: int
+    accepted: Accepted | None
+    device: torch.device
+
+    def found(self) -> Neutrality:
+        """Return what the check finds, on all ranks alike.
+
+        Raises:
+            ConfigError: the plain model does not train, with or without the variant.
+        """
+        try:
+            found = self._stepwise()
+        except PassError as failure:
+            found = self._raised(failure)
+        probing = self._probing(found.recomputed_modules)
+        values = probing.values()
+        for probe in (probing.vacuous, probing.between, probing.leaking):
+            if found.verdict in _PROBED:
+                found = probe(found)
+        found = _agreed(found)
+        evidence = _evidence(found, values)
+        return replace(
+            found,
+            recomputation=None if values is None else values.first,
+            margins=() if values is None else values.margins,
+            cause="" if evidence is None else likely_cause(evidence),
+        )
+
+    def _raised(self, failure: PassError) -> Neutrality:
+        """Return what it means that one of the two raises."""
+        if failure.is_variant:
+            return raised_by_variant(failure, probe="parity")
+        said = f"{type(failure.error).__name__}: {failure.error}"
+        if failure.phase == "forward":
+            raise ConfigError("batch", f"the plain model's forward raises {said}") from failure.error
+        workshop = self.workshop
+        if is_silent(workshop.subject(is_variant=True), workshop.passes, workshop.seed, self.device):
+            return hidden_error(failure, probe="parity")
+        raise ConfigError("make", f"the plain model's backward raises {said}") from failure.error
+
+    def _probing(self, recomputed: tuple[str, ...]) -> Probing:
+        return Probing(
+            workshop=self.workshop, device=self.device, accepted=self.accepted, recomputed=recomputed
+        )
+
+    def _stepwise(self) -> Neutrality:
+        """Return what steps that go one after the other show."""
+        plain, variant = (self._measured(is_variant=is_variant) for is_variant in (False, True))
+        recomputed = _called_again(plain.calls, variant.calls)
+        work = variant.report.work.beyond(plain.report.work)
+        idle = variant.act.is_idle(plain.act)
+        result = RankResult(
+            rank=_rank(),
+            local_rank=0,
+            memory=variant.report.memory,
+            work=replace(work, calls={}, acted_otherwise=idle and self._acts_otherwise()),
+            observation=variant.act.observation,
+            baseline=MeasuredBaseline(memory=plain.report.memory, work=plain.report.work),
+            parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
+        )
+        saves_nothing = _promises_nothing(self.workshop.variant)
+        found = _judged(_gathered(result), recomputed, saves_nothing=saves_nothing)
+        return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
+
+    def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
+        """Return what one step does, after one that fills what is made lazily."""
+        subject = self.workshop.subject(is_variant=is_variant)
+        batch = step_of(self.workshop.passes)
+        with seeded(self.workshop.seed, step=0, dp_rank=0, device=self.device):
+            subject.zero_grad()
+            subject.backward(subject.forward(batch.to(self.device))[1])
+            subject.update()
+        watched = subject.with_parts(blocks=dict(subject.names.modules))
+        report = instrument(watched, batch.to(self.device), seed=seed)
+        observed = Observed(**asdict(subject.observe()))
+        act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
+        return _Measured(report=report, calls=report.work.calls, act=act)
+
+    def _acts_otherwise(self) -> bool:
+        """Say whether the variant does something with other random numbers: a model may drop all blocks."""
+        pairs = (
+            [self._measured(is_variant=is_variant, seed=seed).act for is_variant in (True, False)]
+            for seed in _OTHER_SEEDS
+        )
+        return any(not variant.is_idle(plain) for variant, plain in pairs)
+
+    def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
+        parity = self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
+        if not _anywhere(parity.first is not None):
+            return parity
+        step = self.steps if parity.first is None else parity.first.step + 1
+        for _ in range(CONTROLS):
+            control = self._compared(recomputed, is_variant=False, count=step)
+            if _anywhere(control.first is not None):
+                break
+        return replace(parity, control=control)
+
+    def _compared(
+        self,
+        recomputed: tuple[str, ...],
+        *,
+        is_variant: bool,
+        count: int,
+        trained: tuple[TrainedSet, TrainedSet] | None = None,
+    ) -> Parity:
+        """Return how a fresh model compares with a fresh plain one over `count` steps.
+
+        Args:
+            recomputed: FQNs of what the variant recomputes.
+            is_variant: the fresh model has the variant on it.
+            count: number of steps.
+            trained: note what the plain model and the other one train.
+        """
+        expected_set, actual_set = trained or (TrainedSet(), TrainedSet())
+        gc.collect()  # before the next two models are made
+        plain, other = (
+            self.workshop.subject(is_variant=each).with_parts(checkpointed=recomputed)
+            for each in (False, is_variant)
+        )
+        passes = self.workshop.passes
+        return compare_steps(
+            expected_set.watching(self.workshop.trained(plain, passes, count)),
+            actual_set.watching(self.workshop.trained(other, passes, count)),
+            count=count,
+            rank=_rank(),
+            tolerance=self.accepted,
+        )
+
+
+def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothing: bool) -> Neutrality:
+    """Return what all ranks say together, by the rules of a trial."""
+    memory, work = merge_memory(ranks, is_plain=False), merge_work(ranks, is_plain=False)
+    parity = merge_parity(ranks)
+    shown = verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity)
+    first = parity.first if parity is not None and shown.word == "differs" else None
+    return Neutrality(
+        verdict=shown.word,
+        reason=shown.reason,
+        first=None if first is None else {"probe": "parity", **asdict(first)},
+        parity=parity,
+        saved_bytes=memory.saved_bytes,
+        plain_saved_bytes=None if memory.baseline is None else memory.baseline.saved_bytes,
+        recomputed_ops=work.recomputed_ops,
+        recomputed_flops=work.recomputed_flops,
+        recomputed_modules=recomputed,
+    )
+
+
+def _called_again(plain: Mapping[str, int], variant: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the outermost modules that the variant calls more often than the plain model does."""
+    names = [fqn for fqn, count in variant.items() if fqn and count > plain.get(fqn, count)]
+    return tuple(
+        name for name in names if not any(name.startswith(f"{other}.") for other in names if other != name)
+    )
+
+
+def _promises_nothing(variant: Any) -> bool:
+    """Say whether the variant is one of ours that changes nothing: `ac=none`, `chunk=none`."""
+    return isinstance(variant, Strategy) and type(variant).__module__.endswith(".none")
+
+
+def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
+    """Return what is accepted of the two: what the caller says, or the strategy declares."""
+    declared = tolerance or (variant.tolerance if isinstance(variant, Strategy) else None)
+    if declared is None:
+        return None
+    return Accepted(relative=declared.relative, parameters=declared.parameters, floor=declared.floor)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _agreed(found: Neutrality) -> Neutrality:
+    """Return what this rank found, or another one where this one found nothing."""
+    if not dist.is_initialized():
+        return found
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (found.verdict, found.reason, found.first))
+    for verdict_there, reason, first in everywhere:
+        if found.verdict in _PROBED and verdict_there not in _PROBED:
+            return replace(found, verdict=verdict_there, reason=reason, first=first)
+    return found
+
+
+def _evidence(found: Neutrality, values: RecomputedValues | None) -> Evidence | None:
+    """Return what is known of the first difference; `None` where nothing differs."""
+    if found.first is None:
+        return None
+    parity = found.parity
+    parts = {} if parity is None else {part: getattr(parity, part) for part in PARTS}
+    return Evidence(
+        part=found.first["part"],
+        name=found.first["name"],
+        probe=found.first["probe"],
+        differing={
+            part: each.first_difference.name
+            for part, each in parts.items()
+            if each.first_difference is not None
+        },
+        recomputed_ops=tuple(found.recomputed_ops),
+        divergence=None if values is None else values.first,
+        lost=found.lost,
+        gained=found.gained,
+    )
+
+
+def _gathered(result: RankResult) -> list[RankResult]:
+    """Return the results of all ranks, on each of them."""
+    if not dist.is_initialized():
+        return [result]
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, result)
+    return results
+
+
+def _anywhere(seen: bool) -> bool:
+    """Say whether something was seen on any rank."""
+    if not dist.is_initialized():
+        return seen
+    flags: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(flags, seen)
+    return any(flags)

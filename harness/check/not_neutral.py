@@ -1,0 +1,88 @@
+"""What a check found, and the failure that says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.measure.probes.recomputed_values import Divergence, Margin
+from harness.records.parity_result import Parity
+
+_SHOWN = 4
+"""Names that a line lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neutrality:
+    """What a check found.
+
+    Fields:
+        verdict: `neutral`, `differs`, `inert` or `unverified`.
+        reason: why it is not `neutral`.
+        first: the first difference: `step`, `part`, `name`, `rank`, `index`, `expected`, `actual`, `probe`;
+            `None` where nothing differs.
+        parity: the plain model and the variant, side by side; `None` where one of them raised.
+        saved_bytes, plain_saved_bytes: bytes that forward leaves for backward, with and without the variant.
+        recomputed_ops: number of operators that the variant computes a second time, by name.
+        recomputed_flops: their FLOPs.
+        recomputed_modules: FQNs of the outermost modules that the variant calls again.
+        lost, gained: parameters that get a gradient without the variant only, and with it only.
+        recomputation: the first recomputed value that forward did not make; `None` where there is none.
+        margins: how close each choice of the largest numbers, such as a router's, is to another one.
+        cause: what this looks like, and what to do; empty where nothing known does.
+        notes: sentences on what was not looked at, and why.
+    """
+
+    verdict: str
+    reason: str | None = None
+    first: Mapping[str, Any] | None = None
+    parity: Parity | None = None
+    saved_bytes: int | None = None
+    plain_saved_bytes: int | None = None
+    recomputed_ops: Mapping[str, int] = field(default_factory=dict)
+    recomputed_flops: int = 0
+    recomputed_modules: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    gained: tuple[str, ...] = ()
+    recomputation: Divergence | None = None
+    margins: tuple[Margin, ...] = ()
+    cause: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.verdict if self.reason is None else f"{self.verdict}: {self.reason}"]
+        if self.plain_saved_bytes is not None:
+            lines.append(f"saved: {self.saved_bytes} bytes, {self.plain_saved_bytes} without the variant")
+        lines += [
+            f"{what}: {value}"
+            for what, value in (
+                ("gradient without the variant only", _listed(self.lost)),
+                ("gradient with the variant only", _listed(self.gained)),
+                ("recomputation", self.recomputation or ""),
+                ("likely cause", self.cause),
+            )
+            if value
+        ]
+        return "\n  ".join(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+class NotNeutral(AssertionError):  # noqa: N818 (it is the finding of a test, no error of a program)
+    """The variant is not neutral, or nothing proves that it is.
+
+    Fields:
+        verdict: `differs`, `inert` or `unverified`.
+        first: the first difference, as in `Neutrality`; empty where nothing differs.
+        found: everything that the check found.
+    """
+
+    def __init__(self, found: Neutrality) -> None:
+        super().__init__(str(found))
+        self.found = found
+        self.verdict = found.verdict
+        self.first: dict[str, Any] = dict(found.first or {})

@@ -1,0 +1,170 @@
+"""Where the two models of a check are made: fresh ones, plain or with the variant, of the same weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.check.micro_batches import step_of
+from harness.check.plain_names import PlainNames
+from harness.check.subject import Subject, default_loss, optimizer_of
+from harness.errors import ConfigError
+from harness.measure.parity.snapshot import Snapshot, steps
+from harness.measure.probes.interlude import Pass
+from harness.measure.rng import seeded
+from harness.models.base import Batch
+from harness.models.parts.given_inputs import by_position
+from strategies import Observation, Strategy
+from strategies.regions.blocks import CONTAINERS
+
+_MAKING = -1
+"""Stands for the step in the seed of what is drawn while a model is made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workshop:
+    """Makes the models of one check.
+
+    Fields:
+        make: returns a fresh plain model.
+        variant: a strategy, or a function that turns the model into the one to use.
+        loss_fn: function of the outputs; `None` for `default_loss`.
+        passes: inputs of each forward of a step.
+        seed: seed of everything that is drawn.
+    """
+
+    make: Callable[[], nn.Module]
+    variant: Strategy | Callable[[Any], Any]
+    loss_fn: Callable[[Any], Any] | None
+    passes: tuple[Pass, ...]
+    seed: int
+
+    def check(self) -> torch.device:
+        """Refuse a `make` whose models no comparison could be made of; return the device of its models.
+
+        Raises:
+            ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
+                each call.
+        """
+        one, other = self._made(), self._made()
+        if one is other:
+            raise ConfigError(
+                "make", "returns the same model each time; make it inside, or return a copy.deepcopy of it"
+            )
+        if not any(parameter.requires_grad for parameter in one.parameters()):
+            raise ConfigError("make", "returns a model without a parameter that requires a gradient")
+        difference = _first_unlike(dict(_tensors(one)), dict(_tensors(other)))
+        if difference is not None:
+            raise ConfigError(
+                "make",
+                f"returns another model each time: {difference!r} differs although the seed is the same; "
+                "draw its numbers from the global generators of torch, Python or NumPy",
+            )
+        return next(one.parameters()).device
+
+    def subject(self, *, is_variant: bool) -> Subject:
+        """Return a fresh model with its optimizer, with the variant or without.
+
+        Raises:
+            ConfigError: the variant returned nothing that can be called.
+            StrategyError: the strategy does not suit the model.
+        """
+        made = self._made()
+        names, blocks = PlainNames.of(made), _blocks(made)
+        returned = self._varied(made) if is_variant else made
+        model = returned if isinstance(returned, nn.Module) else made
+        strategy = self.variant if is_variant and isinstance(self.variant, Strategy) else None
+        return Subject(
+            model=model,
+            call=returned,
+            optimizer=optimizer_of(model),
+            blocks=blocks,
+            checkpointed={},
+            loss_fn=default_loss if self.loss_fn is None else self.loss_fn,
+            names=names,
+            observe=Observation if strategy is None else lambda: strategy.observe(model),
+            is_variant=is_variant,
+        )
+
+    def trained(self, subject: Subject, passes: tuple[Pass, ...], count: int) -> Iterator[Snapshot]:
+        """Train `subject` for `count` steps on `passes` and yield what each computed, in the plain names."""
+        device = next(subject.model.parameters()).device
+        batch = step_of(passes)
+        batches: Iterator[Batch] = (batch.to(device) for _ in range(count))
+        renaming = subject.names.renaming(subject.model)
+        for snapshot in steps(subject, batches, seed=self.seed):
+            yield renaming.renamed(snapshot)
+            del snapshot  # the consumer decides how long it lives
+
+    def _made(self) -> nn.Module:
+        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_device()):
+            made = self.make()
+        if not isinstance(made, nn.Module):
+            raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")
+        return made
+
+    def _varied(self, model: nn.Module) -> Any:
+        """Return `model` as the variant returns it; what returns nothing has changed it in place."""
+        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_device()):
+            returned = self._applied(model)
+        if returned is None:
+            return model
+        if not callable(returned):
+            problem = f"must return the model to use, got {type(returned).__name__}"
+            raise ConfigError("variant", problem)
+        return returned
+
+    def _applied(self, model: nn.Module) -> Any:
+        if not isinstance(self.variant, Strategy):
+            return self.variant(model)
+        inputs, keywords = self.passes[0]
+        if keywords and not inputs:
+            inputs = _positions(model, keywords)
+        return self.variant.apply(model, inputs)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _positions(model: nn.Module, keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+    try:
+        return by_position(inspect.signature(model.forward), keywords)[0]
+    except (TypeError, ValueError):  # forward tells no names
+        return ()
+
+
+def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the children of the first container with several that train."""
+    for fqn, module in model.named_modules():
+        children = {f"{fqn}.{name}" if fqn else name: child for name, child in module.named_children()}
+        trained = [each for each in children.values() if any(p.requires_grad for p in each.parameters())]
+        if isinstance(module, CONTAINERS) and len(trained) > 1:
+            return children
+    return {}
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _first_unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+    for name in dict.fromkeys((*one, *other)):
+        if name not in one or name not in other or not _is_same(one[name], other[name]):
+            return name
+    return None
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    local, second = (each.to_local() if hasattr(each, "to_local") else each.detach() for each in (one, other))
+    if local.is_meta or local.shape != second.shape or local.dtype != second.dtype:
+        return bool(local.shape == second.shape and local.dtype == second.dtype)
+    return bool(
+        torch.equal(local.isnan(), second.isnan()) and torch.equal(local.nan_to_num(), second.nan_to_num())
+    )

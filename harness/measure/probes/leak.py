@@ -1,0 +1,94 @@
+"""Bytes that live after a step, over several steps: what a model holds must not grow."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.measure.gloo.wait import settled_collectives
+from harness.measure.memory.locator import Locator
+from harness.measure.rng import seeded
+from harness.measure.trainee import Trainee
+from strategies.estimate.ledger import Kind, Life, is_storage
+from strategies.estimate.live_storages import LiveStorages
+
+STEPS = 20
+"""Steps of a model that grows."""
+
+_FIRST_STEPS = 5
+"""Steps after which a model that has not grown in each of the last three is let go."""
+
+_GROWING = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """What a model holds after each of several steps.
+
+    Fields:
+        live_bytes: bytes of live storages made since the first step began, after each.
+        is_garbage: what has grown lives in reference cycles until Python collects garbage.
+    """
+
+    live_bytes: tuple[int, ...]
+    is_garbage: bool = False
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes by which each of the last steps has left more than the one before; 0 where one has not."""
+        later = self.live_bytes[-_GROWING - 1 :]
+        return max(0, min((after - before for before, after in itertools.pairwise(later)), default=0))
+
+
+def growth(trainee: Trainee, batch: Callable[[], Any], *, seed: int, device: torch.device) -> Growth:
+    """Return what `trainee` holds after each of up to `STEPS` steps, none of which garbage is collected in.
+
+    Args:
+        trainee: a model that nobody else trains.
+        batch: returns a new copy of the batch at each call.
+        seed: seed of every step.
+        device: device that computes.
+    """
+    live = LiveStorages(Locator(trainee.model, {}), device=device.type, is_host=lambda: False)
+    found: list[int] = []
+    with _without_collections(), settled_collectives(), live:
+        for step in range(STEPS):
+            with seeded(seed, step=step, dp_rank=0, device=device):
+                _step(trainee, batch())
+            found.append(live.ledger.total(_is_made))
+            if step + 1 >= _FIRST_STEPS and not Growth(live_bytes=tuple(found)).bytes_per_step:
+                break
+        gc.collect()
+        is_garbage = live.ledger.total(_is_made) <= found[0]
+    return Growth(live_bytes=tuple(found), is_garbage=is_garbage)
+
+
+def _step(trainee: Trainee, batch: Any) -> None:
+    """Train by one step of which nothing is left but the state of the optimizer."""
+    trainee.zero_grad()
+    _, loss = trainee.forward(batch)
+    trainee.backward(loss)
+    trainee.update()
+    trainee.zero_grad()
+
+
+def _is_made(life: Life) -> bool:
+    return is_storage(life) and life.kind is not Kind.STANDING
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

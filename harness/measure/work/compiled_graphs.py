@@ -1,0 +1,116 @@
+"""What a compiler made of a model: its graphs, how often each ran, and what they compute a second time.
+
+A compiled function runs its backward as one autograd node, which records nothing. So no meter can tell the
+operators of forward that the compiler has put there. Its graph can: a node that tracing met in backward says
+so, and all others have been computed in forward already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch._dynamo.utils import counters
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_map_only
+
+from harness.measure.work.flops import called, flops_of
+
+_BACKWARD = "is_backward"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recomputed:
+    """Forward operators that one run of a graph of backward computes once more.
+
+    Fields:
+        flops: FLOPs of all of them.
+        operators: their number by name.
+    """
+
+    flops: int = 0
+    operators: Counter[str] = field(default_factory=Counter)
+
+
+class CompiledGraphs:
+    """The graphs of one experiment; all its models in a process share them, as the compiler does.
+
+    Attributes:
+        entered: makes the context in which a compiled function is called. A meter that has replaced functions
+            puts them back there, because a function that it finds replaced the compiler compiles anew.
+        breaks: number of graph breaks by their reason.
+    """
+
+    def __init__(self) -> None:
+        self.entered: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.breaks: Counter[str] = Counter()
+        self._recomputed: list[Recomputed] = []
+        self._runs: list[int] = []
+        self._broken_before: Counter[str] = Counter(counters["graph_break"])
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """How often each graph has run, in the order in which they were compiled."""
+        return tuple(self._runs)
+
+    def add(self, graph: GraphModule, *, is_backward: bool) -> Callable[[], None]:
+        """Take note of a graph; return what is to be called whenever it runs."""
+        number = len(self._runs)
+        self._runs.append(0)
+        self._recomputed.append(_recomputed(graph) if is_backward else Recomputed())
+
+        def ran() -> None:
+            self._runs[number] += 1
+
+        return ran
+
+    def recomputed_since(self, runs: tuple[int, ...]) -> Recomputed:
+        """Return what has been recomputed since `self.runs` were `runs`."""
+        earlier = (*runs, *[0] * (len(self) - len(runs)))
+        total: Counter[str] = Counter()
+        flops = 0
+        for once, now, then in zip(self._recomputed, self._runs, earlier, strict=True):
+            flops += once.flops * (now - then)
+            total.update({name: count * (now - then) for name, count in once.operators.items()})
+        return Recomputed(flops=flops, operators=+total)
+
+    def note_breaks(self) -> None:
+        """Take note of the graph breaks since this was called last."""
+        now = Counter(counters["graph_break"])
+        for reason, count in (now - self._broken_before).items():
+            self.breaks[_in_one_line(reason)] += count
+        self._broken_before = now
+
+
+def _recomputed(graph: GraphModule) -> Recomputed:
+    nodes = [node for node in graph.graph.nodes if _is_recomputed(node)]
+    return Recomputed(
+        flops=sum(map(_flops, nodes)), operators=Counter(str(_operator(node)) for node in nodes)
+    )
+
+
+def _is_recomputed(node: Node) -> bool:
+    if node.op != "call_function" or node.meta.get("partitioner_tag") == _BACKWARD:
+        return False
+    return isinstance(_operator(node), OpOverload)
+
+
+def _operator(node: Node) -> Any:
+    return called(node.target, node.args)[0]
+
+
+def _flops(node: Node) -> int:
+    args, kwargs = tree_map_only(Node, lambda each: each.meta.get("val"), (node.args, node.kwargs))
+    operator, operands = called(node.target, tuple(args))
+    return flops_of(operator, operands, dict(kwargs), node.meta.get("val"))
+
+
+def _in_one_line(reason: Any) -> str:
+    return str(reason).strip().splitlines()[0] if str(reason).strip() else "no reason given"

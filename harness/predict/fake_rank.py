@@ -1,0 +1,125 @@
+"""One rank of a trial without memory and without the other ranks: fake tensors, a fake process group.
+
+The code is that of a trial: `assemble` builds the model, `warm_up` takes the steps that nobody watches,
+`instrument` counts the next one. So a prediction counts what a measurement counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
+from harness.measure.memory.locator import Locator
+from harness.measure.step import instrument
+from harness.predict.trace import Trace
+from harness.predict.tracer import Tracer
+from harness.predict.without_data import as_with_values
+from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
+from harness.trial.assemble import assemble
+from harness.trial.batches import batches
+from harness.trial.models_error import raised_by_model
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
+from harness.trial.plan_sharding import plan_sharding
+from harness.trial.steps import UNMEASURED_STEPS, warm_up
+from strategies import Observation
+from strategies.regions.host import allocating_on_host
+from strategies.tracing.fakes import Fakes
+from strategies.tracing.following import as_with_data
+
+DEVICES = ("cpu",)
+"""Types of devices for which a step can be predicted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeStep:
+    """What the instrumented step of one experiment would show on rank 0.
+
+    Fields:
+        memory, work, observation, trained: as a trial measures them.
+        trace: what the step does.
+    """
+
+    memory: MeasuredMemory
+    work: MeasuredWork
+    observation: Observation
+    trained: TrainedModel
+    trace: Trace
+
+
+def fake_step(experiment: Experiment, device: str) -> FakeStep:
+    """Return what one instrumented step of `experiment` shows on rank 0.
+
+    Args:
+        experiment: the variant or its twin.
+        device: one of `DEVICES`.
+
+    Raises:
+        ConfigError: the model's shapes depend on data.
+        StrategyError: a strategy does not fit the model.
+        RuntimeError: this process has a process group.
+    """
+    mesh, on = experiment.mesh, torch.device(device)
+    fakes = Fakes(allow_non_fake_inputs=True)
+    given = batches(experiment, on, dp_rank=0)
+    batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
+    with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors():
+        devices = device_mesh(mesh, on)
+        sharding = plan_sharding(experiment, batch[0].inputs, on)
+        with as_with_data(), as_with_values(), fakes:
+            trainee = assemble(experiment, on, devices, batch[0], sharding=sharding)
+            warm_up(trainee, batch.__getitem__)
+            tracers: list[Tracer] = []
+            report = instrument(
+                trainee,
+                batch[UNMEASURED_STEPS],
+                is_host=allocating_on_host,
+                listener=partial(_tracer, tracers, mesh),
+            )
+            return FakeStep(
+                memory=report.memory,
+                work=report.work,
+                observation=trainee.observe(),
+                trained=trainee.trained,
+                trace=tracers[0].trace(device, trainee.trained.computes_in),
+            )
+
+
+def _tracer(made: list[Tracer], mesh: Mesh, locator: Locator) -> Tracer:
+    made.append(Tracer(locator, ranks_per_node=mesh.world_size // mesh.nodes))
+    return made[-1]
+
+
+@contextmanager
+def _ranks(mesh: Mesh) -> Iterator[None]:
+    """Be rank 0 of as many ranks as the mesh has, alone."""
+    if dist.is_initialized():
+        raise RuntimeError("predict: this process has a process group; predict in a process without one")
+    if mesh.world_size == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Say where the shape of a tensor depends on data."""
+    try:
+        yield
+    except DynamicOutputShapeException as error:
+        where = raised_by_model(error)
+        problem = f"{error.func} gives a shape that depends on data, which no prediction knows"
+        raise ConfigError("model", f"{problem}; measure it instead, in {where}") from error

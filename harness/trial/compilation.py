@@ -1,0 +1,171 @@
+"""`compile=aot_eager|inductor`: blocks, or the whole model, as compiled functions.
+
+The backends are torch's. What stands around them here takes notes: which graphs there are, and how often each
+runs. A module is compiled in place, behind a dynamic class, so that names stay those of the plain model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.protocol import Protocol
+from harness.measure.work.compiled_graphs import CompiledGraphs
+from strategies.regions.blocks import Disguised
+from strategies.regions.disguise import disguise
+
+_ATTRIBUTE = "_acbench_compiled"
+_PREFIX = "Compiled"
+_RECOMPILATIONS = 64
+"""Of one function: models with and without AC share the code of their blocks. torch's own limit is 8."""
+
+
+class Backend:
+    """A backend of `torch.compile` that takes notes; models that share one share what it compiled.
+
+    Args:
+        name: `aot_eager` or `inductor`.
+        draws_as_eager: compiled code draws the random numbers that the uncompiled model does.
+    """
+
+    def __init__(self, name: str, *, draws_as_eager: bool = False) -> None:
+        self.graphs = CompiledGraphs()
+        self._name = name
+        self._draws_as_eager = draws_as_eager
+
+    def __call__(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Return a callable for what Dynamo has traced, from torch's compiler of forward and backward."""
+        # a cached pair of graphs would be used without a word to anyone here
+        with functorch_config.patch(enable_autograd_cache=False):
+            return (self._operator_by_operator if self._name == "aot_eager" else self._kernels)(graph, inputs)
+
+    def _operator_by_operator(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiler: Callable[..., Callable[..., Any]] = aot_autograd(
+            fw_compiler=partial(self._boxed, is_backward=False),
+            bw_compiler=partial(self._boxed, is_backward=True),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        return compiler(graph, inputs)
+
+    def _boxed(self, graph: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
+        ran = self.graphs.add(graph, is_backward=is_backward)
+        run = _counted(boxed_nop(graph, inputs), ran)
+        run._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 (how AOTAutograd knows one list of inputs)
+        return run
+
+    def _kernels(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        patches = {"fallback_random": True} if self._draws_as_eager else None
+        compiled: Callable[..., Any] = _inductor().compile_fx(
+            graph, inputs, inner_compile=self._generated, config_patches=patches
+        )
+        return compiled
+
+    def _generated(self, graph: GraphModule, inputs: Any, **options: Any) -> Any:
+        ran = self.graphs.add(graph, is_backward=bool(options.get("is_backward")))
+        compiled: Any = _inductor().compile_fx_inner(graph, inputs, **options)
+        compiled.current_callable = _counted(compiled.current_callable, ran)
+        return compiled
+
+
+class Backends:
+    """The backends of one trial, one an experiment: a fresh model of it is not compiled anew."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Backend] = {}
+
+    def of(self, experiment: Experiment, *, draws_as_eager: bool = False) -> Backend:
+        """Return the backend of `experiment`; optimizer and protocol make no other one."""
+        alike = replace(experiment, optimizer="adamw", protocol=Protocol()).to_dict()
+        key = json.dumps([alike, draws_as_eager], sort_keys=True)
+        return self._made.setdefault(key, Backend(experiment.compile, draws_as_eager=draws_as_eager))
+
+
+@contextmanager
+def compiling(experiment: Experiment) -> Iterator[None]:
+    """Let models of `experiment` be compiled inside the scope; none of it stays afterwards.
+
+    What exceeds the limit of recompilations raises: it would run uncompiled, and nothing would say so.
+    """
+    if not experiment.is_compiled:
+        yield
+        return
+    limits = {"recompile_limit": _RECOMPILATIONS, "fail_on_recompile_limit_hit": True}
+    torch.compiler.reset()
+    try:
+        with dynamo_config.patch(limits):
+            yield
+    finally:
+        torch.compiler.reset()
+
+
+def compile_model(
+    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, backend: Backend, order: str
+) -> nn.Module:
+    """Return `model`, compiled in place, where `order` is the experiment's.
+
+    Args:
+        model: the model.
+        units: its blocks.
+        experiment: says what is compiled and when; without AC, any time is the right one.
+        backend: compiles.
+        order: `ac_first` after AC, `compile_first` before.
+    """
+    asked = "ac_first" if name_of(experiment.ac) == "none" else experiment.compile_order
+    if experiment.is_compiled and order == asked:
+        for module in [model] if experiment.compile_scope == "model" else units.values():
+            _compile(module, backend)
+    return model
+
+
+def _compile(module: nn.Module, backend: Backend) -> None:
+    call = torch.compile(module.forward, backend=backend, dynamic=False)
+    module.__dict__[_ATTRIBUTE] = _Entrance(graphs=backend.graphs, call=call)
+    disguise(module, _CompiledForward, _PREFIX)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entrance:
+    """A compiled function, as meters let it be called."""
+
+    graphs: CompiledGraphs
+    call: Callable[..., Any] = field(repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.graphs.entered():
+            return self.call(*args, **kwargs)
+
+
+class _CompiledForward(Disguised):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        entrance: _Entrance = vars(self)[_ATTRIBUTE]
+        return entrance(*args, **kwargs)
+
+
+def _inductor() -> ModuleType:
+    """Return Inductor, which takes a second to import."""
+    return importlib.import_module("torch._inductor.compile_fx")
+
+
+def _counted(run: Callable[..., Any], ran: Callable[[], None]) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        ran()
+        return run(*args)
+
+    return counted

@@ -1,0 +1,38 @@
+"""The steps that a model takes before the instrumented one, with data and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.measure.parity.snapshot import require_comparable
+from harness.models.base import Batch
+from harness.trial.assemble import Assembled
+
+UNMEASURED_STEPS = 2
+"""The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
+
+
+def train(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
+    """Train by one step: forget gradients, forward, backward, update.
+
+    Raises:
+        ConfigError: the outputs are to be compared later, and cannot be.
+    """
+    trainee.zero_grad()
+    outputs, loss = trainee.forward(batch)
+    if is_compared:
+        require_comparable(outputs)
+    trainee.backward(loss)
+    trainee.update()
+
+
+def warm_up(trainee: Assembled, batch: Callable[[int], Batch], *, is_compared: bool = False) -> None:
+    """Train by the steps that nobody watches, so that the next one is like all that follow.
+
+    Args:
+        trainee: a fresh model.
+        batch: returns a rank's share of a step's batch.
+        is_compared: the outputs are to be compared later.
+    """
+    for step in range(UNMEASURED_STEPS):
+        train(trainee, batch(step), is_compared=is_compared)

@@ -1,0 +1,94 @@
+"""The model of time: how fast the device of one rank computes, reads memory, and exchanges bytes.
+
+Plans of chunks, candidates of sharding and predictions all count seconds with it. Plans follow from ratios of
+its numbers only, and must be the same on every rank and in every process: so the machines below are fixed
+and not measured. Predictions take the numbers of named hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from strategies.errors import StrategyError
+
+_RATES = ("flops_per_s", "bytes_per_s", "link_bytes_per_s")
+_DELAYS = ("launch_s", "half_rows", "latency_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The speed of one rank.
+
+    Fields:
+        flops_per_s: FLOPs of matrix multiplications in a second, > 0.
+        bytes_per_s: memory bandwidth, > 0.
+        launch_s: seconds that each operator takes at least, >= 0.
+        half_rows: rows at which a matrix multiplication reaches half of its speed, >= 0.
+        link_bytes_per_s: bytes a second that a rank sends and receives at once, > 0.
+        latency_s: seconds that a collective takes however small, >= 0.
+
+    Raises:
+        StrategyError: a number that is out of range.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    half_rows: float
+    link_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        for name in _RATES:
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise StrategyError(f"machine.{name}", f"must be positive and finite, got {value}")
+        for name in _DELAYS:
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise StrategyError(f"machine.{name}", f"must be at least 0 and finite, got {value}")
+
+    def compute_s(self, flops: int) -> float:
+        """Return the seconds that `flops` take."""
+        return flops / self.flops_per_s
+
+    def operator_s(self, flops: float, moved_bytes: float, rows: float = 0) -> float:
+        """Return the seconds of one operator: a roofline, and the launch.
+
+        Args:
+            flops: FLOPs of the operator.
+            moved_bytes: bytes that it reads and writes.
+            rows: smallest outer size of a matrix multiplication; 0 where that limits nothing.
+        """
+        speed = self.flops_per_s * (rows / (rows + self.half_rows) if rows else 1.0)
+        return max(flops / speed, moved_bytes / self.bytes_per_s) + self.launch_s
+
+    def collective_s(self, link_bytes: float) -> float:
+        """Return the seconds of one collective: the latency, and `link_bytes` that a rank sends."""
+        return self.latency_s + link_bytes / self.link_bytes_per_s
+
+
+MACHINES: Mapping[str, Machine] = {
+    "cpu": Machine(
+        flops_per_s=1.0e11,
+        bytes_per_s=1.8e10,
+        launch_s=8e-6,
+        half_rows=6,
+        link_bytes_per_s=1.0e9,
+        latency_s=100e-6,
+    ),
+    "cuda": Machine(
+        flops_per_s=3.0e14,
+        bytes_per_s=2.5e12,
+        launch_s=6e-6,
+        half_rows=64,
+        link_bytes_per_s=300e9,
+        latency_s=10e-6,
+    ),
+}
+"""One core of a server processor that talks to others through gloo, and a data-centre GPU with NVLink."""
+
+A100 = replace(MACHINES["cuda"], flops_per_s=312e12)
+"""What sharding is chosen for: 312 TFLOP/s dense bf16, 300 GB/s in each direction (NVIDIA A100 datasheet)."""

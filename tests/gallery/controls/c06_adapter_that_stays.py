@@ -1,0 +1,30 @@
+"""The active adapter is chosen once and stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, checkpointed, linear, rows
+
+FACTS = Control(like=6, why="Forward and recomputation find the same adapter.")
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.active = linear(), linear(), "second"
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.get_submodule(self.active)(x).sin().tanh()
+
+
+def make() -> nn.Module:
+    return Blocks(Adapted(), Adapted())
+
+
+batch = rows()
+variant = checkpointed

@@ -1,0 +1,32 @@
+"""A region puts a number back at its end, and runs to its end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Control(like=10, why="early_stop=False: recomputation runs the tail, too.")
+
+
+class Scoped(Dense):
+    scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.scale *= 2.0
+        y = (super().forward(x) * self.scale).tanh()
+        self.scale /= 2.0
+        return y
+
+
+def make() -> nn.Module:
+    return Blocks(Scoped(), Scoped())
+
+
+batch = rows()
+variant = partial(checkpointed, early_stop=False)

@@ -1,0 +1,27 @@
+"""Reentrant regions, the first with an input that requires a gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Control(like=18, why="Autograd enters every region by its input.")
+
+
+class Rooted(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sin().requires_grad_())
+
+
+def make() -> nn.Module:
+    return Rooted(Dense(), Dense())
+
+
+batch = rows()
+variant = partial(checkpointed, use_reentrant=True)

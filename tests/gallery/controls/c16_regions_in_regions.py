@@ -1,0 +1,23 @@
+"""Regions within regions."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Control(like=0, why="What is recomputed twice is the same twice.")
+
+
+def make() -> nn.Module:
+    return Blocks(Blocks(Dense(), Dense()), Blocks(Dense(), Dense()))
+
+
+def variant(model: nn.Module) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        checkpointed(block)
+    return checkpointed(model)
+
+
+batch = rows()

@@ -1,0 +1,32 @@
+"""A region builds a table when it first needs one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Control(like=8, why="The table follows from the number of rows only.")
+
+
+class Tabled(Dense):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.arange(len(x)).sin().unsqueeze(1)
+        return super().forward(x * self.tables[len(x)])
+
+
+def make() -> nn.Module:
+    return Blocks(Tabled(), Tabled())
+
+
+batch = [rows(6), rows(12)]
+variant = checkpointed

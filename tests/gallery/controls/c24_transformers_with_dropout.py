@@ -1,0 +1,27 @@
+"""transformers, GPT-2 with its dropout and its own gradient checkpointing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import WIDTH
+
+FACTS = Control(like=61, needs="transformers", why="It saves the RNG state unless told otherwise.")
+
+
+def make() -> Any:
+    config = GPT2Config(n_layer=2, n_embd=WIDTH, n_head=2, n_positions=8, vocab_size=16, use_cache=False)
+    return GPT2LMHeadModel(config)
+
+
+def variant(model: Any) -> Any:
+    model.gradient_checkpointing_enable()
+    return model
+
+
+tokens = torch.arange(16).view(2, 8)
+batch = {"input_ids": tokens, "labels": tokens}

@@ -1,0 +1,30 @@
+"""A teacher's pass in eval mode, after which forward goes back to train mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Control
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Control(like=58, why="Recomputation finds the mode of forward.")
+
+
+class Distilled(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        with torch.no_grad():
+            target = Blocks.forward(self.eval(), x)
+        self.train()
+        return (y - target).square()
+
+
+def make() -> nn.Module:
+    return Distilled(*(nn.Sequential(Dense(), nn.Dropout(0.5)) for _ in range(2)))
+
+
+batch = rows()
+variant = checkpointed

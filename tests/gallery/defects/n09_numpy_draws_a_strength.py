@@ -1,0 +1,32 @@
+"""NumPy draws the strength of an augmentation in a region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    parts=("gradients", "rng_state"),
+    gradients=1.1,
+    cause="torch.utils.checkpoint puts back torch's generators, not NumPy's.",
+    fix="Draw with torch, or draw before the region and pass the number to it.",
+)
+
+
+class Augmented(Dense):
+    def forward(self, x: torch.Tensor) -> Any:
+        return (self.linear(x) * float(np.random.rand()) * 3).tanh()  # noqa: NPY002
+
+
+def make() -> nn.Module:
+    return Blocks(Augmented(), Augmented())
+
+
+batch = rows()
+variant = checkpointed

@@ -1,0 +1,40 @@
+"""A buffer that routes is updated in forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
+
+FACTS = Defect(
+    parts=("gradients", "buffers"),
+    gradients=1.3,
+    names=("bias", "blocks"),
+    cause="The router adds to its bias in forward, so recomputation sends rows to other experts.",
+    fix="Update the bias after the step, outside of forward.",
+)
+
+
+class Balanced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(4, WIDTH, WIDTH))
+        self.register_buffer("bias", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores, bias = self.gate(x).sigmoid(), self.get_buffer("bias")
+        chosen = (scores + bias).argmax(1)
+        bias.add_(0.3 * (len(x) / 4 - torch.bincount(chosen, minlength=4)).sign())
+        return torch.bmm(x.unsqueeze(1), self.experts[chosen]).squeeze(1) * scores.gather(1, chosen[:, None])
+
+
+def make() -> nn.Module:
+    return Blocks(Balanced())
+
+
+batch = rows(24)
+variant = checkpointed

@@ -1,0 +1,40 @@
+"""The load of experts is counted twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
+
+FACTS = Defect(
+    parts=("buffers",),
+    names=("load", "blocks"),
+    link="https://github.com/NVIDIA-NeMo/Automodel/pull/3247",
+    cause="The counter is a buffer that forward adds to, and recomputation is a forward.",
+    fix="Count in a forward hook of the checkpointed module, or put the buffer back.",
+)
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 4)
+        self.register_buffer("load", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.gate(x).softmax(-1)
+        chosen = scores.argmax(1)
+        self.get_buffer("load").add_(torch.bincount(chosen, minlength=4))
+        return x * scores.gather(1, chosen[:, None]).cos()
+
+
+def make() -> nn.Module:
+    return Blocks(Counted(), Counted())
+
+
+batch = rows(24)
+variant = checkpointed

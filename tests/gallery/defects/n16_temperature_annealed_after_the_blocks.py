@@ -1,0 +1,41 @@
+"""A temperature is annealed at the end of forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    gradients=0.65,
+    names=("temperature", "blocks"),
+    cause="Recomputation reads the temperature of the next step.",
+    fix="Anneal after backward, or pass the temperature to the region.",
+)
+
+
+class Tempered(Dense):
+    temperature = 1.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (self.linear(x) / self.temperature).tanh()
+
+
+class Annealed(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        for block in self.blocks:
+            block.temperature *= 0.5
+        return y
+
+
+def make() -> nn.Module:
+    return Annealed(Tempered(), Tempered())
+
+
+batch = rows()
+variant = checkpointed

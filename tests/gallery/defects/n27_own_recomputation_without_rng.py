@@ -1,0 +1,53 @@
+"""A recomputing function of one's own saves no RNG state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, linear, rows
+
+FACTS = Defect(
+    parts=("gradients", "rng_state"),
+    gradients=1.3,
+    link="https://github.com/openai/guided-diffusion/issues/167",
+    cause="The function runs forward again in backward and draws dropout anew.",
+    fix="Use torch.utils.checkpoint, which saves the RNG state.",
+)
+
+
+class Recompute(Function):
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: torch.Tensor) -> Any:
+        ctx.run, ctx.x = run, x
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.run(x).backward(*grads)
+        return None, x.grad
+
+
+class Rooted(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sin().requires_grad_())
+
+
+def make() -> nn.Module:
+    return Rooted(*(nn.Sequential(linear(), nn.Dropout(0.5), nn.Tanh()) for _ in range(2)))
+
+
+def variant(model: nn.Module) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        block.forward = partial(Recompute.apply, block.forward)
+    return model
+
+
+batch = rows()

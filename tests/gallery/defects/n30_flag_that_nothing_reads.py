@@ -1,0 +1,28 @@
+"""A flag for checkpointing is set on a model that never reads it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, rows
+
+FACTS = Defect(
+    parts=(),
+    verdict="inert",
+    names=("nothing", "inert", "saved"),
+    cause="The attribute exists on the outer module only; blocks look at their own.",
+    fix="Use the model's own method, and check that saved bytes fall.",
+)
+
+
+def make() -> nn.Module:
+    return Blocks(Dense(), Dense())
+
+
+def variant(model: nn.Module) -> nn.Module:
+    vars(model)["gradient_checkpointing"] = True
+    return model
+
+
+batch = rows()

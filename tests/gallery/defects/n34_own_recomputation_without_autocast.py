@@ -1,0 +1,57 @@
+"""A recomputing function of one's own leaves autocast off."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, rows
+
+FACTS = Defect(
+    gradients=0.0092,
+    cause="Backward runs outside of autocast, so forward runs again in another precision.",
+    fix="Use torch.utils.checkpoint, or torch.amp.custom_fwd and custom_bwd.",
+)
+
+
+class Recompute(Function):
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: torch.Tensor) -> Any:
+        ctx.run, ctx.x = run, x
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.run(x).backward(*grads)
+        return None, x.grad
+
+
+class Wide(Dense):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x).float()
+
+
+class Mixed(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x.sin().requires_grad_()).float()
+
+
+def make() -> nn.Module:
+    return Mixed(Wide(), Wide())
+
+
+def variant(model: nn.Module) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        block.forward = partial(Recompute.apply, block.forward)
+    return model
+
+
+batch = rows()

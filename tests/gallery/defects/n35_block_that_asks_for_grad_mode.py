@@ -1,0 +1,39 @@
+"""A block asks whether gradients are on, and a reentrant forward says no."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    parts=("loss", "gradients"),
+    gradients=0.0045,
+    cause="Reentrant checkpointing runs forward under no_grad, so the block takes its path for inference.",
+    fix="Use use_reentrant=False, or ask self.training.",
+)
+
+
+class Fast(Dense):
+    def forward(self, x: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        return super().forward(x).bfloat16().to(x.dtype)
+
+
+class Rooted(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sin().requires_grad_())
+
+
+def make() -> nn.Module:
+    return Rooted(Fast(), Fast())
+
+
+batch = rows()
+variant = partial(checkpointed, use_reentrant=True)

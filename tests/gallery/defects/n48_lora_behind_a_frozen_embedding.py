@@ -1,0 +1,48 @@
+"""LoRA adapters behind a frozen embedding, with reentrant checkpointing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed
+
+FACTS = Defect(
+    gradients=float("inf"),
+    torch_says="None of the inputs have requires_grad=True. Gradients will be None",
+    names=("down", "up", "blocks"),
+    link="https://github.com/huggingface/transformers/issues/26221",
+    cause="The embedding's output requires no gradient, so no region ever enters backward.",
+    fix="Call enable_input_require_grads(), or use use_reentrant=False.",
+)
+
+
+class LowRank(Dense):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) + self.up(self.down(x))
+
+
+class Embedded(Blocks):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__(*blocks)
+        self.embedding = nn.Embedding(16, WIDTH).requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(self.embedding(x))
+
+
+def make() -> nn.Module:
+    return Embedded(LowRank(), LowRank())
+
+
+batch = (torch.arange(12).view(3, 4),)
+variant = partial(checkpointed, use_reentrant=True)

@@ -1,0 +1,28 @@
+"""A wrapper keeps the output of every region for debugging."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    parts=("leak",),
+    cause="A list on the module grows by the outputs of each step.",
+    fix="Keep the last output only, or a weak reference.",
+)
+
+
+def make() -> nn.Module:
+    return Blocks(Dense(), Dense())
+
+
+def variant(model: nn.Module) -> nn.Module:
+    seen = []
+    for block in model.get_submodule("blocks").children():
+        block.register_forward_hook(lambda *found: seen.append(found[2]))
+    return checkpointed(model)
+
+
+batch = rows()

@@ -1,0 +1,41 @@
+"""The optimizer steps in backward, on a weight of two reentrant regions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    gradients=0.4,
+    names=("weight", "shared", "blocks"),
+    link="https://github.com/pytorch/pytorch/issues/81296",
+    cause="Each reentrant region has a backward of its own, so the hook fires with a part of the gradient.",
+    fix="Use use_reentrant=False.",
+)
+
+
+def step(weight: Any) -> None:
+    with torch.no_grad():
+        weight.sub_(0.5 * weight.grad.sign())
+
+
+class Rooted(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sin().requires_grad_())
+
+
+def make() -> nn.Module:
+    model = Rooted(Dense(), Dense())
+    model.blocks[1].linear.weight = model.blocks[0].linear.weight
+    model.blocks[0].linear.weight.register_post_accumulate_grad_hook(step)
+    return model
+
+
+batch = rows()
+variant = partial(checkpointed, use_reentrant=True)

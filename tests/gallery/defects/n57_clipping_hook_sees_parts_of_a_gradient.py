@@ -1,0 +1,36 @@
+"""A hook clips the gradient of a weight that two reentrant regions share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+
+FACTS = Defect(
+    gradients=0.59,
+    names=("weight", "shared", "blocks"),
+    link="https://github.com/pytorch/pytorch/issues/81296",
+    cause="Each region's backward calls the hook with its own part, which is clipped before parts add up.",
+    fix="Use use_reentrant=False, or clip after backward.",
+)
+
+
+class Rooted(Blocks):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sin().requires_grad_())
+
+
+def make() -> nn.Module:
+    model = Rooted(Dense(), Dense())
+    weight = model.blocks[1].linear.weight = model.blocks[0].linear.weight
+    weight.register_hook(lambda gradient: gradient.clamp(-0.003, 0.003))
+    return model
+
+
+batch = rows()
+variant = partial(checkpointed, use_reentrant=True)

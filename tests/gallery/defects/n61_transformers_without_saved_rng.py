@@ -1,0 +1,35 @@
+"""transformers, GPT-2 with its dropout, and gradient_checkpointing_kwargs without RNG state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.gallery.facts import Defect
+from tests.gallery.parts import WIDTH
+
+FACTS = Defect(
+    parts=("gradients", "rng_state"),
+    gradients=2.7,
+    needs="transformers",
+    names=("transformer.h", "transformer.w", "lm_head"),
+    link="https://github.com/quic/efficient-transformers/pull/522",
+    cause="preserve_rng_state=False: every block recomputes with other masks.",
+    fix="Leave preserve_rng_state at True.",
+)
+
+
+def make() -> Any:
+    config = GPT2Config(n_layer=2, n_embd=WIDTH, n_head=2, n_positions=8, vocab_size=16, use_cache=False)
+    return GPT2LMHeadModel(config)
+
+
+def variant(model: Any) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return model
+
+
+tokens = torch.arange(16).view(2, 8)
+batch = {"input_ids": tokens, "labels": tokens}

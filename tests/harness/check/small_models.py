@@ -1,0 +1,68 @@
+"""Small models as users write them, and functions that put checkpoints on them, rightly and wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """A residual block; subclasses say what happens between its two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        return torch.dropout(h.tanh(), 0.5, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = x + self.down(self.between(self.up(x)))
+        return outputs
+
+
+class Stack(nn.Module):
+    """Two blocks and a head."""
+
+    def __init__(self, block: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([block(), block()])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of shape (B, 3)."""
+        for layer in self.layers:
+            x = layer(x)
+        outputs: Tensor = self.head(x)
+        return outputs
+
+
+def stack_of(block: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Return a factory of stacks of `block`."""
+    return partial(Stack, block)
+
+
+def checkpointed(**options: Any) -> Callable[[Stack], None]:
+    """Return a function that checkpoints each block in place with `options`."""
+
+    def apply(model: Stack) -> None:
+        for layer in model.layers:
+            region: Any = partial(checkpoint, layer.forward, **{"use_reentrant": False, **options})
+            layer.forward = region
+
+    return apply
+
+
+def batch(rows: int = 4, *, requires_grad: bool = False) -> tuple[Tensor]:
+    """Return normally distributed inputs."""
+    values = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
+    return (values.requires_grad_(requires_grad),)

@@ -1,0 +1,54 @@
+"""A difference is told by the defect that it looks like."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.check.likely_causes import CAUSES, Evidence, likely_cause
+from harness.measure.probes.recomputed_values import Divergence
+
+NOTHING = Evidence(
+    part="gradients", name="w", probe="parity", differing={}, recomputed_ops=("aten.mm.default",),
+    divergence=None,
+)  # fmt: skip
+
+
+def _value(operator: str) -> Divergence:
+    return Divergence(operator=operator, module="layers.0", call=0, shape=(2,), has_run=True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "begin"),
+    [
+        ({"differing": {"gradients": "w", "rng_state": "cpu"}}, "gallery 28: random numbers"),
+        ({"differing": {"gradients": "w", "rng_state": "python"}}, "gallery 3: numbers of Python's"),
+        ({"divergence": _value("aten.rand.generator")}, "gallery 4: the region draws"),
+        ({"divergence": _value("aten.mul.Tensor")}, "gallery 5: the recomputation reads"),
+        ({"lost": ("w",), "recomputed_ops": ()}, "gallery 18: a reentrant region without"),
+        ({"lost": ("w",), "gained": ("v",)}, "gallery 6: the recomputation takes another branch"),
+        ({"part": "hides_error"}, "gallery 21: a tensor that autograd keeps"),
+        ({"part": "hides_error", "recomputed_ops": ()}, "gallery 22: a host copy"),
+        ({"probe": "between"}, "gallery 8: micro-batches in flight share state"),
+        ({"differing": {"buffers": "norm.running_mean"}}, "batch statistics are updated twice"),
+        ({"differing": {"buffers": "load"}}, "gallery 14: a buffer that counts"),
+        (
+            {"differing": {"buffers": "bias", "gradients": "w"}, "recomputed_ops": ("aten.topk.default",)},
+            "gallery 13: a buffer that routes is updated in forward",
+        ),
+        ({"differing": {"state": "length of losses"}}, "gallery 15: a container grows"),
+        ({"differing": {"state": "calls"}}, "gallery 32: a counter"),
+    ],
+)
+def test_likely_cause(seen: dict[str, object], begin: str) -> None:
+    found = likely_cause(dataclasses.replace(NOTHING, **seen))  # type: ignore[arg-type]
+    assert found.startswith(f"looks like {begin}")
+
+
+def test_nothing_known_is_said_by_nothing() -> None:
+    assert likely_cause(NOTHING) == ""
+
+
+def test_each_cause_has_a_remedy() -> None:
+    assert [cause.title for cause in CAUSES if not cause.remedy] == []

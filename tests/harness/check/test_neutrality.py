@@ -1,0 +1,348 @@
+"""`assert_neutral` passes what trains as the plain model does, and names what does not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+
+from harness.check import NotNeutral, assert_neutral
+from strategies.ac.full import Full
+from strategies.ac.nested import Nested
+from strategies.ac.none import NoCheckpoints
+from strategies.ac.selective_op import SelectiveOp
+from tests.harness.check.small_models import WIDTH, Block, Stack, batch, checkpointed, stack_of
+
+
+class Logging(Block):
+    """Appends to a list at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def between(self, h: Tensor) -> Tensor:
+        self.seen.append(len(h))
+        return h.tanh()
+
+
+class Counting(Block):
+    """Counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return h.tanh()
+
+
+class Routing(Block):
+    """Scales by a number of Python's generator, which the graph does not keep."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.tanh() if random.random() < 0.5 else h.sin()
+
+
+class InPlace(Block):
+    """Changes in place what autograd keeps."""
+
+    def between(self, h: Tensor) -> Tensor:
+        kept = h.exp()
+        kept.mul_(2)
+        return kept.sin()
+
+
+class Clocked(Block):
+    """Is another function at each call in the process."""
+
+    calls = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        Clocked.calls += 1
+        return h * Clocked.calls
+
+
+class Dividing(Block):
+    """Has no finite gradient."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.zeros(()) / torch.zeros(())
+
+
+def _torchs(model: nn.Module) -> None:
+    apply_activation_checkpointing(model, checkpoint_wrapper, lambda each: isinstance(each, Block))  # type: ignore[arg-type, return-value]
+
+
+class Wrapper(nn.Module):
+    """A wrapper as users write them, with a counter of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what is inside returns, checkpointed."""
+        self.count += 1
+        outputs: Tensor = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+        return outputs
+
+
+def _wrapped(model: Stack) -> nn.Module:
+    for place, layer in enumerate(model.layers):
+        model.layers[place] = Wrapper(layer)
+    return model
+
+
+NEUTRAL: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "a strategy": (Stack, Full(layers_fqn="layers")),
+    "regions that nest": (Stack, Nested(layers_fqn="layers", levels=(2, 1))),
+    "a save list": (Stack, SelectiveOp(layers_fqn="layers", save_ops=("matmul",))),
+    "nothing promised": (Stack, NoCheckpoints()),
+    "a function that changes the model in place": (Stack, checkpointed()),
+    "torch's wrapper": (Stack, _torchs),
+    "a wrapper with state of its own": (Stack, _wrapped),
+    "the whole model as one region": (Stack, Wrapper),
+    "a list that rewinding puts back": (stack_of(Logging), Full(layers_fqn="layers", rewind=True)),
+    "integers in, a function out": (
+        lambda: nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)),
+        lambda model: lambda x: torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEUTRAL)
+def test_passes_a_neutral_variant(case: str) -> None:
+    make, variant = NEUTRAL[case]
+    inputs = (torch.arange(8).reshape(2, 4),) if case.startswith("integers") else batch()
+    found = assert_neutral(make, inputs, variant, steps=2)
+    assert (found.verdict, found.first) == ("neutral", None)
+
+
+NOT_NEUTRAL: dict[str, tuple[Callable[[], nn.Module], Any, str, str, str]] = {
+    "dropout drawn anew": (
+        *(Stack, checkpointed(preserve_rng_state=False)),
+        *("differs", "gradients", "layers.1.down.weight"),
+    ),
+    "a branch by Python's numbers": (
+        *(stack_of(Routing), checkpointed()),
+        *("differs", "gradients", "layers.0.down.weight"),
+    ),
+    "a list appended twice": (
+        *(stack_of(Logging), checkpointed()),
+        *("differs", "state", "length of layers.0.seen"),
+    ),
+    "a buffer counted twice": (
+        *(stack_of(Counting), checkpointed()),
+        *("differs", "buffers", "layers.0.calls"),
+    ),
+    "reentrant, and no input requires a gradient": (
+        *(Stack, checkpointed(use_reentrant=True)),
+        *("differs", "gradients", "layers.1.down.bias"),
+    ),
+    "an error that checkpointing hides": (
+        *(stack_of(InPlace), checkpointed()),
+        *("differs", "hides_error", "(backward)"),
+    ),
+    "nothing checkpointed": (Stack, lambda model: model, "inert", "", ""),
+    "a model that does not repeat itself": (stack_of(Clocked), checkpointed(), "unverified", "", ""),
+    "NaN on both sides": (stack_of(Dividing), checkpointed(), "unverified", "", ""),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("case", NOT_NEUTRAL)
+def test_names_what_is_not_neutral(case: str) -> None:
+    make, variant, word, part, name = NOT_NEUTRAL[case]
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(make, batch(), variant, steps=2)
+    first = caught.value.first
+    assert (caught.value.verdict, first.get("part", ""), first.get("name", "")) == (word, part, name)
+
+
+def test_all_gradients_zero_prove_nothing() -> None:
+    with pytest.raises(NotNeutral, match="unverified: all gradients are zero") as caught:
+        assert_neutral(Stack, batch(), checkpointed(), loss_fn=lambda outputs: outputs.sum() * 0)
+    assert caught.value.verdict == "unverified"
+
+
+def test_names_are_those_of_the_plain_model() -> None:
+    def wrong(model: Stack) -> nn.Module:
+        for place, layer in enumerate(model.layers):
+            wrapper = checkpoint_wrapper(layer, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+            model.layers[place] = wrapper
+        return model
+
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(Stack, batch(requires_grad=True), wrong, steps=1)
+    assert caught.value.first["name"] == "layers.1.down.weight"
+    parity = caught.value.found.parity
+    assert parity is not None
+    assert parity.input_gradients.first_difference is not None
+    assert parity.input_gradients.first_difference.name == "inputs[0]"
+
+
+def test_micro_batches_are_one_step() -> None:
+    found = assert_neutral(Stack, [batch(4), {"x": batch(2)[0]}], Full(layers_fqn="layers"), steps=2)
+    assert found.verdict == "neutral"
+
+
+def test_says_what_the_variant_saves_and_recomputes() -> None:
+    found = assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=True), steps=1)
+    assert found.recomputed_modules == ("layers.0.up", "layers.0.down", "layers.1.up", "layers.1.down")
+    assert found.recomputed_ops["aten.addmm.default"] == 2  # early stop
+    assert found.plain_saved_bytes == 1024
+
+
+ONE = Stack()
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "one model for all calls": ({"make": lambda: ONE}, "make: returns the same model"),
+    "no module": ({"make": lambda: 3}, "make: must return an nn.Module, got int"),
+    "nothing to train": ({"make": nn.Identity}, "make: returns a model without a parameter"),
+    "a batch that does not fit": ({"batch": (torch.ones(2, 9),)}, "batch: the plain model's forward raises"),
+    "a batch of another kind": ({"batch": 3}, "batch: must be a tuple of positional inputs, a dict"),
+    "no micro-batch": ({"batch": []}, "batch: must be a tuple.*got an empty list"),
+    "no step": ({"steps": 0}, "steps: must be at least 1, got 0"),
+    "a loss that is no scalar": (
+        {"loss_fn": lambda outputs: outputs},
+        r"loss_fn: must return a real scalar tensor, got a \(4, 3\) torch.float32",
+    ),
+    "a loss without a gradient": (
+        {"loss_fn": lambda outputs: outputs.detach().sum()},
+        "loss_fn: the loss depends on no parameter",
+    ),
+    "outputs without a number": (
+        {"make": lambda: _Wordy(WIDTH, 3)},
+        "loss_fn: is needed: outputs are str",
+    ),
+    "a variant that is no model": ({"variant": lambda _model: 3}, "variant: must return the model to use"),
+}
+
+
+class _Wordy(nn.Linear):
+    def forward(self, input: Tensor) -> Any:  # noqa: A002 (as nn.Linear calls it)
+        return str(input)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    changed, message = REFUSED[case]
+    arguments: dict[str, Any] = {"make": Stack, "batch": batch(), "variant": checkpointed()}
+    with pytest.raises(ValueError, match=message):
+        assert_neutral(**arguments | changed)
+
+
+def test_refuses_weights_that_no_seed_decides() -> None:
+    values = iter(range(10))
+
+    def make() -> nn.Module:
+        model = Stack()
+        nn.init.constant_(model.head.weight, next(values))
+        return model
+
+    with pytest.raises(ValueError, match=r"make: returns another model each time: 'head.weight' differs"):
+        assert_neutral(make, batch(), checkpointed())
+
+
+def test_leaves_the_generators_as_they_were() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    assert_neutral(Stack, batch(), checkpointed(), steps=1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+class Growing(Block):
+    """Reads a scale that longer batches make larger for all, as dynamic NTK does."""
+
+    scale = 1.0
+
+    def between(self, h: Tensor) -> Tensor:
+        if len(h) > 3:
+            self.scale = 2.0
+        return (h * self.scale).tanh()
+
+
+class Leaking:
+    """A region that keeps what it was given."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.forward = block.forward
+        self.seen: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Any:
+        self.seen.append(x.detach() + 1)
+        return torch.utils.checkpoint.checkpoint(self.forward, x, use_reentrant=False)
+
+
+def _leaking(model: Stack) -> None:
+    for layer in model.layers:
+        layer.forward = Leaking(layer)
+
+
+class Evaluated(Block):
+    """Keeps in forward what backward will read, in a buffer that an evaluation writes, too."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        if not self.training:
+            self.kept.fill_(3.0)
+        return (h * self.kept.clone()).tanh()
+
+
+PROBED: dict[str, tuple[Callable[[], nn.Module], Any, str, str]] = {
+    "state shared by micro-batches": (stack_of(Growing), checkpointed(), "between", "gradients"),
+    "state that an evaluation writes": (stack_of(Evaluated), checkpointed(), "between", "gradients"),
+    "a region that keeps its inputs": (Stack, _leaking, "leak", "leak"),
+}
+
+
+@pytest.mark.parametrize("case", PROBED)
+def test_probes_find_what_steps_in_a_row_do_not(case: str) -> None:
+    make, variant, probe, part = PROBED[case]
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(make, batch(), variant, steps=2)
+    first = caught.value.first
+    assert (caught.value.verdict, first["probe"], first["part"]) == ("differs", probe, part)
+
+
+def test_a_model_that_ignores_its_inputs_proves_nothing() -> None:
+    class Deaf(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.ones_like(x))
+
+    with pytest.raises(NotNeutral, match="unverified: neither outputs nor loss depend on the inputs"):
+        assert_neutral(Deaf, batch(), checkpointed(), steps=1)
+
+
+def test_names_the_recomputed_value_the_cause_and_the_remedy() -> None:
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=False), steps=1)
+    message = str(caught.value)
+    assert "recomputation: aten.bernoulli_.float" in message
+    assert "looks like gallery 28: random numbers such as dropout are drawn anew" in message
+    assert "preserve_rng_state=True" in message
+
+
+def test_names_the_parameters_without_gradient() -> None:
+    region = checkpointed(use_reentrant=True)
+    with pytest.warns(UserWarning, match="None of the inputs"), pytest.raises(NotNeutral) as caught:
+        assert_neutral(Stack, batch(), region, steps=1)
+    assert caught.value.found.lost[:2] == ("layers.0.up.weight", "layers.0.up.bias")
+    assert "gradient without the variant only: layers.0.up.weight" in str(caught.value)
