@@ -48,6 +48,7 @@ class Session:
         mode: grad mode, by name.
         autocasts: run under autocast in bf16.
         scale: factor of all parameters in `functional_call`; `None` for a plain call.
+        bound: share of the largest value by which a buffer may differ so far.
     """
 
     model: Any
@@ -61,6 +62,7 @@ class Session:
     mode: str = "grad"
     autocasts: bool = False
     scale: float | None = None
+    bound: float = 0.0
 
     def results(self) -> dict[str, Any]:
         """Return what one call gives and leaves behind, by name."""
@@ -330,6 +332,8 @@ def _fsdp(session: Session, _: random.Random) -> None:
 def _ddp(session: Session, _: random.Random) -> None:
     if any(isinstance(each, DTensor) for each in session.model.parameters()):
         return  # torch says that it takes no shards
+    if not any(each.requires_grad for each in session.model.parameters()):
+        return  # torch refuses that, and shards would not hear of it
     assert dist.group.WORLD is not None
     alone = mesh_of(dist.group.WORLD)["data"].get_group()
     session.call = DistributedDataParallel(session.model, find_unused_parameters=True, process_group=alone)

@@ -92,10 +92,14 @@ class Engine:
         return sum(len(forward.programs) for forward in chunked_forwards(session.model).values())
 
     def bound(self, session: Session) -> float:
-        """Return how far values may differ, as a share of the largest."""
+        """Return how far values may differ, as a share of the largest.
+
+        What coarser numbers have left in a buffer stays there, so that the bound never shrinks.
+        """
         dtype = session.model.head.weight.dtype
         is_half = session.autocasts and dtype is torch.float32
-        return self.bounds.get(torch.bfloat16 if is_half else dtype, 0.0)
+        session.bound = max(session.bound, self.bounds.get(torch.bfloat16 if is_half else dtype, 0.0))
+        return session.bound
 
     def outcomes(self, seeds: Iterable[int], examine: Examine) -> tuple[list[Any], float]:
         """Return what `examine` yields for every seed, and the CPU time of that in seconds."""
