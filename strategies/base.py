@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
@@ -172,6 +172,35 @@ class ReadsParameters(Protocol):
     """A strategy whose `apply` needs the shapes of parameters, which FSDP1 flattens."""
 
     reads_parameters: ClassVar[bool]
+
+
+@runtime_checkable
+class SetsPartitioner(Protocol):
+    """A strategy that only a compiler carries out, and needs nothing but to be told.
+
+    Attributes:
+        partitioner: what to set of `torch._functorch.config` while a model is compiled, and only then.
+    """
+
+    @property
+    def partitioner(self) -> Mapping[str, Any]:
+        """Options and their values."""
+
+
+@runtime_checkable
+class LimitsCompilation(Protocol):
+    """A strategy whose regions cannot stand everywhere in or around compiled code."""
+
+    def check_compilation(self, order: str, scope: str) -> None:
+        """Refuse what was seen not to work.
+
+        Args:
+            order: `ac_first` where compiled code holds the regions, `compile_first` where regions hold it.
+            scope: `blocks` or `model`: what is compiled.
+
+        Raises:
+            StrategyError: naming the option to change.
+        """
 
 
 @runtime_checkable

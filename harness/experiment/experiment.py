@@ -16,7 +16,7 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
-from strategies.base import ReadsParameters
+from strategies.base import LimitsCompilation, ReadsParameters, SetsPartitioner
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
@@ -116,6 +116,11 @@ class Experiment(Recipe):
         self._require_wrap_order()
         if self.is_compiled:
             self._require_compilable()
+        elif isinstance(self.ac, SetsPartitioner):
+            raise ConfigError(
+                "compile",
+                f"none leaves nobody to carry out ac={name_of(self.ac)}; use compile=aot_eager or inductor",
+            )
 
     @property
     def is_compiled(self) -> bool:
@@ -220,7 +225,9 @@ class Experiment(Recipe):
                 f"{self.compile} does not suit chunk={name_of(self.chunk)}, whose programs no compiler "
                 "enters; use compile=none or chunk=none",
             )
-        if name_of(self.ac) != "none":
+        if isinstance(self.ac, LimitsCompilation):
+            self.ac.check_compilation(self.compile_order, self.compile_scope)
+        if name_of(self.ac) != "none" and not isinstance(self.ac, SetsPartitioner):
             self._require_compile_order()
 
     def _require_compile_order(self) -> None:

@@ -145,7 +145,13 @@ def build(
     unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
-    shown = verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity)
+    shown = verdict(
+        saves_nothing=saves_nothing,
+        is_compiled=is_compiled(identity.experiment),
+        memory=memory,
+        work=work,
+        parity=parity,
+    )
     return _record(
         identity,
         ending,

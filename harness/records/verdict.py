@@ -25,13 +25,19 @@ class Verdict:
 
 
 def verdict(
-    *, saves_nothing: bool, memory: Memory | None, work: Work | None, parity: Parity | None
+    *,
+    saves_nothing: bool,
+    is_compiled: bool = False,
+    memory: Memory | None,
+    work: Work | None,
+    parity: Parity | None,
 ) -> Verdict:
     """Return the verdict of a trial.
 
     Args:
         saves_nothing: neither AC nor chunking is enabled, or chunks alone that nothing needs; such a trial
             promises nothing and is never inert.
+        is_compiled: a compiler is asked for, which promises at least one graph.
         memory, work, parity: `None` where the trial did not get so far. A trial that did not end well
             has none of them and is `unverified`.
 
@@ -46,6 +52,8 @@ def verdict(
     seen = None if parity is None else _different(parity)
     if seen is not None:
         return seen
+    if is_compiled and work is not None and not work.compiled_graphs:
+        return Verdict(word="inert", reason=_uncompiled(work))
     idle = None if saves_nothing or memory is None or work is None else inert_because(memory, work)
     if idle is not None:
         return Verdict(word="inert", reason=idle)
@@ -54,6 +62,11 @@ def verdict(
     if parity.unproven is not None:
         return Verdict(word="unverified", reason=parity.unproven)
     return Verdict(word="neutral")
+
+
+def _uncompiled(work: Work) -> str:
+    reason = next(iter(work.graph_breaks), None)
+    return "nothing was compiled" if reason is None else f"nothing was compiled: {reason}"
 
 
 def _different(parity: Parity) -> Verdict | None:

@@ -21,7 +21,7 @@ from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
 from harness.trial import forward_errors
 from harness.trial.checkpoint_errors import explained
-from harness.trial.compilation import Backend, compile_model
+from harness.trial.compilation import Backend, Backends, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
@@ -144,7 +144,7 @@ def assemble(
         sharding = None
     elif sharding is None:
         sharding = plan_sharding(experiment, sample.inputs, device)
-    backend = backend or Backend(experiment.compile)
+    backend = backend or Backends().of(experiment)
     model, loss, changed = build(experiment, device)
     trained = _trained(experiment, model, changed)
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}

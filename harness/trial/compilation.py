@@ -27,6 +27,7 @@ from torch.fx import GraphModule
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.protocol import Protocol
 from harness.measure.work.compiled_graphs import CompiledGraphs
+from strategies.base import SetsPartitioner
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 
@@ -42,17 +43,21 @@ class Backend:
     Args:
         name: `aot_eager` or `inductor`.
         draws_as_eager: compiled code draws the random numbers that the uncompiled model does.
+        partitioner: what to set of `torch._functorch.config` while something is compiled.
     """
 
-    def __init__(self, name: str, *, draws_as_eager: bool = False) -> None:
+    def __init__(
+        self, name: str, *, draws_as_eager: bool = False, partitioner: Mapping[str, Any] | None = None
+    ) -> None:
         self.graphs = CompiledGraphs()
+        self._options = {"enable_autograd_cache": False, **(partitioner or {})}
         self._name = name
         self._draws_as_eager = draws_as_eager
 
     def __call__(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Return a callable for what Dynamo has traced, from torch's compiler of forward and backward."""
         # a cached pair of graphs would be used without a word to anyone here
-        with functorch_config.patch(enable_autograd_cache=False):
+        with functorch_config.patch(self._options):
             return (self._operator_by_operator if self._name == "aot_eager" else self._kernels)(graph, inputs)
 
     def _operator_by_operator(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -94,7 +99,9 @@ class Backends:
         """Return the backend of `experiment`; optimizer and protocol make no other one."""
         alike = replace(experiment, optimizer="adamw", protocol=Protocol()).to_dict()
         key = json.dumps([alike, draws_as_eager], sort_keys=True)
-        return self._made.setdefault(key, Backend(experiment.compile, draws_as_eager=draws_as_eager))
+        partitioner = experiment.ac.partitioner if isinstance(experiment.ac, SetsPartitioner) else None
+        made = Backend(experiment.compile, draws_as_eager=draws_as_eager, partitioner=partitioner)
+        return self._made.setdefault(key, made)
 
 
 @contextmanager

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
+
+ASKED_FOR = ("compiler_budget",)
+"""Variants of AC that a glob leaves out: they need what a command must ask for, such as a compiler."""
 
 
 class ProductSweeper(BasicSweeper):
@@ -29,6 +32,7 @@ class ProductSweeper(BasicSweeper):
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         for override in overrides:
             _add_where_missing(override)
+            _leave_out(override)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
 
@@ -36,6 +40,12 @@ class ProductSweeper(BasicSweeper):
 def _add_where_missing(override: Override) -> None:
     if "." in override.key_or_group and override.type is OverrideType.CHANGE:
         override.type = OverrideType.FORCE_ADD
+
+
+def _leave_out(override: Override) -> None:
+    value = override.value()
+    if override.key_or_group == "ac" and isinstance(value, Glob):
+        value.exclude.extend(ASKED_FOR)
 
 
 # a plain node, as for the launcher

@@ -100,6 +100,20 @@ class Recomputing(ActivationCheckpointing):
     offload: bool = False
     rewind: bool = False
 
+    def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
+        """Refuse regions that no compiler records: it gave up the whole block, and compiled nothing.
+
+        Raises:
+            StrategyError: `use_reentrant` or `rewind` inside compiled code.
+        """
+        for option in ("use_reentrant", "rewind") if order == "ac_first" else ():
+            if getattr(self, option):
+                raise StrategyError(
+                    f"ac.{option}",
+                    f"true inside compiled code keeps all of it from being compiled; use ac.{option}=false "
+                    "or compile_order=compile_first",
+                )
+
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
         for fqn, block in chosen.items() if self.use_reentrant else ():
             unit = blocks.sharded_fsdp1_unit(model, fqn, block)

@@ -120,6 +120,26 @@ class Nested(Strategy):
         region.enclose(plain, nested_forward.NestedForward(settings), holds_call=False)
         return model
 
+    def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (regions hold blocks in either)
+        """Refuse compiled code that holds regions, whose tapes follow calls of modules.
+
+        Raises:
+            StrategyError: the model is compiled as one, or labels name modules inside blocks.
+        """
+        if scope == "model":
+            raise StrategyError(
+                "compile_scope",
+                "model leaves no calls of modules for ac=nested to follow; use blocks",
+            )
+        depth = self.layers_fqn.count(".") + 1
+        inner = [fqn for fqn in self.labels or {} if fqn.count(".") > depth]
+        if inner:
+            raise StrategyError(
+                "ac.labels",
+                f"{inner[0]!r} lies inside a compiled block, whose calls no tape follows; label blocks, "
+                "or use compile=none",
+            )
+
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         """Refuse a region that begins inside a unit and ends outside of it.
 

@@ -57,5 +57,19 @@ class SelectiveOp(Recomputing):
         if not is_known(names):
             self._save_list()  # refuses what this build of torch does not have
 
+    def check_compilation(self, order: str, scope: str) -> None:
+        """Refuse regions around compiled code, of which they see no operator (pytorch#161889).
+
+        Raises:
+            StrategyError: naming the order.
+        """
+        Recomputing.check_compilation(self, order, scope)
+        if order == "compile_first":
+            raise StrategyError(
+                "compile_order",
+                "compile_first hides all operators from ac=selective_op, and nothing is compiled around "
+                "the modes that look for them; use compile_order=ac_first",
+            )
+
     def _save_list(self) -> SaveList | None:
         return operator_names.resolve(self.save_ops, self.matmul_recompute_every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -38,15 +38,21 @@ class Recomputation:
     save_list: SaveList | None = None
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
-    _saving: Callable[[], Any] | None = field(init=False, default=None)
-    _hooks: dict[str, bool] = field(init=False, default_factory=dict)
+    _saving: Callable[[], Any] | None = field(init=False)
+    _hooks: dict[str, bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        # made here: a compiler that records a call would make others of its own
-        if self.save_list is not None:
-            self._saving = partial(selective_contexts, self.save_list, self.fired)
-        if selective_takes_hooks():
-            self._hooks = {"respect_saved_tensors_hooks": False}
+        # made here and not in a call, which a compiler may record
+        self._saving = None if self.save_list is None else _saver(self.save_list, self.fired)
+        self._hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.__post_init__()
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,6 +121,15 @@ class Recomputation:
         )
         assert outputs_spec is not None
         return tree_unflatten(outputs, outputs_spec)
+
+
+def _saver(save_list: SaveList, fired: set[str]) -> Callable[[], Any]:
+    """Return the `context_fn` of a save list: a function, because a compiler copies what a partial holds."""
+
+    def saving() -> Any:
+        return selective_contexts(save_list, fired)
+
+    return saving
 
 
 def _anchor(module: nn.Module, inputs: list[Any]) -> Tensor | None:

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness import cli
 from harness.ranks.forkserver import ForkServer
+from hydra_plugins.acbench import sweeper
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished
@@ -310,6 +312,14 @@ def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path
         ("none", None, "ok"),
         ("selective_layer", False, "ok"),
         ("selective_layer", True, "ok"),
+    ]
+
+
+def test_a_glob_leaves_out_what_must_be_asked_for() -> None:
+    (override,) = OverridesParser.create().parse_overrides(["ac=glob(*)"])
+    sweeper._leave_out(override)
+    assert override.value().filter([*ac_variants]) == [
+        name for name in ac_variants if name != "compiler_budget"
     ]
 
 

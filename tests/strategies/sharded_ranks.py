@@ -19,7 +19,7 @@ from strategies.base import call_site_of
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
-ENABLED = tuple(name for name in ac_variants if name != "none")
+ENABLED = tuple(name for name in ac_variants if name not in {"none", "compiler_budget"})
 ORDERS = ("inside", "outside", "in_place", "call_site")
 REFUSED = {("call_site", "selective_layer"), ("call_site", "nested"), ("in_place", "nested")}
 MESHES = (

@@ -82,6 +82,19 @@ def test_differs(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "differs"
 
 
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        pytest.param({}, "nothing was compiled", id="no word of why"),
+        pytest.param({"graph_breaks": {"HOP": 3}}, "nothing was compiled: HOP", id="a graph break"),
+        pytest.param({"compiled_graphs": 2}, None, id="two graphs"),
+    ],
+)
+def test_a_compiler_that_compiles_nothing_is_inert(work: dict[str, Any], reason: str | None) -> None:
+    found = record(experiment("none") | {"compile": "aot_eager"}, result(work=work))
+    assert (found.verdict, found.reason) == ("neutral" if reason is None else "inert", reason)
+
+
 @pytest.mark.parametrize(("ac", "measured"), INERT)
 def test_inert(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "inert"
