@@ -30,11 +30,12 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
 
     Args:
         experiment: the trial, on any mesh.
-        device: type of the device that computes, `cpu` or `cuda`; it need not be there.
+        device: type of the device that computes, one of `fake_rank.DEVICES`.
         seconds: gives the record its step time; without it there is none.
 
     Raises:
-        ConfigError: the model's shapes depend on data; the message names operator and module.
+        ConfigError: no such device; something of the model depends on data, and the message names operator,
+            module and line.
         StrategyError: a strategy does not fit the model.
     """
     started_at = _now()
@@ -60,6 +61,14 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
         experiment=resolved,
     )
     return build(who, ending, [encode(result)], environment=environment, note=_NOTE)
+
+
+def peak_bytes(experiment: Experiment) -> int | None:
+    """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
+    try:
+        return fake_step(experiment, "cpu").memory.peak_bytes
+    except Exception:  # noqa: BLE001 (a trial says what is wrong with its model; a forecast of it does not)
+        return None
 
 
 def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:
