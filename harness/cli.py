@@ -150,12 +150,14 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
+    predicted_peak_bytes: int | None = None
     resolved: dict[str, Any] = encode(with_mesh_name(fields))
     try:
         experiment = materialise(fields)
         resolved = experiment.to_dict()
         launcher.check(experiment.mesh)
         preflight.check(experiment)
+        predicted_peak_bytes = preflight.predicted_peak_bytes(experiment)
     except (ConfigError, StrategyError) as error:
         refusal = error
     except ForkServerError:
@@ -173,6 +175,7 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
         experiment=experiment if refusal is None else None,
         refusal=refusal,
         yaml=to_yaml(resolved),
+        predicted_peak_bytes=predicted_peak_bytes,
     )
 
 
@@ -263,7 +266,11 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
     if _command.get().is_dry_run:
         return Preflight(is_done)
-    return Preflight(is_done, partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
+    return Preflight(
+        is_done,
+        built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"),
+        predicted=partial(agent.call, f"{checks.__name__}:{checks.peak_bytes.__name__}"),
+    )
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
