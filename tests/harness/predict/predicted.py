@@ -1,0 +1,42 @@
+"""Predictions that cost nothing: bytes that follow from the fields of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from harness.experiment.experiment import Experiment
+from harness.predict.hardware import Hardware
+from harness.records.record import Record
+from tests.harness import records_fixture
+
+CONF = Path(__file__).parents[3] / "conf" / "hardware"
+
+
+def hardware(name: str = "h100", **changes: Any) -> Hardware:
+    """Return hardware as the configuration has it, with `changes`."""
+    fields: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))  # type: ignore[assignment]
+    return Hardware(**fields | changes)
+
+
+def predicted(experiment: Experiment, peak_bytes: int, step_s: float = 0.5) -> Record:
+    """Return a prediction of `experiment` with this peak and step time."""
+    made = records_fixture.record(experiment.to_dict())
+    assert made.memory is not None
+    assert made.time is not None
+    step_time = replace(made.time.step_time_s, median=step_s)
+    return replace(
+        made,
+        status="predicted",
+        memory=replace(made.memory, peak_bytes=peak_bytes),
+        time=replace(made.time, step_time_s=step_time, tokens_per_s=1000 / step_s),
+    )
+
+
+def by_bytes(needed: Callable[[Experiment], int]) -> Callable[..., Record]:
+    """Return a stand-in for `predict` whose peak is `needed` of the experiment."""
+    return lambda experiment, **_options: predicted(experiment, needed(experiment))
