@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -24,6 +23,7 @@ from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument
 from harness.predict.trace import Trace
 from harness.predict.tracer import Tracer
+from harness.predict.without_data import as_with_values
 from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
@@ -32,7 +32,6 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
-from strategies.estimate.patched import replaced
 from strategies.regions.host import allocating_on_host
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
@@ -76,7 +75,7 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
-        with as_with_data(), replaced(torch.utils, "swap_tensors", _swap), fakes:
+        with as_with_data(), as_with_values(), fakes:
             trainee = assemble(experiment, on, devices, batch[0], sharding=sharding)
             warm_up(trainee, batch.__getitem__)
             tracers: list[Tracer] = []
@@ -124,11 +123,3 @@ def _named_errors() -> Iterator[None]:
         where = raised_by_model(error)
         problem = f"{error.func} gives a shape that depends on data, which no prediction knows"
         raise ConfigError("model", f"{problem}; measure it instead, in {where}") from error
-
-
-def _swap(parameter: Tensor, other: Tensor) -> None:
-    """Do what `torch.utils.swap_tensors` does for a module, which refuses tensors that weak references know.
-
-    Fake tensors have weak references: those of their mode.
-    """
-    parameter.data = other.data

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})  # noqa: SLF001 (its name)
+_AWAITED = torch.ops._c10d_functional._wrap_tensor_autograd.default  # noqa: SLF001 (its name)
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (as above)
 _ALIGNED_BYTES = 16
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -25,17 +28,35 @@ class Fakes(FakeTensorMode):
     * Views have the strides that they have with data in dimensions of size 1 too: a convolution chooses its
       layout, and so the order of dropout's numbers, by these.
     * What a recurrent layer keeps for its backward has a size.
+    * What a collective gives is waited for when it is used, and lies where the collective has put it.
     * The gradient of a layer norm's input is contiguous, whatever the layout of that of its output.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
     ) -> Any:
-        if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:  # noqa: SLF001 (its name)
-            return self._grouped_product(*args[:2], *args[2:3] or [kwargs.get("offs")])
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # its parts come back
         if func in _VIEWS and 1 in (*args[0].shape, *args[1]):
             return self._view(func, types, *args)
-        result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        made = self._made_here(func, args, kwargs)
+        if made is not None:
+            return made
+        return self._completed(func, args, super().__torch_dispatch__(func, types, args, kwargs))
+
+    def _made_here(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return what torch's kernels do not make as with data; `None` for all other operators."""
+        if func is _AWAITED:
+            return AsyncCollectiveTensor(args[0])
+        if func is _WAIT:
+            waited: Tensor = args[0]
+            return waited
+        if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:  # noqa: SLF001 (its name)
+            return self._grouped_product(*args[:2], *args[2:3] or [kwargs.get("offs")])
+        return None
+
+    def _completed(self, func: Any, args: Sequence[Any], result: Any) -> Any:
+        """Return a result with what it has with data."""
         if func is _aten.mkldnn_rnn_layer.default and torch.is_grad_enabled():
             *known, workspace = result
             return *known, workspace.new_empty(_workspace_shape(args))

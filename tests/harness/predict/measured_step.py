@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from harness.measure.step import instrument
 from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.parallel import cpu_stands_in_for_cuda, dp_rank
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
 from strategies.regions.host import allocating_on_host
@@ -33,3 +34,11 @@ def measured_step(experiment: Experiment, devices: DeviceMesh | None = None, ran
         warm_up(trainee, batch)
         report = instrument(trainee, batch(UNMEASURED_STEPS), is_host=allocating_on_host)
         return MeasuredStep(memory=report.memory, work=report.work, observation=trainee.observe())
+
+
+def step_of_rank(rank: int, experiment: Experiment) -> MeasuredStep:
+    """Return what a rank of a pool measures."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FSDP2 warns about outputs that are views, as it does in trials
+        devices = device_mesh(experiment.mesh, torch.device("cpu"))
+        return measured_step(experiment, devices, rank)

@@ -64,7 +64,7 @@ def _record(number: int, resolved: dict[str, Any], generator: random.Random) -> 
     status = STATUSES[number % 23] if number % 23 < len(STATUSES) else "ok"
     if status == "refused":
         return refused(who, f"mesh: {HOSTILE}", at=STARTED, environment=_ENVIRONMENT)
-    if status != "ok":
+    if status not in {"ok", "predicted"}:
         error = {
             "kind": "RuntimeError",
             "message": f"{HOSTILE}\nmore",
@@ -76,7 +76,8 @@ def _record(number: int, resolved: dict[str, Any], generator: random.Random) -> 
         return build(who, ending, environment=_ENVIRONMENT)
     ranks = [_rank(rank, number, resolved, generator) for rank in range(2)]
     predicted = generator.randrange(10**9, 10**11) if number % 4 == 0 else None
-    return build(who, OK, ranks, environment=_ENVIRONMENT, predicted_peak_bytes=predicted)
+    ending = replace(OK, status=status)
+    return build(who, ending, ranks, environment=_ENVIRONMENT, predicted_peak_bytes=predicted)
 
 
 def _rank(rank: int, number: int, resolved: dict[str, Any], generator: random.Random) -> dict[str, Any]:
