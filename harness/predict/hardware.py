@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from harness.errors import ConfigError, require_at_least, require_one_of
-from harness.records.merge_ranks import Memory
+from harness.records.measured import MemoryNumbers
 from strategies.estimate import machine
 
 _GIB = 1 << 30
@@ -83,7 +83,7 @@ class Hardware:
         """Bytes that the storages of one rank may take."""
         return int(self.usable_gib * _GIB)
 
-    def needed_bytes(self, memory: Memory) -> int:
+    def needed_bytes(self, memory: MemoryNumbers) -> int:
         """Return the bytes that a step needs here; on a CPU, host memory is the same memory."""
         return memory.peak_bytes + (memory.host_peak_bytes if self.device == "cpu" else 0)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TypeAlias
 
 from harness.experiment.experiment import Experiment
@@ -64,9 +65,24 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
 
 def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:
     """Return the steps of `experiment` and of its twin."""
-    variant = fake_step(experiment, device)
-    twin = experiment.twin()
-    return variant, variant if twin == experiment else fake_step(twin, device)
+    return step_of(experiment, device), step_of(experiment.twin(), device)
+
+
+def step_of(experiment: Experiment, device: str) -> FakeStep:
+    """Return what `fake_step` returns; the latest are remembered, because points of a sweep share twins."""
+    return _step(_Asked(trial_id(experiment.to_dict()), device, experiment))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    trial_id: str
+    device: str
+    experiment: Experiment = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _step(asked: _Asked) -> FakeStep:
+    return fake_step(asked.experiment, asked.device)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

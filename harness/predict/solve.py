@@ -17,13 +17,14 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.models.base import LanguageModelSpec
 from harness.predict.hardware import Hardware
-from harness.records.record import Record
+from harness.records.measured import MemoryNumbers
 from strategies import StrategyError
 
 SOLVABLE = ("batch_size", "sequence_length", "model.n_layers", "mesh.dp_shard", "mesh.tp")
 """Fields that can be solved for: the first three for their largest value, the mesh for its smallest."""
 
-Predict: TypeAlias = Callable[[Experiment], Record]
+MemoryOf: TypeAlias = Callable[[Experiment], MemoryNumbers]
+"""Predicts the bytes of one experiment."""
 
 _MOST = 1 << 24
 _PATIENCE = 7
@@ -50,21 +51,23 @@ class Solved:
     predictions: int
 
 
-def solve(experiment: Experiment, field: str, hardware: Hardware, predict: Predict) -> tuple[Solved, Record]:
-    """Return the answer, and the prediction for it; where nothing fits, that for the smallest step.
+def solve(
+    experiment: Experiment, field: str, hardware: Hardware, memory_of: MemoryOf
+) -> tuple[Solved, Experiment]:
+    """Return the answer, and the experiment with it; where nothing fits, that of the smallest step.
 
     Args:
         experiment: the point; its own value of the field is tried first.
         field: one of `SOLVABLE`.
         hardware: what must be large enough.
-        predict: predicts one experiment.
+        memory_of: predicts one experiment.
 
     Raises:
         ConfigError: the point has no such field, or no value of it is allowed.
         StrategyError: no value of it suits the strategies.
     """
     values = _values(experiment, field)
-    trials = _Trials(values, hardware, predict)
+    trials = _Trials(values, hardware, memory_of)
     last = len(values) - 1
     best = trials.largest(values.start) if values.is_growing else trials.smallest()
     solved = Solved(
@@ -74,7 +77,7 @@ def solve(experiment: Experiment, field: str, hardware: Hardware, predict: Predi
         predictions=trials.count,
     )
     smallest_step = 0 if values.is_growing else last
-    return solved, trials.record(smallest_step if best is None else best)
+    return solved, trials.experiment(smallest_step if best is None else best)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,32 +106,32 @@ class _Values(Sequence[int]):
 class _Trials:
     """The predictions so far, by index of their value."""
 
-    def __init__(self, values: _Values, hardware: Hardware, predict: Predict) -> None:
+    def __init__(self, values: _Values, hardware: Hardware, memory_of: MemoryOf) -> None:
         self._values = values
         self._hardware = hardware
-        self._predict = predict
-        self._records: dict[int, Record] = {}
+        self._memory_of = memory_of
+        self._memory: dict[int, MemoryNumbers] = {}
         self._refusals: dict[int, ConfigError | StrategyError] = {}
 
     @property
     def count(self) -> int:
-        return len(self._records) + len(self._refusals)
+        return len(self._memory) + len(self._refusals)
 
-    def record(self, index: int) -> Record:
-        """Return the prediction for a value; raise why it was refused."""
+    def experiment(self, index: int) -> Experiment:
+        """Return the experiment with a value; raise why it was refused."""
         self.fits(index)
         if index in self._refusals:
             raise self._refusals[index]
-        return self._records[index]
+        return self._values.make(self._values[index])
 
     def fits(self, index: int) -> bool:
         """Return whether a value fits; one that is refused does not, such as too long a sequence."""
-        if index not in self._records and index not in self._refusals:
+        if index not in self._memory and index not in self._refusals:
             try:
-                self._records[index] = self._predict(self._values.make(self._values[index]))
+                self._memory[index] = self._memory_of(self._values.make(self._values[index]))
             except (ConfigError, StrategyError) as error:
                 self._refusals[index] = error
-        return index in self._records and self._spare(index) >= 0
+        return index in self._memory and self._spare(index) >= 0
 
     def smallest(self) -> int | None:
         """Return the index of the first value that fits, where each later one needs less."""
@@ -160,7 +163,7 @@ class _Trials:
             low, high: where to look.
             otherwise: what to return where fewer than two values are known.
         """
-        nearest = sorted(self._records, key=lambda index: abs(self._spare(index)))[:3]
+        nearest = sorted(self._memory, key=lambda index: abs(self._spare(index)))[:3]
         if len(nearest) < 2:  # noqa: PLR2004 (a line has two points)
             return otherwise
         while high - low > 1:
@@ -176,12 +179,7 @@ class _Trials:
         return sum(weight * self._spare(each) for weight, each in zip(weights, known, strict=True))
 
     def _spare(self, index: int) -> int:
-        return self._hardware.usable_bytes - self._needed(index)
-
-    def _needed(self, index: int) -> int:
-        memory = self._records[index].memory
-        assert memory is not None, "a prediction has bytes"
-        return self._hardware.needed_bytes(memory)
+        return self._hardware.usable_bytes - self._hardware.needed_bytes(self._memory[index])
 
 
 def _values(experiment: Experiment, field: str) -> _Values:

@@ -16,6 +16,7 @@ from harness.predict import prediction, step_time
 from harness.predict.hardware import Hardware
 from harness.predict.solve import Solved, solve
 from harness.ranks.last_words import last_words
+from harness.records.measured import MemoryNumbers
 from harness.records.record import Record
 from harness.report.facts.number_words import human_bytes
 from strategies import StrategyError
@@ -87,8 +88,8 @@ def answer(question: Question) -> Answer:
         if question.field is None:
             return Answer(record=predict(question.experiment))
         assert hardware is not None, "the command line refuses to solve without hardware"
-        solved, record = solve(question.experiment, question.field, hardware, predict)
-        return Answer(record=record, solved=solved)
+        solved, experiment = solve(question.experiment, question.field, hardware, _memory)
+        return Answer(record=predict(experiment), solved=solved)
     except (ConfigError, StrategyError) as error:
         return Answer(refusal=error)
     except Exception as error:  # noqa: BLE001 (a defect of ours in one point is told, and the others go on)
@@ -98,6 +99,10 @@ def answer(question: Question) -> Answer:
         return Answer(
             refusal=UnplannedError("acbench-plan", f"{problem}; report it with the traceback on stderr")
         )
+
+
+def _memory(experiment: Experiment) -> MemoryNumbers:
+    return prediction.step_of(experiment, FOLLOWED).memory
 
 
 def _result(done: Future[Answer]) -> Answer:

@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 
 from harness.experiment.experiment import Experiment
 from harness.predict.hardware import Hardware
+from harness.records.measured import MemoryNumbers
+from harness.records.merge_ranks import Memory
 from harness.records.record import Record
 from tests.harness import records_fixture
 
@@ -26,17 +28,23 @@ def hardware(name: str = "h100", **changes: Any) -> Hardware:
 def predicted(experiment: Experiment, peak_bytes: int, step_s: float = 0.5) -> Record:
     """Return a prediction of `experiment` with this peak and step time."""
     made = records_fixture.record(experiment.to_dict())
-    assert made.memory is not None
     assert made.time is not None
     step_time = replace(made.time.step_time_s, median=step_s)
     return replace(
         made,
         status="predicted",
-        memory=replace(made.memory, peak_bytes=peak_bytes),
+        memory=memory(peak_bytes),
         time=replace(made.time, step_time_s=step_time, tokens_per_s=1000 / step_s),
     )
 
 
-def by_bytes(needed: Callable[[Experiment], int]) -> Callable[..., Record]:
-    """Return a stand-in for `predict` whose peak is `needed` of the experiment."""
-    return lambda experiment, **_options: predicted(experiment, needed(experiment))
+def by_bytes(needed: Callable[[Experiment], int]) -> Callable[[Experiment], MemoryNumbers]:
+    """Return a function from an experiment to bytes, whose peak is `needed` of it."""
+    return lambda experiment: memory(needed(experiment))
+
+
+def memory(peak_bytes: int) -> Memory:
+    """Return bytes of a step with this peak."""
+    made = records_fixture.record().memory
+    assert made is not None
+    return replace(made, peak_bytes=peak_bytes)

@@ -10,7 +10,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.models.llama import LlamaSpec
 from harness.predict.solve import SOLVABLE, solve
-from harness.records.record import Record
+from harness.records.measured import MemoryNumbers
 from tests.harness.composing import experiment_of
 from tests.harness.predict.predicted import by_bytes, hardware
 
@@ -67,11 +67,10 @@ CASES: dict[str, tuple[str, str, Callable[[Experiment], int], int | None, int]] 
 def test_the_value_fits_and_the_next_one_does_not(
     line: str, field: str, needed: Callable[[Experiment], int], value: int | None, most: int
 ) -> None:
-    solved, record = solve(experiment_of(f"{_LINE} {line}"), field, MEMORY, by_bytes(needed))
+    solved, found = solve(experiment_of(f"{_LINE} {line}"), field, MEMORY, by_bytes(needed))
     assert solved.value == value
     assert solved.predictions <= most
-    assert record.memory is not None
-    assert (record.memory.peak_bytes <= MEMORY.usable_bytes) is (value is not None)
+    assert (needed(found) <= MEMORY.usable_bytes) is (value is not None)
 
 
 def test_a_limit_that_is_not_of_the_memory_is_said() -> None:
@@ -80,21 +79,21 @@ def test_a_limit_that_is_not_of_the_memory_is_said() -> None:
 
 
 def test_a_value_that_is_refused_does_not_fit() -> None:
-    def predict(experiment: Experiment) -> Record:
+    def memory_of(experiment: Experiment) -> MemoryNumbers:
         if experiment.batch_size > 20:
             raise ConfigError("chunk.budget_mib", "no plan fits")
         return by_bytes(_tokens)(experiment)
 
-    solved, _ = solve(experiment_of(_LINE), "batch_size", MEMORY, predict)
+    solved, _ = solve(experiment_of(_LINE), "batch_size", MEMORY, memory_of)
     assert solved.value == 20
 
 
 def test_a_point_that_is_refused_at_every_value_says_why() -> None:
-    def predict(_: Experiment) -> Record:
+    def memory_of(_: Experiment) -> MemoryNumbers:
         raise ConfigError("model", "no")
 
     with pytest.raises(ConfigError, match="model: no"):
-        solve(experiment_of(_LINE), "mesh.tp", MEMORY, predict)
+        solve(experiment_of(_LINE), "mesh.tp", MEMORY, memory_of)
 
 
 @pytest.mark.parametrize(

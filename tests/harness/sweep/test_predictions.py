@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from harness.predict import prediction
 from harness.records.record import Record
 from harness.sweep.predictions import Question, answers
 from tests.harness.composing import experiment_of
-from tests.harness.predict.predicted import hardware, predicted
+from tests.harness.predict.predicted import hardware, memory, predicted
 
 _LINE = "model=mlp data=synthetic batch_size={}"
 
@@ -29,9 +30,14 @@ def _predict(experiment: Experiment, **_options: object) -> Record:
     return predicted(experiment, experiment.batch_size << 30)
 
 
+def _step_of(experiment: Experiment, _device: str) -> SimpleNamespace:
+    return SimpleNamespace(memory=memory(experiment.batch_size << 30))
+
+
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "predict", _predict)
+    monkeypatch.setattr(prediction, "step_of", _step_of)
 
 
 def asked(*sizes: int, field: str | None = None) -> list[Question]:
