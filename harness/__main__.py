@@ -1,4 +1,4 @@
-"""`acbench`, also `python -m harness`: the command line, which imports torch only to plan with it."""
+"""`acbench`, also `python -m harness`, and `acbench-plan`; they import torch only where it is needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from hydra_plugins.acbench.entry import ended_by_its_reader, require_ours
 
 
 def main() -> None:
-    """Run the command of this process and leave with its status."""
-    require_ours("acbench")
+    """Run `acbench` and leave with its status."""
+    _run("acbench", "main")
+
+
+def plan() -> None:
+    """Run `acbench-plan` and leave with its status."""
+    _run("acbench-plan", "plan")
+
+
+def _run(command: str, function: str) -> None:
+    require_ours(command)
     deferred.install()
-    importlib.import_module("harness.cli").main()
+    getattr(importlib.import_module("harness.cli"), function)()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The command line: `acbench [overrides]` is one trial, `acbench -m ...` a sweep."""
+"""The command line: `acbench [overrides]` is one trial, `acbench -m ...` a sweep, `acbench-plan` predicts."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra.conf import HydraConf
@@ -28,18 +29,22 @@ from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point
+from harness.predict.hardware import Hardware
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.forkserver import ForkServerError
 from harness.ranks.last_words import last_words
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
-from harness.report.content.terminal_table import print_table
+from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
+from harness.report.content.plan_table import plan_sheet
+from harness.report.content.terminal_table import print_sheet, print_table
 from harness.schema import (
     CHOICE_KEYS,
     Settings,
     UnknownOptionError,
     experiment_fields,
+    hardware_of,
     launcher_of,
     materialise,
     settings,
@@ -49,10 +54,12 @@ from harness.schema import (
     with_mesh_name,
     without_idle_options,
 )
-from harness.sweep import checks
-from harness.sweep.dry_run import outline
+from harness.sweep import checks, predictions
+from harness.sweep.dry_run import outline, state_of
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
+from harness.sweep.planned import exit_code as exit_code_of_plan
+from harness.sweep.planned import planned, without_predicted_oom
 from harness.sweep.planning_log import planning_shown
 from harness.trial import without_memory
 from harness.trial.preflight import Preflight
@@ -62,12 +69,13 @@ _HERE = Path(__file__).parent
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+_ANSWERS = f"{predictions.__name__}:{predictions.answers.__name__}"
 _HOPELESS = (UnknownOptionError, MissingPackageError)
 """Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
 
-_VERSION, _DRY_RUN = "--version", "--dry-run"
+_VERSION, _DRY_RUN, _JSON = "--version", "--dry-run", "--json"
 _SWEEP_FLAGS = ("-m", "--multirun")
-_OPTION_OF_A_MAPPING = re.compile(r"model\.(kwargs|overrides)\.\w+=")
+_OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|hardware\.flops_per_s)\.\w+=")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 
@@ -76,38 +84,56 @@ class _Command:
     """The state of one command, kept for `main` because Hydra does not return what a sweep returned.
 
     Fields:
-        is_dry_run: whether to print what would run, and run nothing.
+        program: name of the command, for messages.
+        act: what is done with points: they run, are listed, or are predicted.
+        is_json: whether predictions are printed as JSON.
         is_composed: whether Hydra has composed the configuration.
         single: configuration of the one trial; `None` for a sweep.
         hydra: Hydra's own part of that configuration.
         run: options of the command.
         result: outcome of the trials; `None` where nothing had to run.
         has_defect: whether a defect of ours kept a point from being planned.
+        status: exit status of a command that ran nothing.
     """
 
-    is_dry_run: bool = False
+    program: str = "acbench"
+    act: Literal["run", "list", "predict"] = "run"
+    is_json: bool = False
     is_composed: bool = False
     single: DictConfig | None = None
     hydra: HydraConf | None = None
     run: Run = field(default_factory=Run)
     result: Result | None = None
     has_defect: bool = False
+    status: int = 0
 
 
 _command: ContextVar[_Command] = ContextVar("_command")
 
 
 def main() -> None:
-    """Run the command; exit 0, 1 or 2 as the command-line contract says."""
+    """Run `acbench`; exit 0, 1 or 2 as the command-line contract says."""
     words = sys.argv[1:]
+    act: Literal["run", "list"] = "list" if _DRY_RUN in words else "run"
+    _execute(_Command(act=act), [word for word in words if word != _DRY_RUN])
+
+
+def plan() -> None:
+    """Run `acbench-plan`; exit 0 where all points fit, 1 where some do not, 2 where it is refused."""
+    words = sys.argv[1:]
+    command = _Command(program="acbench-plan", act="predict", is_json=_JSON in words)
+    _execute(command, [word for word in words if word != _JSON])
+
+
+def _execute(command: _Command, words: Sequence[str]) -> None:
+    """Compose the points that `words` describe, do with them what the command is for, and leave."""
     if _VERSION in words:
-        sys.stdout.write(f"acbench {version('acbench')}\n")
+        sys.stdout.write(f"{command.program} {version('acbench')}\n")
         return
-    command = _Command(is_dry_run=_DRY_RUN in words)
     token = _command.set(command)
     try:
         with sigterm_exits(), planning_shown():
-            with _hydra_told(_words([word for word in words if word != _DRY_RUN])):
+            with _hydra_told(_words(words)):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -115,7 +141,7 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if command.is_composed and not isinstance(error, ConfigError | StrategyError):
             raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
-        sys.stderr.write(f"acbench: {_explain(error)}\n")
+        sys.stderr.write(f"{command.program}: {_explain(error)}\n")
         sys.exit(_REFUSED)
     except KeyboardInterrupt:
         sys.stderr.write("acbench: interrupted; finished trials are kept, the same command continues\n")
@@ -124,7 +150,9 @@ def main() -> None:
         _command.reset(token)
         _hasten_exit()
     if command.result is not None:
-        sys.exit(max(_report(command.result, command.run), int(command.has_defect)))
+        command.status = max(_report(command.result, command.run), int(command.has_defect))
+    if command.status:
+        sys.exit(command.status)
 
 
 def _hasten_exit() -> None:
@@ -136,12 +164,14 @@ def _hasten_exit() -> None:
         gc.freeze()
 
 
-def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_swept: bool = False) -> Point:
+def point(
+    config: DictConfig, launcher: Launcher | None, preflight: Preflight, *, is_swept: bool = False
+) -> Point:
     """Return the point that `config` describes; a refusal is kept in it, because other points can run.
 
     Args:
         config: as Hydra composed it.
-        launcher: launcher of the command; it refuses a mesh that it cannot run.
+        launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: any mesh will do.
         preflight: checks of the command, which look at the model.
         is_swept: whether the point is one of a sweep; `none` then ignores the options of other choices.
     """
@@ -155,7 +185,8 @@ def point(config: DictConfig, launcher: Launcher, preflight: Preflight, *, is_sw
     try:
         experiment = materialise(fields)
         resolved = experiment.to_dict()
-        launcher.check(experiment.mesh)
+        if launcher is not None:
+            launcher.check(experiment.mesh)
         preflight.check(experiment)
         predicted_peak_bytes = preflight.predicted_peak_bytes(experiment)
     except (ConfigError, StrategyError) as error:
@@ -212,20 +243,16 @@ def _run_sweep(
     """
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
-    points = [point(each, launcher, preflight, is_swept=True) for each in configs]
+    here = None if _command.get().act == "predict" else launcher
+    points = [point(each, here, preflight, is_swept=True) for each in configs]
     if not launcher.uses_agent:
         agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
     if hopeless and len(hopeless) == len(points):
         raise hopeless[0]
-    if chosen.show is not None:
-        _show(points, chosen.show)
-    elif _command.get().is_dry_run:
-        _outline(points, chosen.run, launcher)
-    if chosen.show is not None or _command.get().is_dry_run:
-        return [(each.trial_id, None) for each in points]
-    result = _run(points, chosen, launcher, agent)
-    found = {record.trial_id: record for record in result.records}
+    _act(list(zip(points, map(hardware_of, configs), strict=True)), chosen, launcher, agent)
+    result = _command.get().result
+    found = {} if result is None else {record.trial_id: record for record in result.records}
     return [(each.trial_id, found.get(each.trial_id)) for each in points]
 
 
@@ -243,16 +270,41 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
         raise ConfigError("hydra/launcher", f"{launcher} launches sweeps; use acbench -m, or leave it out")
     chosen, here = settings(config), Local()
     with Agent(PRELOAD) as agent:
-        only = point(config, here, _preflight(chosen, here, agent))
+        anywhere = _command.get().act == "predict"
+        only = point(config, None if anywhere else here, _preflight(chosen, here, agent))
         if only.refusal is not None:
             raise only.refusal
-        if chosen.show is not None:
-            _show([only], chosen.show)
-            return
-        if _command.get().is_dry_run:
-            _outline([only], chosen.run, here)
-            return
-        _run([only], chosen, here, agent)
+        _act([(only, hardware_of(config))], chosen, here, agent)
+
+
+def _act(
+    points: Sequence[tuple[Point, Hardware | None]], chosen: Settings, launcher: Launcher, agent: Agent
+) -> None:
+    """Do with the points of a command what it is for.
+
+    Args:
+        points: all of them, with the hardware of each.
+        chosen: settings of the command.
+        launcher: launcher of the command.
+        agent: agent of this process.
+
+    Raises:
+        ConfigError: an option that the command cannot follow.
+        StrategyError: a strategy has nothing of what it shall show.
+    """
+    act, alone = _command.get().act, [each for each, _ in points]
+    if chosen.solve is not None and act != "predict":
+        raise ConfigError("solve", "is for acbench-plan; use that command, or leave it out")
+    if chosen.solve is not None and any(hardware is None for _, hardware in points):
+        raise ConfigError("solve", "needs a memory to fit; name one, such as hardware=h100")
+    if chosen.show is not None:
+        _show(alone, chosen.show)
+    elif act == "list":
+        _outline(alone, chosen.run, launcher)
+    elif act == "predict":
+        _predict(points, chosen, launcher, agent)
+    else:
+        _run(points, chosen, launcher, agent)
 
 
 def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
@@ -264,8 +316,10 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight()
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    if _command.get().is_dry_run:
+    if _command.get().act == "list":
         return Preflight(is_done)
+    if _command.get().act == "predict":
+        return Preflight(lambda _: True)  # a prediction builds the model anyway
     return Preflight(
         is_done,
         built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"),
@@ -310,13 +364,37 @@ def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:
     sys.stdout.write(f"{outline(points, store, is_done)}\n")
 
 
-def _run(points: list[Point], chosen: Settings, launcher: Launcher, agent: Agent) -> Result:
-    """Run the points and keep the result for `main`, which reports it."""
-    command = _command.get()
+def _predict(
+    points: Sequence[tuple[Point, Hardware | None]], chosen: Settings, launcher: Launcher, agent: Agent
+) -> None:
+    """Print what is predicted of the points."""
+    command, store = _command.get(), Store(Path(chosen.run.outputs_dir) / chosen.run.name)
+    is_done = finished_before(store, launcher, rerun=chosen.run.rerun)
+    rows = planned(
+        points, chosen.solve, lambda each: state_of(each, store, is_done), partial(agent.call, _ANSWERS)
+    )
+    if command.is_json:
+        sys.stdout.write(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    else:
+        print_sheet(plan_sheet(rows), [PLAN_LEGEND])
+    command.status = exit_code_of_plan(rows)
+
+
+def _run(
+    points: Sequence[tuple[Point, Hardware | None]], chosen: Settings, launcher: Launcher, agent: Agent
+) -> None:
+    """Run the points and keep the result for `_execute`, which reports it."""
+    command, to_run = _command.get(), [each for each, _ in points]
     command.run = chosen.run
-    command.has_defect = any(isinstance(each.refusal, UnplannedError) for each in points)
-    command.result = run_sweep(points, chosen.run, chosen.tracker, launcher, agent)
-    return command.result
+    command.has_defect = any(isinstance(each.refusal, UnplannedError) for each in to_run)
+    if chosen.run.skip_predicted_oom:
+        hardware = dict.fromkeys(repr(each) for _, each in points)
+        if len(hardware) > 1:
+            raise ConfigError("hardware", "belongs to the whole sweep and cannot be swept; give it one value")
+        store = Store(Path(chosen.run.outputs_dir) / chosen.run.name)
+        is_done = finished_before(store, launcher, rerun=chosen.run.rerun)
+        to_run = without_predicted_oom(to_run, points[0][1], is_done, partial(agent.call, _ANSWERS))
+    command.result = run_sweep(to_run, chosen.run, chosen.tracker, launcher, agent)
 
 
 def _report(result: Result, run: Run) -> int:

@@ -32,6 +32,7 @@ ROOMS = (
     "harness.launchers.lane",
     "harness.launchers.slurm_submit",
     "harness.models.parts",
+    "harness.predict",
     "harness.ranks.entry",
     "harness.ranks.nodes",
     "harness.trial",

@@ -3,7 +3,8 @@
 ValueError
 └── ConfigError               the configuration is wrong; raised before any process starts
     ├── MissingPackageError   what was asked for needs a package of an extra
-    └── UnplannedError        a defect of ours kept one point of a sweep from being planned
+    ├── UnplannedError        a defect of ours kept one point of a sweep from being planned
+    └── PredictedOomError     a point is predicted not to fit, and is not to run then
 SystemExit
 └── Terminated                somebody ended this process; no refusal, whoever's code was running
 """
@@ -38,6 +39,10 @@ class MissingPackageError(ConfigError):
 
 class UnplannedError(ConfigError):
     """A defect of ours kept one point of a sweep from being planned; the command ends with 1."""
+
+
+class PredictedOomError(ConfigError):
+    """A point is predicted not to fit the hardware, and `skip_predicted_oom` leaves it unrun; a result."""
 
 
 class Terminated(SystemExit):

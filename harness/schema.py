@@ -24,6 +24,8 @@ from harness.launchers.local import Local
 from harness.launchers.slurm import Slurm
 from harness.launchers.slurm_packed import SlurmPacked
 from harness.models import ModelSpec, families
+from harness.predict.hardware import Hardware
+from harness.predict.solve import SOLVABLE
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
@@ -62,11 +64,13 @@ class Settings:
         run: run of its trials.
         tracker: told of the records.
         show: what to print of the strategies instead of running anything; `None` runs.
+        solve: field whose value `acbench-plan` looks for; `None` takes every point as it is.
     """
 
     run: Run
     tracker: Tracker
     show: str | None = None
+    solve: str | None = None
 
 
 class UnknownOptionError(ConfigError):
@@ -80,7 +84,7 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
         ConfigError: an option that nothing reads or that was removed, an interpolation that leads nowhere.
     """
     names = [field.name for field in dataclasses.fields(Experiment)]
-    options = [*names, *_setting_names(), "sweep"]
+    options = [*names, *_setting_names(), "sweep", "hardware"]
     for name in config:
         if name not in options and name != "hydra":
             raise unknown_option(str(name), options)
@@ -138,12 +142,31 @@ def settings(config: DictConfig) -> Settings:
     """
     values = _plain(config, _setting_names())
     tracker = _construct("tracker", Tracker, values.pop("tracker"))
-    show = values.pop("show")
+    show, solve = values.pop("show"), values.pop("solve")
     if not isinstance(show, str | None):
         raise ConfigError("show", f"must be the name of a view or null, got {show!r}")
+    if solve is not None and solve not in SOLVABLE:
+        problem = f"{solve!r} cannot be solved for; {suggestion(str(solve), list(SOLVABLE))}"
+        raise ConfigError("solve", problem)
     run = _construct("", Run, values)
     check_name(run.name)
-    return Settings(run=run, tracker=tracker, show=show)
+    return Settings(run=run, tracker=tracker, show=show, solve=solve)
+
+
+def hardware_of(config: DictConfig) -> Hardware | None:
+    """Return the hardware that `config` names; `None` where it names none.
+
+    Raises:
+        ConfigError: numbers without a name, an unknown option, a wrong type, a value out of range.
+    """
+    if config.get("hardware") is None:
+        return None
+    (values,) = _plain(config, ["hardware"]).values()
+    if not isinstance(values, Mapping) or "name" not in values:
+        problem = f"must be named before its numbers are changed, got {values!r}"
+        raise ConfigError("hardware", f"{problem}; use hardware=h100 hardware.usable_gib=40, for example")
+    hardware: Hardware = _construct("hardware", Hardware, values, chosen=str(values["name"]))
+    return hardware
 
 
 def launcher_of(node: Mapping[str, Any]) -> Launcher:
@@ -203,7 +226,7 @@ def unknown_option(where: str, options: list[str], chosen: str | None = None) ->
 
 
 def _setting_names() -> list[str]:
-    return [*(field.name for field in dataclasses.fields(Run)), "tracker", "show"]
+    return [*(field.name for field in dataclasses.fields(Run)), "tracker", "show", "solve"]
 
 
 def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:

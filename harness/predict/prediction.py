@@ -69,14 +69,19 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
 def peak_bytes(experiment: Experiment) -> int | None:
     """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
     try:
-        return _shared(_Traced(experiment), "cpu").memory.peak_bytes
+        return step_of(experiment, "cpu").memory.peak_bytes
     except Exception:  # noqa: BLE001 (a trial says what is wrong with its model; a forecast of it does not)
         return None
 
 
 def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:
     """Return the steps of `experiment` and of its twin; what points of a sweep share is traced once."""
-    return _shared(_Traced(experiment), device), _shared(_Traced(experiment.twin()), device)
+    return step_of(experiment, device), step_of(experiment.twin(), device)
+
+
+def step_of(experiment: Experiment, device: str) -> FakeStep:
+    """Return what `fake_step` returns; the latest are remembered."""
+    return _shared(_Traced(experiment), device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,9 @@ class CollectiveCall:
         name: its name in records, such as `all_gather`.
         payload_bytes: the larger of what one call takes and gives on this rank.
         group_size: ranks that take part.
+        furthest_rank: highest rank that takes part; this one is rank 0.
         crosses_nodes: whether the ranks of the group are on several nodes.
+        is_waited: computation waits for it, as tensor parallelism does; FSDP and DDP communicate beside it.
         is_recomputed: it is repeated by a recomputation.
         count: number of equal calls.
     """
@@ -51,7 +53,9 @@ class CollectiveCall:
     name: str
     payload_bytes: int
     group_size: int
+    furthest_rank: int
     crosses_nodes: bool
+    is_waited: bool
     is_recomputed: bool = False
     count: int = 1
 

@@ -28,6 +28,9 @@ _COPIES = frozenset({_aten.copy_.default, _aten._to_copy.default})  # noqa: SLF0
 _OVERWRITES = frozenset(
     {_aten.copy_, _aten.zero_, _aten.fill_, _aten.normal_, _aten.uniform_, _aten.bernoulli_, _aten.random_}
 )
+_WAITED = "_c10d_functional"
+"""Namespace of collectives whose result is read as soon as it is there."""
+
 _ROWS_READ = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather})
 """Operators that read as many elements of their first operand as they give."""
 
@@ -54,7 +57,7 @@ class Tracer:
         """Note one operator."""
         name = collective_name(func)
         if name is not None:
-            self._calls[self._collective(name, args, result)] += 1
+            self._calls[self._collective(func, name, args, result)] += 1
             return
         direction = self._direction(func, args, result)
         if direction is not None:
@@ -107,14 +110,16 @@ class Tracer:
             written_bytes=written,
         )
 
-    def _collective(self, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:
+    def _collective(self, func: Any, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:
         ranks = _ranks_of(args)
         return CollectiveCall(
             phase=self._locator.phase,
             name=name,
             payload_bytes=payload_bytes(args, result),
             group_size=len(ranks),
+            furthest_rank=max(ranks),
             crosses_nodes=len({rank // self._ranks_per_node for rank in ranks}) > 1,
+            is_waited=func.namespace == _WAITED,
             is_recomputed=self._locator.is_recomputing,
         )
 

@@ -16,6 +16,7 @@ from harness.records.parity_result import Parity
 from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
+_PREDICTED = "predicted"
 _NOTHING_SHOWN = Verdict(word="unverified")
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
 _FAULTLESS = frozenset({"ok", "predicted"})
@@ -26,7 +27,8 @@ class Failure:
     """Why a trial did not end well.
 
     Fields:
-        kind: exception class, signal name, `exit <code>`, `timeout`, `lost` or `Halt.error_kind`.
+        kind: exception class, signal name, `exit <code>`, `timeout`, `lost`, `predicted` or
+            `Halt.error_kind`.
         message: one sentence, or the text of the exception.
         rank: the culprit; `None` where no rank can be named.
         phase: `build`, `instrument`, `parity` or `timing`; `None` before them.
@@ -181,6 +183,27 @@ def refused(
     error = {"kind": "ConfigError", "message": message}
     ending = Ending(status="refused", error=error, started_at=at, finished_at=at)
     return build(identity, ending, environment=environment)
+
+
+def predicted_oom(
+    identity: Identity, message: str, *, at: str, environment: Mapping[str, Any] | None = None
+) -> Record:
+    """Return the record of a point that was left unrun because it is predicted not to fit.
+
+    Args:
+        identity: identity of the point.
+        message: what it needs, and what there is.
+        at: ISO 8601 time of the decision.
+        environment: as the driver sees it.
+    """
+    error = {"kind": _PREDICTED, "message": message}
+    ending = Ending(status="oom", error=error, started_at=at, finished_at=at)
+    return build(identity, ending, environment=environment)
+
+
+def never_ran(record: Record) -> bool:
+    """Whether the trial of a finished record was refused, or left unrun because of a prediction."""
+    return record.status == "refused" or (record.error is not None and record.error.kind == _PREDICTED)
 
 
 def validate(value: object) -> Record:

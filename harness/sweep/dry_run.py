@@ -27,7 +27,7 @@ def outline(points: Sequence[Point], store: Store, is_done: Callable[[Experiment
     """
     distinct = {point.trial_id: point for point in points}
     labels = point_labels([point.resolved for point in distinct.values()])
-    states = [_state(point, store, is_done) for point in distinct.values()]
+    states = [state_of(point, store, is_done) for point in distinct.values()]
     width = max(map(len, _STATES))
     lines = [
         f"{point.trial_id}  {state:<{width}}  {label}{'' if point.refusal is None else f': {point.refusal}'}"
@@ -41,7 +41,8 @@ def outline(points: Sequence[Point], store: Store, is_done: Callable[[Experiment
     return "\n".join([*lines, f"{len(points)} {noun}: {', '.join(parts)}; nothing has run"])
 
 
-def _state(point: Point, store: Store, is_done: Callable[[Experiment], bool]) -> str:
+def state_of(point: Point, store: Store, is_done: Callable[[Experiment], bool]) -> str:
+    """Return `to run`, `done`, `elsewhere` or `refused`; arguments are those of `outline`."""
     if point.experiment is None:
         return "refused"
     if is_done(point.experiment):

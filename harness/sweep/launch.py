@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, PredictedOomError
 from harness.launchers.base import Launcher, Sweep
 from harness.launchers.interrupts import Interrupts
 from harness.launchers.local import Local
@@ -17,7 +17,7 @@ from harness.launchers.run_task import PRELOAD, now
 from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.ranks.agent import Agent
-from harness.records.record import Identity, Record, refused
+from harness.records.record import Identity, Record, predicted_oom, refused
 from harness.records.store import Store, write_atomically
 from harness.report.wandb.publisher import Tracker, publish
 from harness.sweep.plan import plan_sweep
@@ -33,12 +33,14 @@ class Run:
         rerun: also run points that have a finished record.
         strict: also exit with 1 for a verdict other than `neutral`, a status other than `ok`, or a point that
             has no record yet.
+        skip_predicted_oom: do not run points that are predicted not to fit `hardware`.
     """
 
     name: str = "default"
     outputs_dir: str = "outputs"
     rerun: bool = False
     strict: bool = False
+    skip_predicted_oom: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +148,8 @@ def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
     identity = Identity(
         trial_id=point.trial_id, environment_id=address, name=sweep.name, experiment=point.resolved
     )
-    record = refused(identity, str(point.refusal), at=now(), environment=environment)
+    kind = predicted_oom if isinstance(point.refusal, PredictedOomError) else refused
+    record = kind(identity, str(point.refusal), at=now(), environment=environment)
     with suppress(OSError):  # its folder cannot be used; it would not have been for anything else
         trial_dir = sweep.store.prepare(point.trial_id)
         write_atomically(trial_dir / "experiment.yaml", point.yaml)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from harness.errors import PredictedOomError
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
@@ -14,7 +15,7 @@ from harness.launchers.base import InFlight, Launcher
 from harness.launchers.resource_shape import by_shape, shapes_in_words
 from harness.launchers.task import Point, Task
 from harness.measure.environment import environment_id, identity
-from harness.records.record import Record
+from harness.records.record import Record, never_ran
 from harness.records.store import Store, trial_id
 from harness.report.facts.labels import point_labels
 
@@ -42,13 +43,18 @@ class Plan:
         """Points that differ."""
         return len(self.refused) + len(self.to_run) + len(self.in_flight) + len(self.done)
 
+    @property
+    def _predicted_oom(self) -> int:
+        return sum(isinstance(point.refusal, PredictedOomError) for point, _ in self.refused)
+
     def __str__(self) -> str:
         """One line: `24 points: 18 to run, 4 done, 2 duplicates; shapes 1x1: 6, 1x2: 8, 2x4: 4`."""
         counts = {
             "to run": len(self.to_run),
             "done": len(self.done),
             "in flight": len(self.in_flight),
-            "refused": len(self.refused),
+            "refused": len(self.refused) - self._predicted_oom,
+            "predicted out of memory": self._predicted_oom,
             "duplicates": self.total - self.distinct,
         }
         usual = ("to run", "done", "duplicates")
@@ -138,6 +144,6 @@ def _finished(tasks: Sequence[Task], store: Store) -> dict[str, Record]:
 
 
 def _record(store: Store, trial: str, environment: str) -> Record | None:
-    """Return a trial's finished record, unless it was refused: what was missing then may be there now."""
+    """Return a trial's finished record, unless it never ran: what was missing then may be there now."""
     found = store.finished(trial, environment)
-    return None if found is None or found.status == "refused" else found
+    return None if found is None or never_ran(found) else found

@@ -22,6 +22,11 @@ def main() -> None:
     _run("acbench", "harness.__main__")
 
 
+def plan() -> None:
+    """Run `acbench-plan` and leave with its status."""
+    _run("acbench-plan", "harness.__main__", "plan")
+
+
 def report() -> None:
     """Run `acbench-report` and leave with its status."""
     _run("acbench-report", "harness.report.main")
@@ -52,10 +57,10 @@ def folder_hiding(package: str) -> Path | None:
     return next((folder for folder in folders[:1] if folder.resolve() != ours), None)
 
 
-def _run(command: str, module: str) -> None:
+def _run(command: str, module: str, function: str = "main") -> None:
     require_ours(command)  # before anything of ours is imported
     with ended_by_its_reader():
-        sys.exit(importlib.import_module(module).main())
+        sys.exit(getattr(importlib.import_module(module), function)())
 
 
 def _has_lost_its_reader() -> bool:

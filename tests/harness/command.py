@@ -7,13 +7,15 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Literal, NoReturn, TypeAlias, cast
 
 from harness import cli
 from harness.ranks.forkserver import ForkServer
 
 PRELOAD = (__name__,)
 PATIENCE_S = 240.0
+
+Program: TypeAlias = Literal["acbench", "acbench-plan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +34,26 @@ class _Command:
     environment: dict[str, str]
     stdout: Path
     stderr: Path
+    program: Program
 
 
 def acbench(
-    server: ForkServer, folder: Path, arguments: tuple[str, ...], environment: dict[str, str]
+    server: ForkServer,
+    folder: Path,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    program: Program = "acbench",
 ) -> Finished:
-    """Run the program in `folder` to its end, in a fork of `server`, which has imported `PRELOAD`."""
+    """Run a program in `folder` to its end, in a fork of `server`, which has imported `PRELOAD`."""
     with tempfile.TemporaryDirectory(prefix="command-") as name:
         stdout, stderr = Path(name, "stdout"), Path(name, "stderr")
         command = _Command(
-            folder=folder, arguments=arguments, environment=environment, stdout=stdout, stderr=stderr
+            folder=folder,
+            arguments=arguments,
+            environment=environment,
+            stdout=stdout,
+            stderr=stderr,
+            program=program,
         )
         pid = server.start(f"{__name__}:run", command)
         died = server.next_death(PATIENCE_S)
@@ -57,10 +69,10 @@ def run(command: _Command) -> NoReturn:
     os.environ.update(command.environment)
     for number, path in ((1, command.stdout), (2, command.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-    sys.argv[:] = ["acbench", *command.arguments]
+    sys.argv[:] = [command.program, *command.arguments]
     code = 0
     try:
-        cli.main()
+        {"acbench": cli.main, "acbench-plan": cli.plan}[command.program]()
     except SystemExit as error:
         code = cast("int", error.code)
     sys.stdout.flush()

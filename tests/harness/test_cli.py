@@ -19,6 +19,7 @@ from types import ModuleType
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 
 from harness import cli
 from harness.ranks.forkserver import ForkServer
@@ -61,6 +62,12 @@ def imported() -> Iterator[ForkServer]:
 def acbench(imported: ForkServer, tmp_path: Path) -> Run:
     """Run the program in `tmp_path` to its end; what starts as people start it is `_started`."""
     return lambda *arguments: command.acbench(imported, tmp_path, arguments, _environment())
+
+
+@pytest.fixture
+def acbench_plan(imported: ForkServer, tmp_path: Path) -> Run:
+    """Run `acbench-plan` in `tmp_path` to its end."""
+    return lambda *words: command.acbench(imported, tmp_path, words, _environment(), "acbench-plan")
 
 
 def _started(folder: Path, *arguments: str, program: tuple[str, ...] = (ACBENCH,)) -> Finished:
@@ -231,6 +238,48 @@ def test_a_dry_run_says_what_would_run_and_leaves_nothing(acbench: Run, tmp_path
     assert _files(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["hardware=h10"], "hardware: unknown option 'h10'; did you mean 'h100'?", id="hardware"),
+        pytest.param(
+            ["mesh.dp_shard=3"],
+            "batch_size: must be a multiple of the 3 data-parallel ranks of shard3, got 2",
+            id="mesh larger than the batch",
+        ),
+        pytest.param(["solve=seed"], "solve: 'seed' cannot be solved for; options: batch_size", id="field"),
+        pytest.param(["solve=batch_size"], "solve: needs a memory to fit; name one", id="no memory"),
+        pytest.param(
+            ["-m", "hardware.usable_gib=9"], "hardware: must be named before its numbers", id="no name"
+        ),
+        pytest.param(["hardware=h100", "hardware.usable_gib=0"], "hardware.usable_gib: must be", id="number"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused(acbench_plan: Run, words: list[str], message: str) -> None:
+    done = acbench_plan(*[word for word in words if word == "-m"], *SMALL, *[w for w in words if w != "-m"])
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"acbench-plan: {message}")
+
+
+def test_solving_is_for_plans(acbench: Run) -> None:
+    done = acbench(*SMALL, "solve=batch_size", "hardware=h100")
+    assert done.stderr == "acbench: solve: is for acbench-plan; use that command, or leave it out\n"
+
+
+def test_a_plan_predicts_and_leaves_nothing(acbench_plan: Run, tmp_path: Path) -> None:
+    words = ("-m", *SMALL, "ac=none,full", "seed=0,-1", "mesh.dp_shard=2", "hardware=h100", "--json")
+    done = acbench_plan(*words, "hardware.usable_gib=1e-5")
+    rows = json.loads(done.stdout)
+    assert done.code == 1
+    assert [(row["status"], row["fits"], row["state"]) for row in rows] == [
+        ("predicted", False, "to run"),
+        ("refused", None, "refused"),
+    ] * 2
+    assert rows[0]["time"]["step_time_s"]["median"] > 0
+    assert done.stderr.splitlines()[-1].startswith("[2/2] ")
+    assert _files(tmp_path) == []
+
+
 def test_the_version_is_ours(acbench: Run) -> None:
     assert acbench("--version").stdout == f"acbench {version('acbench')}\n"
 
@@ -318,7 +367,9 @@ def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path
 def test_a_glob_leaves_out_what_must_be_asked_for() -> None:
     (override,) = OverridesParser.create().parse_overrides(["ac=glob(*)"])
     sweeper._leave_out(override)
-    assert override.value().filter([*ac_variants]) == [
+    found = override.value()
+    assert isinstance(found, Glob)
+    assert found.filter([*ac_variants]) == [
         name for name in ac_variants if name != "compiler_budget"
     ]
 

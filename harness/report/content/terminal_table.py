@@ -78,19 +78,26 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
 
 
 def print_table(records: Sequence[Record], *, root: Path | None = None, stream: TextIO | None = None) -> None:
-    """Print the table of `records` on stdout, a row a line; in several tables where one is too wide.
+    """Print the table of `records` on stdout, a row a line; see `print_sheet`.
 
-    Columns in which no trial has anything are left out. A name too long for any table makes the lines longer;
-    on a terminal that is too narrow for that, cells are wrapped between words, never within.
+    Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
     """
-    content = _filled(sheet(records, root))
+    further = (LEGEND, textwrap.fill(plain(differing(records)), NARROW))
+    print_sheet(_filled(sheet(records, root)), further, stream=stream)
+
+
+def print_sheet(content: Sheet, further: Sequence[str], *, stream: TextIO | None = None) -> None:
+    """Print a table, then the lines `further` and its notes; in several tables where one is too wide.
+
+    On a terminal that is too narrow for one column beside the names, cells are wrapped between words.
+    """
     console = Console(file=stream or sys.stdout, highlight=False, emoji=False)
     limit = max(NARROW, console.width) if console.is_terminal else NARROW
     named = sum(heading in _NAMES for heading in content.columns)
     for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):
         _print_block(content, block, console)
     console.print()
-    for line in (LEGEND, textwrap.fill(plain(differing(records)), NARROW), *content.notes):
+    for line in (*further, *content.notes):
         if line:
             console.print(_visible(line), markup=False, soft_wrap=True)
 

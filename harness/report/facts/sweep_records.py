@@ -24,7 +24,8 @@ V = TypeVar("V")
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NONE: Mapping[str, str] = MappingProxyType({})
-_STRATEGIES = ("ac", "chunk", "shard", "wrap_order")
+STRATEGIES = ("ac", "chunk", "shard", "wrap_order")
+"""Fields in which a variant may differ from its twin."""
 
 
 class UnreadableError(ValueError):
@@ -238,7 +239,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     experiments = as_read(records)
     models = [group_name(experiment, "model") for experiment in experiments]
     differ = len(set(models)) > 1
-    settings = [_shared(record, *_STRATEGIES) for record in records]
+    settings = [_shared(record, *STRATEGIES) for record in records]
     twin_steps = pooled_step_times(records, settings)
     return [
         Entry(
@@ -248,7 +249,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
             mesh=label.mesh,
             name=f"{label.variant} on {label.mesh}" + (f", {model}" if differ else ""),
             setting=setting,
-            workload=_shared(record, *_STRATEGIES, "mesh"),
+            workload=_shared(record, *STRATEGIES, "mesh"),
             twin_step_s=twin_step_s,
             sweep=number,
         )

@@ -1,0 +1,76 @@
+"""How long a predicted step takes on named hardware.
+
+An operator takes a roofline: its FLOPs at the peak rate of its dtype or its bytes at the memory's bandwidth,
+whichever is longer, and a launch. A collective takes alpha-beta: a latency, and the bytes that a rank sends
+over the slowest link of its group. A host copy takes its bytes over the host link. Rates are the hardware's
+times its efficiency.
+
+Overlap: on CUDA, FSDP and DDP communicate, and offloading copies, beside computation. So each phase (forward,
+backward, optimizer) takes the longest of the three, as if the first and the last could hide too. Collectives
+that computation waits for, those of tensor parallelism, are added to it. On the CPU nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from harness.predict.hardware import Hardware
+from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Times, Trace
+
+_PHASES = ("forward", "backward", "optimizer")
+_SENT_TWICE = ("all_reduce",)
+
+
+def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
+    """Return a function from the step of one rank to its time on `hardware`.
+
+    It raises `ConfigError` where the hardware has no rate for a dtype that the step multiplies in.
+    """
+
+    def timed(trace: Trace) -> Times:
+        source = hardware.sources.get("flops_per_s", "as given")
+        return Times(
+            step_s=sum(_phase_s(trace, phase, hardware) for phase in _PHASES),
+            peak_flops_per_s=hardware.rate(trace.computes_in),
+            source=f"{hardware.name}: {source}",
+        )
+
+    return timed
+
+
+def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
+    operators = (call for call in trace.operators if call.phase == phase)
+    collectives = [call for call in trace.collectives if call.phase == phase]
+    copies = (copy for copy in trace.host_copies if copy.phase == phase)
+    computed_s = sum(call.count * _operator_s(call, trace.computes_in, hardware) for call in operators)
+    waited_s, hidden_s = (
+        sum(
+            call.count * _collective_s(call, trace.computes_in, hardware)
+            for call in collectives
+            if call.is_waited is is_waited
+        )
+        for is_waited in (True, False)
+    )
+    parts = (computed_s + waited_s, hidden_s, _copies_s(copies, hardware))
+    return max(parts) if hardware.device == "cuda" else sum(parts)
+
+
+def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
+    machine = hardware.machine(call.dtype if call.flops else computes_in)
+    return machine.operator_s(call.flops, call.read_bytes + call.written_bytes)
+
+
+def _collective_s(call: CollectiveCall, computes_in: str, hardware: Hardware) -> float:
+    """Return the seconds of a ring: `(n-1)/n` of the payload leaves each rank, twice to all-reduce."""
+    leaves_node = call.crosses_nodes or call.furthest_rank >= hardware.ranks_per_node
+    sent = call.payload_bytes * (call.group_size - 1) / call.group_size
+    machine = hardware.machine(computes_in, leaves_node=leaves_node)
+    return machine.collective_s(2 * sent if call.name in _SENT_TWICE else sent)
+
+
+def _copies_s(copies: Iterable[HostCopy], hardware: Hardware) -> float:
+    """Return the seconds of the busier direction: host links carry both at once."""
+    by_direction: dict[str, int] = {}
+    for copy in copies:
+        by_direction[copy.direction] = by_direction.get(copy.direction, 0) + copy.count * copy.nbytes
+    return hardware.host_s(max(by_direction.values(), default=0))

@@ -1,0 +1,221 @@
+"""The table of `acbench-plan`: what every point would need and take, and what of it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records.fields import encode
+from harness.records.record import Record
+from harness.report.content.columns import NOTHING, failure
+from harness.report.content.terminal_table import Sheet
+from harness.report.facts import quantities
+from harness.report.facts.labels import group_name, labels
+from harness.report.facts.number_words import Unit, and_more, human_bytes, human_flops, in_words
+from harness.report.facts.sweep_records import STRATEGIES, grouped
+
+LEGEND = """\
+saved, peak, FLOPs, collectives: of one rank and one step; nothing has run.
+*: nothing beside it needs less memory and less time (same model, mesh and recipe).
+step time: a roofline of operators, collectives and host copies; tokens/s a device."""
+KERNELS = (
+    "Bytes and FLOPs follow the CPU's kernels, because torch cannot fake CUDA's:\n"
+    "workspaces of CUDA's kernels, and what its allocator loses, are not in them."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SolvedField:
+    """The field that a point was solved for.
+
+    Fields:
+        field: its name on the command line.
+        value: the largest or smallest value that fits; `None` where none does.
+        is_limit: whether nothing beyond the value is possible, whatever the memory.
+    """
+
+    field: str
+    value: int | None
+    is_limit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedPoint:
+    """One row.
+
+    Fields:
+        asked: the resolved experiment as it was asked for.
+        record: the prediction; of the solved experiment where a field was solved for. Or the refusal.
+        state: `to run`, `done`, `elsewhere` or `refused`.
+        hardware: name of the hardware; `None` where none was named.
+        usable_bytes: bytes of it that a rank may take.
+        needed_bytes: bytes of it that a rank takes; `None` where nothing is predicted.
+        is_stand_in: whether kernels of another device were followed than the hardware's.
+        is_defect: whether a defect of ours kept it from being predicted.
+        solved: the field that was solved for.
+    """
+
+    asked: Mapping[str, Any]
+    record: Record
+    state: str
+    hardware: str | None = None
+    usable_bytes: int | None = None
+    needed_bytes: int | None = None
+    is_stand_in: bool = False
+    is_defect: bool = False
+    solved: SolvedField | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits; `None` where no hardware was named or nothing is predicted."""
+        if self.usable_bytes is None or self.needed_bytes is None:
+            return None
+        return self.needed_bytes <= self.usable_bytes
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second of a device; samples a second where there are no tokens."""
+        step_s = quantities.STEP_TIME.of(self.record)
+        samples = self.record.experiment.get("batch_size")
+        if not step_s or not isinstance(samples, int):
+            return None
+        return quantities.TOKENS_PER_S.of(self.record) or samples / step_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values, with what follows from the hardware."""
+        further = {
+            "fits": self.fits,
+            "hardware": self.hardware,
+            "usable_bytes": self.usable_bytes,
+            "state": self.state,
+        }
+        solved = {} if self.solved is None else {"solved": encode(self.solved)}
+        return self.record.to_dict() | further | solved
+
+
+def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
+    """Return the table of `rows`, in their order; columns that tell nothing apart are left out."""
+    names = labels([row.asked for row in rows])
+    best = _best(rows)
+    columns = {
+        "model": [group_name(row.asked, "model") for row in rows],
+        "variant": [name.variant for name in names],
+        "mesh": [name.mesh for name in names],
+        "hardware": [row.hardware or NOTHING for row in rows],
+        **_solved_columns(rows),
+        "saved": [_cell(row, quantities.SAVED) for row in rows],
+        "peak": [_cell(row, quantities.PEAK) for row in rows],
+        "fits": [_FITS[row.fits] for row in rows],
+        "FLOPs": [_flops(row.record) for row in rows],
+        "step time": [
+            _cell(row, quantities.STEP_TIME) + (" *" if index in best else "")
+            for index, row in enumerate(rows)
+        ],
+        "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
+        "state": [row.state for row in rows],
+        "collectives": [_collectives(row.record) for row in rows],
+    }
+    for heading in ("model", "hardware"):
+        if len(set(columns[heading])) == 1:
+            del columns[heading]
+    return Sheet(
+        columns=tuple(columns),
+        rows=tuple(zip(*columns.values(), strict=True)),
+        notes=tuple(_notes(rows, [f"{name.variant} on {name.mesh}" for name in names])),
+    )
+
+
+_FITS = {True: "yes", False: "no", None: NOTHING}
+
+
+def _solved_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
+    field = next((row.solved.field for row in rows if row.solved is not None), None)
+    if field is None:
+        return {}
+    values = [None if row.solved is None else row.solved.value for row in rows]
+    return {field: ["none" if value is None else f"{value:,}" for value in values]}
+
+
+def _cell(row: PlannedPoint, quantity: quantities.Quantity) -> str:
+    value = quantity.of(row.record)
+    return NOTHING if value is None else in_words(value, quantity.unit)
+
+
+def _flops(record: Record) -> str:
+    work = record.work
+    return NOTHING if work is None else human_flops(work.forward_flops + work.backward_flops)
+
+
+def _collectives(record: Record) -> str:
+    """Return how many collectives a step has, and their bytes, as in `99 (49.6 GiB)`."""
+    work = record.work
+    if work is None or not any(work.collectives.values()):
+        return NOTHING
+    return f"{_total(work.collectives)} ({human_bytes(_total(work.collective_bytes))})"
+
+
+def _total(by_phase: Mapping[str, Mapping[str, int]]) -> int:
+    return sum(number for by_name in by_phase.values() for number in by_name.values())
+
+
+def _best(rows: Sequence[PlannedPoint]) -> set[int]:
+    """Return the rows on the memory-time front; where a field was solved for, the fastest."""
+    best: set[int] = set()
+    for group in _groups(rows).values():
+        known = [index for index in group if rows[index].speed is not None]
+        if any(rows[index].solved for index in known):
+            fitting = [index for index in known if rows[index].fits]
+            best |= {max(fitting, key=lambda index: rows[index].speed or 0)} if fitting else set()
+        else:
+            best |= {index for index in known if not any(_beats(rows[other], rows[index]) for other in known)}
+    return best
+
+
+def _beats(one: PlannedPoint, other: PlannedPoint) -> bool:
+    """Whether `one` needs no more memory and no more time than `other`, and less of one of them."""
+    mine, its = (
+        (quantities.PEAK.of(row.record) or 0, quantities.STEP_TIME.of(row.record) or 0)
+        for row in (one, other)
+    )
+    return mine != its and mine[0] <= its[0] and mine[1] <= its[1]
+
+
+def _groups(rows: Sequence[PlannedPoint]) -> dict[str, list[int]]:
+    """Return the numbers of the rows that differ in strategies alone."""
+    return grouped(
+        (repr((row.hardware, {key: row.asked[key] for key in row.asked if key not in STRATEGIES})), index)
+        for index, row in enumerate(rows)
+    )
+
+
+def _notes(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
+    """Yield one line a note; what many points share is said once."""
+    yield from _fastest(rows, names)
+    groups = grouped((note, name) for row, name in zip(rows, names, strict=True) for note in _about(row))
+    for note, (first, *others) in groups.items():
+        yield f"{first}{and_more(len(others))}: {note}"
+    if any(row.is_stand_in for row in rows):
+        yield KERNELS
+
+
+def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
+    for group in _groups(rows).values():
+        fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
+        if fitting:
+            best = max(fitting, key=lambda index: rows[index].speed or 0)
+            speed = in_words(rows[best].speed or 0, Unit.RATE)
+            unit = "samples" if quantities.TOKENS_PER_S.of(rows[best].record) is None else "tokens"
+            yield f"fastest that fits {rows[best].hardware}: {names[best]}, {speed} {unit}/s"
+
+
+def _about(row: PlannedPoint) -> Iterator[str]:
+    """Yield what the cells of a row cannot say."""
+    if row.record.error is not None:
+        yield f"{row.record.status}, {failure(row.record.error)}"
+    if row.solved is None:
+        return
+    if row.solved.value is None and row.needed_bytes is not None:
+        yield f"no {row.solved.field} fits; the smallest step needs {human_bytes(row.needed_bytes)}"
+    if row.solved.is_limit:
+        yield f"{row.solved.field} is at its own limit, not at that of the memory"

@@ -1,0 +1,100 @@
+"""Step times that can be reckoned by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.predict.hardware import Hardware
+from harness.predict.step_time import timed_on
+from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
+
+_HARDWARE: dict[str, Any] = {
+    "name": "slow",
+    "usable_gib": 1.0,
+    "flops_per_s": {"fp32": 100.0, "bf16": 200.0},
+    "bytes_per_s": 10.0,
+    "launch_s": 1.0,
+    "half_rows": 0,
+    "ranks_per_node": 8,
+    "link_bytes_per_s": 10.0,
+    "latency_s": 2.0,
+    "network_bytes_per_s": 5.0,
+    "network_latency_s": 4.0,
+    "host_bytes_per_s": 1.0,
+}
+
+
+def operator(flops: int = 0, nbytes: int = 0, count: int = 1, dtype: str = "float32") -> OperatorCall:
+    return OperatorCall(
+        phase="forward",
+        name="aten.mm.default",
+        is_recomputed=False,
+        dtype=dtype,
+        flops=flops,
+        read_bytes=nbytes,
+        written_bytes=0,
+        count=count,
+    )
+
+
+def collective(name: str = "all_gather", **changes: Any) -> CollectiveCall:
+    fields: dict[str, Any] = {
+        "phase": "forward",
+        "name": name,
+        "payload_bytes": 40,
+        "group_size": 4,
+        "furthest_rank": 3,
+        "crosses_nodes": False,
+        "is_waited": False,
+    }
+    return CollectiveCall(**fields | changes)
+
+
+def copy(direction: str, nbytes: int, phase: str = "forward") -> HostCopy:
+    return HostCopy(phase=phase, direction=direction, nbytes=nbytes)
+
+
+COMPUTED = operator(flops=1000, count=2)  # 2 x (10 + 1) s
+CASES = {
+    "FLOPs and launches": ([COMPUTED], 22.0),
+    "memory where that is slower": ([operator(flops=100, nbytes=200)], 21.0),
+    "each dtype at its rate": ([operator(flops=1000, dtype="bfloat16")], 6.0),
+    "a collective beside computation": ([COMPUTED, collective()], 22.0),
+    "a collective that takes longer": ([COMPUTED, collective(count=5)], 25.0),
+    "a collective that computation waits for": ([COMPUTED, collective(is_waited=True)], 27.0),
+    "an all-reduce sends twice": ([collective("all_reduce")], 8.0),
+    "the mesh leaves the node": ([collective(crosses_nodes=True)], 10.0),
+    "more ranks than a node has": ([collective(furthest_rank=8)], 10.0),
+    "copies both ways at once": ([copy("to_host", 30), copy("to_device", 20)], 30.0),
+    "phases one after another": ([COMPUTED, copy("to_device", 30, "backward")], 52.0),
+}
+
+
+def trace(*calls: OperatorCall | CollectiveCall | HostCopy) -> Trace:
+    return Trace(
+        device="cpu",
+        computes_in="float32",
+        operators=tuple(call for call in calls if isinstance(call, OperatorCall)),
+        collectives=tuple(call for call in calls if isinstance(call, CollectiveCall)),
+        host_copies=tuple(call for call in calls if isinstance(call, HostCopy)),
+    )
+
+
+@pytest.mark.parametrize(("calls", "seconds"), CASES.values(), ids=CASES)
+def test_a_step_takes_the_sum_of_its_phases(calls: list[Any], seconds: float) -> None:
+    times = timed_on(Hardware(device="cuda", **_HARDWARE))(trace(*calls))
+    assert times.step_s == seconds
+    assert times.peak_flops_per_s == 100.0
+
+
+def test_on_a_cpu_nothing_overlaps() -> None:
+    times = timed_on(Hardware(device="cpu", **_HARDWARE))(trace(COMPUTED, collective(), copy("to_host", 30)))
+    assert times.step_s == 22.0 + 5.0 + 30.0
+
+
+def test_a_dtype_without_a_rate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="slow has no rate for float64, in which operators of this point"):
+        timed_on(Hardware(device="cuda", **_HARDWARE))(trace(operator(flops=1, dtype="float64")))

@@ -1,0 +1,110 @@
+"""The table of predictions: its cells, its front, and the sentences below."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.experiment.experiment import Experiment
+from harness.records import record as records
+from harness.report.content.plan_table import KERNELS, PlannedPoint, SolvedField, plan_sheet
+from tests.harness import records_fixture
+from tests.harness.composing import experiment_of
+from tests.harness.predict.predicted import predicted
+
+GIB = 1 << 30
+
+
+def _experiment(ac: str) -> Experiment:
+    return experiment_of(f"model=llama_nano data=synthetic mesh.dp_shard=2 ac={ac}")
+
+
+def row(ac: str, peak_gib: int, step_s: float) -> PlannedPoint:
+    experiment = _experiment(ac)
+    return PlannedPoint(
+        asked=experiment.to_dict(),
+        record=predicted(experiment, peak_gib * GIB, step_s),
+        state="to run",
+        hardware="h100",
+        usable_bytes=40 * GIB,
+        needed_bytes=peak_gib * GIB,
+    )
+
+
+def refused(ac: str) -> PlannedPoint:
+    asked = _experiment(ac).to_dict()
+    found = records.refused(records_fixture.identity(asked), "mesh: no", at=records_fixture.STARTED)
+    return PlannedPoint(asked=asked, record=found, state="refused", hardware="h100", usable_bytes=40 * GIB)
+
+
+def test_every_point_is_a_row() -> None:
+    sheet = plan_sheet(
+        [row("none", 50, 0.5), row("full", 20, 0.7), row("offload", 30, 0.8), refused("nested")]
+    )
+    assert sheet.columns == (
+        *("variant", "mesh", "saved", "peak", "fits", "FLOPs", "step time", "tokens/s", "state"),
+        "collectives",
+    )
+    assert sheet.rows == (
+        (
+            "none",
+            "shard2",
+            "3.0 MiB",
+            "50.0 GiB",
+            "no",
+            "4.00 G",
+            "500 ms *",
+            "2,000",
+            "to run",
+            "25 (25.0 KiB)",
+        ),
+        (
+            "full",
+            "shard2",
+            "3.0 MiB",
+            "20.0 GiB",
+            "yes",
+            "4.00 G",
+            "700 ms *",
+            "1,429",
+            "to run",
+            "25 (25.0 KiB)",
+        ),
+        (
+            "offload",
+            "shard2",
+            "3.0 MiB",
+            "30.0 GiB",
+            "yes",
+            "4.00 G",
+            "800 ms",
+            "1,250",
+            "to run",
+            "25 (25.0 KiB)",
+        ),
+        ("nested", "shard2", "-", "-", "-", "-", "-", "-", "refused", "-"),
+    )
+    assert sheet.notes == (
+        "fastest that fits h100: full on shard2, 1,429 tokens/s",
+        "nested on shard2: refused, ConfigError: mesh: no",
+    )
+
+
+def test_a_solved_field_is_a_column_and_the_fastest_is_marked() -> None:
+    rows = [
+        replace(row("none", 39, 0.5), solved=SolvedField(field="batch_size", value=1024)),
+        replace(row("full", 39, 0.4), solved=SolvedField(field="batch_size", value=2048, is_limit=True)),
+        replace(row("offload", 50, 0.4), solved=SolvedField(field="batch_size", value=None)),
+    ]
+    sheet = plan_sheet(rows)
+    columns = dict(zip(sheet.columns, zip(*sheet.rows, strict=True), strict=True))
+    assert columns["batch_size"] == ("1,024", "2,048", "none")
+    assert columns["step time"] == ("500 ms", "400 ms *", "400 ms")
+    assert sheet.notes[1:] == (
+        "full on shard2: batch_size is at its own limit, not at that of the memory",
+        "offload on shard2: no batch_size fits; the smallest step needs 50.0 GiB",
+    )
+
+
+def test_kernels_of_another_device_are_said_once() -> None:
+    rows = [replace(row(ac, 20, 0.5), is_stand_in=True) for ac in ("none", "full")]
+    assert plan_sheet(rows).notes.count(KERNELS) == 1
