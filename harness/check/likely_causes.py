@@ -22,6 +22,7 @@ class Evidence:
         recomputed_ops: operators that ran again.
         divergence: the first recomputed value that forward did not make.
         lost, gained: parameters that get a gradient from one of the two models only.
+        written: buffers that forward writes in place.
     """
 
     part: str
@@ -32,6 +33,7 @@ class Evidence:
     divergence: Divergence | None
     lost: tuple[str, ...] = ()
     gained: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
     def has_run(self, *words: str) -> bool:
         """Say whether an operator with one of `words` in its name ran again."""
@@ -52,19 +54,19 @@ class LikelyCause:
     """A known defect.
 
     Fields:
-        number: its entry in the gallery; `None` where it has none.
+        numbers: its entries in the gallery; several where they look alike, none where it has none.
         title: what happens.
         remedy: what to do.
         fits: says whether evidence looks like it.
     """
 
-    number: int | None
+    numbers: tuple[int, ...]
     title: str
     remedy: str
     fits: Callable[[Evidence], bool]
 
     def __str__(self) -> str:
-        where = "" if self.number is None else f"gallery {self.number}: "
+        where = f"gallery {' or '.join(map(str, self.numbers))}: " if self.numbers else ""
         return f"looks like {where}{self.title}; {self.remedy}"
 
 
@@ -73,85 +75,97 @@ _REWIND = "move the update out of the region, or use a variant with rewind=True"
 
 CAUSES = (
     LikelyCause(
-        number=22,
+        numbers=(22,),
         title="a host copy that is no copy (save_on_cpu of tensors on the CPU) hides a change in place",
         remedy="change a copy, x.clone()",
         fits=lambda seen: seen.part == "hides_error" and not seen.recomputed_ops,
     ),
     LikelyCause(
-        number=8,
+        numbers=(8,),
         title="micro-batches in flight share state that hides an error of autograd",
         remedy="keep such state per call, or pass it as an argument",
         fits=lambda seen: seen.part == "hides_error" and seen.probe == _BETWEEN,
     ),
     LikelyCause(
-        number=21,
+        numbers=(23,),
+        title="a buffer that backward needs is written before it, which checkpointing hides",
+        remedy="write it after backward, or read a copy, buffer.clone()",
+        fits=lambda seen: seen.part == "hides_error" and bool(seen.written),
+    ),
+    LikelyCause(
+        numbers=(21,),
         title="a tensor that autograd keeps is changed in place, which checkpointing hides",
         remedy="change a copy, x.clone()",
         fits=lambda seen: seen.part == "hides_error",
     ),
     LikelyCause(
-        number=8,
+        numbers=(8,),
         title="micro-batches in flight share state: the recomputation of one reads what another has left",
         remedy="keep such state per call, or pass it as an argument",
         fits=lambda seen: seen.probe == _BETWEEN,
     ),
     LikelyCause(
-        number=18,
+        numbers=(18,),
         title="a reentrant region without an input that requires a gradient trains nothing",
         remedy="use use_reentrant=False, or enable_input_require_grads()",
         fits=lambda seen: bool(seen.lost) and not seen.recomputed_ops,
     ),
     LikelyCause(
-        number=19,
+        numbers=(19,),
         title="a reentrant region loses gradients of what is not a tensor or a tuple of tensors",
         remedy="use use_reentrant=False, and pass tensors by position",
         fits=lambda seen: bool(seen.lost) and not seen.gained and seen.divergence is None,
     ),
     LikelyCause(
-        number=6,
+        numbers=(6,),
         title="the recomputation takes another branch, whose parameters get the gradient",
         remedy="choose the branch outside of the region, and pass the choice as an argument",
         fits=lambda seen: bool(seen.lost or seen.gained) and not seen.changes("rng_state"),
     ),
     LikelyCause(
-        number=3,
+        numbers=(3,),
         title="numbers of Python's or NumPy's generator are drawn anew in the recomputation",
         remedy="draw with torch's generator, or outside of the region",
         fits=lambda seen: seen.changes("rng_state", "python", "numpy"),
     ),
     LikelyCause(
-        number=28,
+        numbers=(1,),
+        title="rrelu as the last operator of a region saves its noise before it is drawn",
+        remedy="leave it out of the region",
+        fits=lambda seen: seen.has_run("rrelu") and not seen.draws(),
+    ),
+    LikelyCause(
+        numbers=(28,),
         title="random numbers such as dropout are drawn anew in the recomputation",
         remedy=_KEEP_RNG,
         fits=lambda seen: seen.changes("rng_state"),
     ),
     LikelyCause(
-        number=4,
+        numbers=(4,),
         title="the region draws from a generator of its own, which is not put back",
         remedy="draw from the default generator, or use a variant with rewind=True",
         fits=lambda seen: seen.draws(),
     ),
     LikelyCause(
-        number=2,
+        numbers=(2,),
         title="spectral_norm iterates once more in the recomputation",
         remedy="leave it out of the region, or use a variant with rewind=True",
         fits=lambda seen: seen.changes("buffers", "parametrizations", "_u", "_v") and seen.has_run("mv"),
     ),
     LikelyCause(
-        number=None,
+        numbers=(),
         title="batch statistics are updated twice",
         remedy="freeze them, or use a variant with rewind=True",
         fits=lambda seen: seen.changes("buffers", "running_", "num_batches_tracked"),
     ),
     LikelyCause(
-        number=17,
+        numbers=(17,),
         title="a scale of delayed quantisation is updated in forward, so the recomputation has another",
         remedy=_REWIND,
         fits=lambda seen: seen.changes("buffers", "amax", "scale") and seen.changes("gradients"),
     ),
     LikelyCause(
-        number=13,
+        numbers=(13,),
         title="a buffer that routes is updated in forward, so the recomputation routes otherwise",
         remedy=_REWIND,
         fits=lambda seen: (
@@ -161,32 +175,26 @@ CAUSES = (
         ),
     ),
     LikelyCause(
-        number=14,
+        numbers=(14,),
         title="a buffer that counts is updated once more by the recomputation",
         remedy=_REWIND,
         fits=lambda seen: seen.changes("buffers"),
     ),
     LikelyCause(
-        number=15,
+        numbers=(15,),
         title="a container grows once more in the recomputation",
         remedy=_REWIND,
         fits=lambda seen: seen.changes("state", "length of "),
     ),
     LikelyCause(
-        number=32,
+        numbers=(32,),
         title="a counter or another attribute is changed once more by the recomputation",
         remedy=_REWIND,
         fits=lambda seen: seen.changes("state"),
     ),
     LikelyCause(
-        number=1,
-        title="rrelu as the last operator of a region saves its noise before it is drawn",
-        remedy="leave it out of the region",
-        fits=lambda seen: seen.has_run("rrelu") and seen.divergence is None,
-    ),
-    LikelyCause(
-        number=5,
-        title="the recomputation reads something that has changed since forward, such as a context variable",
+        numbers=(5, 6, 7),
+        title="the recomputation reads what has changed since: a context variable, a flag, swapped weights",
         remedy="pass it as an argument of the region",
         fits=lambda seen: seen.divergence is not None,
     ),

@@ -26,10 +26,11 @@ from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
 from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
-from harness.records.parity_result import PARTS, Parity
+from harness.records.parity_result import PARTS, Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
+from strategies.regions.host import allocating_on_host
 
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
@@ -128,7 +129,7 @@ class _Check:
             if found.verdict in _PROBED:
                 found = probe(found)
         found = _agreed(found)
-        evidence = _evidence(found, values)
+        evidence = _evidence(found, values, probing.written())
         return replace(
             found,
             recomputation=None if values is None else values.first,
@@ -181,7 +182,7 @@ class _Check:
             subject.backward(subject.forward(batch.to(self.device))[1])
             subject.update()
         watched = subject.with_parts(blocks=dict(subject.names.modules))
-        report = instrument(watched, batch.to(self.device), seed=seed)
+        report = instrument(watched, batch.to(self.device), is_host=allocating_on_host, seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act)
@@ -241,8 +242,13 @@ def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothi
     """Return what all ranks say together, by the rules of a trial."""
     memory, work = merge_memory(ranks, is_plain=False), merge_work(ranks, is_plain=False)
     parity = merge_parity(ranks)
+    assert parity is not None, "every rank has compared"
+    notes: tuple[str, ...] = ()
+    if _has_proof_before(parity.weightless):
+        notes = (str(parity.weightless),)
+        parity = replace(parity, weightless=Weightless())
     shown = verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity)
-    first = parity.first if parity is not None and shown.word == "differs" else None
+    first = parity.first if shown.word == "differs" else None
     return Neutrality(
         verdict=shown.word,
         reason=shown.reason,
@@ -253,6 +259,17 @@ def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothi
         recomputed_ops=work.recomputed_ops,
         recomputed_flops=work.recomputed_flops,
         recomputed_modules=recomputed,
+        notes=notes,
+    )
+
+
+def _has_proof_before(weightless: Weightless) -> bool:
+    """Say whether steps with gradients came before those without: layers may be dropped in some."""
+    starts = (weightless.zero_from, weightless.zero_blocks_from)
+    return (
+        weightless.not_finite_from is None
+        and all(start is None or start > 0 for start in starts)
+        and any(starts)
     )
 
 
@@ -293,7 +310,9 @@ def _agreed(found: Neutrality) -> Neutrality:
     return found
 
 
-def _evidence(found: Neutrality, values: RecomputedValues | None) -> Evidence | None:
+def _evidence(
+    found: Neutrality, values: RecomputedValues | None, written: tuple[str, ...]
+) -> Evidence | None:
     """Return what is known of the first difference; `None` where nothing differs."""
     if found.first is None:
         return None
@@ -308,10 +327,11 @@ def _evidence(found: Neutrality, values: RecomputedValues | None) -> Evidence | 
             for part, each in parts.items()
             if each.first_difference is not None
         },
-        recomputed_ops=tuple(found.recomputed_ops),
+        recomputed_ops=tuple(found.recomputed_ops) if values is None else values.operators,
         divergence=None if values is None else values.first,
         lost=found.lost,
         gained=found.gained,
+        written=written,
     )
 
 

@@ -53,6 +53,18 @@ class Probing:
         except PassError:
             return None
 
+    def written(self) -> tuple[str, ...]:
+        """Return the names of the buffers that the plain model's forward writes in place."""
+        subject = self.workshop.subject(is_variant=False)
+        buffers = dict(subject.model.named_buffers())
+        before = {name: buffer._version for name, buffer in buffers.items()}  # noqa: SLF001 (autograd's own count)
+        try:
+            with seeded(self.workshop.seed, step=0, dp_rank=0, device=self.device):
+                subject.forward(step_of(self.workshop.passes).to(self.device))
+        except PassError:
+            return ()
+        return tuple(name for name, buffer in buffers.items() if buffer._version != before[name])  # noqa: SLF001
+
     def vacuous(self, found: Neutrality) -> Neutrality:
         """Return that nothing is proven where the plain model computes the same whatever it reads."""
         subject = self.workshop.subject(is_variant=False)

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any, Self
 
@@ -54,7 +55,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         for owner in _owners_of_forward(self._model):
-            self._patches.enter_context(wrapped(owner, "forward", self._follow))
+            self._patches.enter_context(_following(owner, self._follow))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,6 +128,29 @@ def _owners_of_forward(model: nn.Module) -> set[type]:
         owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
     }
     return {owner for owner in classes if isinstance(vars(owner).get("forward"), FunctionType)}
+
+
+@contextmanager
+def _following(owner: type, around: Callable[..., Any]) -> Iterator[None]:
+    """Let `around` run the `forward` of a class within the scope.
+
+    A forward that refers to itself, as that of a layer of `transformers` does to see whether a subclass has
+    wrapped it, stays the function that it is: what runs is the one that it wraps. With another function in
+    its place such a layer would not checkpoint.
+    """
+    forward: Any = vars(owner)["forward"]
+    cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+    inner = getattr(forward, "__wrapped__", None)
+    cell = next((each for each in cells.values() if inner is not None and each.cell_contents is inner), None)
+    if cell is None or forward.__code__.co_name not in cells:
+        with wrapped(owner, "forward", around):
+            yield
+        return
+    cell.cell_contents = partial(around, inner)
+    try:
+        yield
+    finally:
+        cell.cell_contents = inner
 
 
 def _readable(name: str, model: nn.Module) -> str:

@@ -74,11 +74,13 @@ class RecomputedValues:
     """What the recomputations of one step showed.
 
     Fields:
+        operators: those that ran again, by name, in order of first appearance.
         count: values that were looked up.
         first: the first divergence; `None` where there is none.
         margins: of each `topk`, in the order of forward.
     """
 
+    operators: tuple[str, ...]
     count: int
     first: Divergence | None
     margins: tuple[Margin, ...] = ()
@@ -137,7 +139,8 @@ class _Values(OperatorMode):
             Margin(module=module, margin=_margin(scores, chosen), noise=self._noise.get(place, 0.0))
             for place, (module, scores, chosen) in enumerate(self._choices)
         )
-        return RecomputedValues(count=self._count, first=self._first, margins=margins)
+        operators = tuple(dict.fromkeys(operator for operator, _ in self._runs))
+        return RecomputedValues(operators=operators, count=self._count, first=self._first, margins=margins)
 
     def _look_up(self, name: str, result: Any) -> None:
         module = self._locator.module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -297,6 +298,40 @@ def test_a_failing_step_leaves_nothing_behind() -> None:
         )
     assert (nn.Linear.forward, vars(torch.UntypedStorage).get("resize_")) == (forward, resize)
     assert trainee.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def _checkpointing_itself(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a `forward` that checkpoints where nobody has wrapped it, as layers of `transformers` do."""
+
+    @functools.wraps(forward)
+    def checkpointing(self: nn.Module, x: Tensor) -> Tensor:
+        if type(self).forward is not checkpointing:
+            return forward(self, x)
+        outputs: Tensor = checkpoint(functools.partial(forward, self), x, use_reentrant=False)
+        return outputs
+
+    return checkpointing
+
+
+class CheckpointsItself(nn.Module):
+    """A block that looks at its own `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    @_checkpointing_itself
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x).sin()
+        return outputs
+
+
+def test_a_forward_that_looks_at_itself_runs_as_it_does_unwatched() -> None:
+    model = nn.Sequential(CheckpointsItself(), nn.Linear(8, 1))
+    batch = Batch(inputs=(torch.ones(4, 8, requires_grad=True),), targets=None)
+    report = instrument(Metered(model, torch.optim.SGD(model.parameters(), lr=0.1)), batch)
+    assert report.work.recomputed_ops["aten.addmm.default"] == 1
+    assert CheckpointsItself.forward.__closure__[1].cell_contents.__name__ == "forward"  # type: ignore[index]
 
 
 def test_torchtitans_table_of_saved_bytes() -> None:
