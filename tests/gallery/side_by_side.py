@@ -17,10 +17,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from strategies import Strategy
+
 STEPS = 4
 ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) | {"forward"}
 
 Batch = tuple[Any, ...] | Mapping[str, Any]
+Variant = Strategy | Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +91,7 @@ class LiveBytes(TorchDispatchMode):
 def side_by_side(
     make: Callable[[], nn.Module],
     batch: Batch | Sequence[Batch],
-    variant: Callable[[nn.Module], nn.Module],
+    variant: Variant,
     *,
     weighs: bool = True,
 ) -> Truth:
@@ -131,7 +134,7 @@ class NoBytes(nullcontext[None]):
 def _run(
     make: Callable[[], nn.Module],
     batch: Batch | Sequence[Batch],
-    variant: Callable[[nn.Module], nn.Module],
+    variant: Variant,
     live: LiveBytes | NoBytes,
 ) -> Run:
     run = Run()
@@ -141,7 +144,7 @@ def _run(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            _train(variant(model), _in_flight(batch), run, live)
+            _train(_varied(model, variant), _in_flight(batch), run, live)
         except RuntimeError as error:
             run.raised = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     run.warned = next((str(each.message).splitlines()[0] for each in said), "")
@@ -234,6 +237,10 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002
+
+
+def _varied(model: nn.Module, variant: Variant) -> nn.Module:
+    return variant.apply(model) if isinstance(variant, Strategy) else variant(model)
 
 
 def _in_flight(batch: Any) -> list[Any]:

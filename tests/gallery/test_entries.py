@@ -9,19 +9,12 @@ import pytest
 
 from tests.gallery.entries import CONTROLS, DEFECTS, Entry, load, loaded
 from tests.gallery.facts import Control, Defect
+from tests.gallery.rows import rows_of
 from tests.gallery.side_by_side import Truth, side_by_side
 
 _MOST_LINES = 32
 _COMPILING = ("compiler", "dynamo")
 _LINK = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|")
-
-
-def _rows(names: list[str]) -> list[object]:
-    """Return a row for each, those that compile only where every row runs."""
-    return [
-        pytest.param(name, marks=pytest.mark.matrix if "compil" in name or "budget" in name else ())
-        for name in names
-    ]
 
 
 def _entry(name: str) -> Entry:
@@ -37,7 +30,7 @@ def _truth(entry: Entry) -> Truth:
     return side_by_side(module.make, module.batch, module.variant, weighs=weighs)
 
 
-@pytest.mark.parametrize("name", _rows(DEFECTS))
+@pytest.mark.parametrize("name", rows_of(DEFECTS))
 def test_a_defect_is_real_and_silent(name: str) -> None:
     entry = _entry(name)
     facts: Defect = entry.facts
@@ -55,7 +48,7 @@ def test_a_defect_is_real_and_silent(name: str) -> None:
         assert (truth.saved_bytes[1] < truth.saved_bytes[0]) is facts.saves
 
 
-@pytest.mark.parametrize("name", _rows(CONTROLS))
+@pytest.mark.parametrize("name", rows_of(CONTROLS))
 def test_a_control_is_right(name: str) -> None:
     truth = _truth(_entry(name))
     assert truth.parts == ()

@@ -16,4 +16,4 @@ def make() -> nn.Module:
 
 
 batch = rows()
-variant = SelectiveOp(layers_fqn="blocks", save_ops=("matmul",)).apply
+variant = SelectiveOp(layers_fqn="blocks", save_ops=("matmul",))

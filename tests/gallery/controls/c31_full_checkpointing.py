@@ -16,4 +16,4 @@ def make() -> nn.Module:
 
 
 batch = rows()
-variant = Full(layers_fqn="blocks").apply
+variant = Full(layers_fqn="blocks")

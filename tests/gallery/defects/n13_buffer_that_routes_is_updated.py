@@ -27,9 +27,9 @@ class Balanced(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         scores, bias = self.gate(x).sigmoid(), self.get_buffer("bias")
-        chosen = (scores + bias).argmax(1)
-        bias.add_(0.3 * (len(x) / 4 - torch.bincount(chosen, minlength=4)).sign())
-        return torch.bmm(x.unsqueeze(1), self.experts[chosen]).squeeze(1) * scores.gather(1, chosen[:, None])
+        chosen = (scores + bias).topk(1).indices
+        bias.add_(0.3 * (len(x) / 4 - torch.bincount(chosen[:, 0], minlength=4)).sign())
+        return torch.bmm(x.unsqueeze(1), self.experts[chosen[:, 0]]).squeeze(1) * scores.gather(1, chosen)
 
 
 def make() -> nn.Module:

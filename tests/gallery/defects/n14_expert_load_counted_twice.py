@@ -27,9 +27,9 @@ class Counted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         scores = self.gate(x).softmax(-1)
-        chosen = scores.argmax(1)
-        self.get_buffer("load").add_(torch.bincount(chosen, minlength=4))
-        return x * scores.gather(1, chosen[:, None]).cos()
+        chosen = scores.topk(1).indices
+        self.get_buffer("load").add_(torch.bincount(chosen[:, 0], minlength=4))
+        return x * scores.gather(1, chosen).cos()
 
 
 def make() -> nn.Module:

@@ -1,4 +1,4 @@
-"""FP8 casts with the largest value of the previous call, and recomputation is a call."""
+"""FP8 casts with the amax value of the previous call, and recomputation is a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
 FACTS = Defect(
     gradients=1.0,
-    names=("largest", "blocks"),
+    names=("amax", "blocks"),
     link="https://github.com/NVIDIA/TransformerEngine/issues/1254",
     cause="The region updates the scale that it reads.",
     fix="Update the scale after the step, or put it back for recomputation.",
@@ -22,12 +22,12 @@ FACTS = Defect(
 class Delayed(Dense):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("largest", torch.full((), 100.0))
+        self.register_buffer("amax", torch.full((), 100.0))
 
     def forward(self, x: torch.Tensor) -> Any:
-        y, scale = self.linear(x), 448 / self.get_buffer("largest").clone()
+        y, scale = self.linear(x), 448 / self.get_buffer("amax").clone()
         quantised = y + ((y * scale).to(torch.float8_e4m3fn).to(y.dtype) / scale - y).detach()
-        self.get_buffer("largest").copy_(y.detach().abs().max() * 1e-3)
+        self.get_buffer("amax").copy_(y.detach().abs().max() * 1e-3)
         return (quantised * quantised).sin()
 
 

@@ -12,6 +12,7 @@ from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
 FACTS = Defect(
     parts=("hides_error",),
+    names=("Exp",),
     cause="exp saves its output and mul_ changes it; recomputation records the changed tensor as a new one.",
     fix="Write y = y * 2: without checkpointing autograd refuses the program.",
 )

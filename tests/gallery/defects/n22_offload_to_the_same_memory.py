@@ -13,6 +13,7 @@ from tests.gallery.parts import Blocks, Dense, rows
 
 FACTS = Defect(
     parts=("hides_error",),
+    names=("Exp",),
     cause="On one memory the copy to the host is the tensor itself, and hooks skip the version check.",
     fix="Write y = y * 2, and offload on a device with memory of its own only.",
 )

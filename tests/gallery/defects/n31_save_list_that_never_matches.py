@@ -24,4 +24,4 @@ def make() -> nn.Module:
 
 
 batch = rows()
-variant = SelectiveOp(layers_fqn="blocks", save_ops=("aten.mm.default",)).apply
+variant = SelectiveOp(layers_fqn="blocks", save_ops=("aten.mm.default",))

@@ -13,6 +13,7 @@ from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
 FACTS = Defect(
     parts=("loss", "gradients"),
+    names=("output",),
     gradients=0.0045,
     cause="Reentrant checkpointing runs forward under no_grad, so the block takes its path for inference.",
     fix="Use use_reentrant=False, or ask self.training.",

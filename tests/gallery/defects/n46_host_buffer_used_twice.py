@@ -12,6 +12,7 @@ from tests.gallery.facts import Defect
 from tests.gallery.parts import Blocks, Dense, rows
 
 FACTS = Defect(
+    names=("head.weight",),
     gradients=1.8,
     cause="The second tensor of a shape overwrites the first before backward has read it.",
     fix="Give a buffer back to the pool in unpack, not before.",

@@ -12,6 +12,7 @@ from tests.gallery.facts import Defect
 from tests.gallery.parts import Blocks, Dense, rows
 
 FACTS = Defect(
+    names=("head.bias",),
     gradients=0.005,
     cause="Each saved tensor loses sixteen bits, weights included.",
     fix="Keep the dtype, or declare a tolerance and test the training.",

@@ -12,6 +12,7 @@ from tests.gallery.facts import Defect
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
 FACTS = Defect(
+    names=("python",),
     parts=("rng_state",),
     cause="A factor that only scales has right gradients, but the next step draws another one.",
     fix="Draw before the region and pass the number to it.",

@@ -1,0 +1,151 @@
+"""Entries of the gallery, judged by `assert_neutral`: silent defects of activation checkpointing, and controls.
+
+python -m bench.gallery --only n13 c29
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.table import Table
+
+from bench.output import parser, publish
+from bench.table import table_of
+from harness.check import NotNeutral, assert_neutral
+from tests.gallery.entries import CONTROLS, DEFECTS, Entry, load
+
+STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What the check says of one entry.
+
+    Fields:
+        name: module of the entry.
+        title: its first line.
+        expected: the right verdict.
+        verdict: the check's, or `not run`.
+        part: what differs first, None where nothing does.
+        culprit: its name.
+        probe: what found it.
+        cause: number of the entry that the message names; None where it names none.
+        message: all that the check says.
+        seconds: wall time of the check, in seconds.
+        is_right: the verdict is the expected one.
+        is_named: the message has a word of the entry's `names`; true for controls.
+    """
+
+    name: str
+    title: str
+    expected: str
+    verdict: str
+    part: str | None
+    culprit: str | None
+    probe: str | None
+    cause: int | None
+    message: str
+    seconds: float
+    is_right: bool
+    is_named: bool
+
+
+def main() -> int:
+    """Judge all entries, print the table, write the JSON; 1 if a verdict is wrong."""
+    arguments = _arguments()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    wanted = tuple(arguments.only or ("n", "c"))
+    rows = list(judged([name for name in (*DEFECTS, *CONTROLS) if name.startswith(wanted)]))
+    results = [asdict(row) for row in rows]
+    publish(_table(rows), arguments.out, protocol={"steps": STEPS}, results=results)
+    return int(not all(row.is_right for row in rows))
+
+
+def judged(names: list[str]) -> Iterator[Judged]:
+    """Yield what the check says of each entry."""
+    for name in names:
+        entry = load(name)
+        lacking = entry if isinstance(entry, str) else entry.needed
+        if isinstance(entry, str) or lacking:
+            yield _not_run(name, lacking)
+        else:
+            gc.collect()
+            gc.freeze()  # what is imported is no garbage, and a check collects what is
+            yield judge(entry)
+
+
+def judge(entry: Entry) -> Judged:
+    """Return what `assert_neutral` says of an entry."""
+    module, facts = entry.module, entry.facts
+    started = time.perf_counter()
+    try:
+        found = assert_neutral(module.make, module.batch, module.variant, steps=STEPS)
+    except NotNeutral as failure:
+        found = failure.found
+    message, first = str(found), dict(found.first or {})
+    expected = getattr(facts, "verdict", "neutral")
+    return Judged(
+        name=entry.name,
+        title=entry.title,
+        expected=expected,
+        verdict=found.verdict,
+        part=first.get("part"),
+        culprit=first.get("name"),
+        probe=first.get("probe"),
+        cause=_number(found.cause),
+        message=message,
+        seconds=round(time.perf_counter() - started, 3),
+        is_right=found.verdict == expected,
+        is_named=any(word in message for word in getattr(facts, "names", ("",))),
+    )
+
+
+def _number(cause: str) -> int | None:
+    words = cause.replace(":", " ").split()
+    return next((int(word) for word in words if word.isdigit()), None)
+
+
+def _not_run(name: str, lacking: str) -> Judged:
+    return Judged(
+        name=name, title="", expected="", verdict="not run", part=None, culprit=None, probe=None, cause=None,
+        message=f"needs {lacking}", seconds=0.0, is_right=True, is_named=True,
+    )  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    made = parser(__doc__, "gallery")
+    made.add_argument("--only", nargs="+", help="how names of modules start")
+    return made.parse_args()
+
+
+def _table(rows: list[Judged]) -> Table:
+    defects, controls = ([row for row in rows if row.name.startswith(kind)] for kind in "nc")
+    right = [sum(row.is_right and row.verdict != "not run" for row in kind) for kind in (defects, controls)]
+    named = sum(row.is_named and row.is_right for row in defects)
+    return table_of(
+        rows,
+        {
+            "entry": "name",
+            "verdict": "verdict",
+            "expected": "expected",
+            "part": "part",
+            "culprit": "culprit",
+            "probe": "probe",
+            "looks like": "cause",
+            "": lambda row: ("right" if row.is_named else "right, unnamed") if row.is_right else "WRONG",
+        },
+        title=f"torch {torch.__version__}: {right[0]} of {len(defects)} defects found, {named} of them with "
+        f"the culprit named; {right[1]} of {len(controls)} controls passed",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

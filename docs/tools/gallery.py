@@ -1,0 +1,180 @@
+"""Write docs/gallery/README.md from the entries of the gallery and what the check said of them.
+
+    python -m docs.tools.gallery
+
+What the check said comes from the kept results of `bench.gallery`, one a release of torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.gallery import parts
+from tests.gallery.entries import CONTROLS, DEFECTS, Entry, loaded
+from tests.gallery.facts import Control, Defect
+
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "gallery" / "README.md"
+
+_HEAD = """\
+# Gallery of silent defects
+
+Each entry is a small program in which activation checkpointing goes wrong and torch raises no error. That a
+defect is real is measured without acbench: the plain model trains beside the checkpointed one, with the same
+seeds (`tests/gallery/side_by_side.py`; every entry is a test). Only then `assert_neutral` judges. Controls look
+like defects and are right.
+
+```console
+$ make gallery                            # judges all entries, prints the table
+$ python -m bench.gallery --only n13      # one entry
+```
+
+`gradients` is the relative error of the worst gradient in the first step that differs; `none`: a gradient is
+missing. Entries keep their numbers: messages of `assert_neutral` name them.
+"""
+
+_PARTS = """\
+## What entries share
+
+Every entry has `make()`, `batch` and `variant`, as `assert_neutral(make, batch, variant)` takes them. They use
+these parts of `tests/gallery/parts.py`:
+"""
+
+
+def main() -> int:
+    """Rewrite the page."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
+    return 0
+
+
+def page() -> str:
+    """Return the page."""
+    kept = _kept()
+    defects, controls = list(loaded(DEFECTS)), list(loaded(CONTROLS))
+    shared = "\n\n\n".join(
+        inspect.getsource(getattr(parts, name)).rstrip()
+        for name in ("Blocks", "Dense", "linear", "rows", "checkpointed")
+    )
+    blocks = [
+        _HEAD,
+        _counts(kept),
+        "## Defects\n",
+        _index(defects, kept),
+        f"{_PARTS}\n```python\n{shared}\n```\n",
+        *(_section(entry, kept) for entry in defects),
+        "## Controls\n",
+        _controls(controls, kept),
+    ]
+    return "\n".join(blocks)
+
+
+def measured(facts: Defect) -> str:
+    """Return what the side-by-side training shows, in words."""
+    if facts.verdict == "inert":
+        return "losses and gradients are equal, and nothing that was asked for happens"
+    if "hides_error" in facts.parts:
+        return "the plain model raises; the checkpointed one trains on"
+    told = {
+        "loss": "the loss differs",
+        "gradients": f"gradients are {_error(facts)}",
+        "buffers": "buffers differ",
+        "state": "attributes of modules differ",
+        "rng_state": "the state of a generator differs",
+        "leak": "each step leaves more memory behind",
+    }
+    equal = [] if "loss" in facts.parts else ["the loss is bitwise equal"]
+    return ", ".join([*equal, *(told[part] for part in facts.parts)])
+
+
+def _error(facts: Defect) -> str:
+    if facts.gradients is None:
+        return "wrong by another number in every run"
+    return "missing" if facts.gradients == float("inf") else f"wrong by {facts.gradients:.2g} of their norm"
+
+
+def _kept() -> dict[str, Mapping[str, Any]]:
+    """Return the results of the check by release of torch, and in each by entry."""
+    files = sorted((_ROOT / "docs" / "results").glob("gallery_*-cpu-*.json"))
+    contents = [json.loads(path.read_text("utf-8")) for path in files]
+    return {
+        content["environment"]["torch"].partition("+")[0]: {row["name"]: row for row in content["results"]}
+        for content in contents
+    }
+
+
+def _counts(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["| torch | defects found | culprit named | controls passed |", "| --- | --- | --- | --- |"]
+    for release, rows in kept.items():
+        defects, controls = ([row for row in rows.values() if row["name"].startswith(kind)] for kind in "nc")
+        found, named = (
+            sum(row["is_right"] for row in defects),
+            sum(row["is_right"] and row["is_named"] for row in defects),
+        )
+        passed = sum(row["is_right"] for row in controls)
+        lines.append(f"| {release} | {found} of {len(defects)} | {named} | {passed} of {len(controls)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _index(defects: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["| | defect | gradients | " + " | ".join(kept) + " |", "| --- " * (3 + len(kept)) + "|"]
+    for entry in defects:
+        facts: Defect = entry.facts
+        answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
+        shown = {None: "vary", 0.0: "right", float("inf"): "none"}
+        error = shown.get(facts.gradients, f"{facts.gradients}")
+        lines.append(f"| {entry.number} | [{entry.title}](#{_anchor(entry)}) | {error} | {answers} |")
+    return "\n".join(lines) + "\n"
+
+
+def _answer(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["verdict"] == "not run":
+        return "not run"
+    verdict = row["verdict"] if row["part"] is None else f"{row['verdict']}: {row['part']}"
+    return verdict if row["is_right"] else f"{verdict} (**wrong**)"
+
+
+def _heading(entry: Entry) -> str:
+    return f"{entry.number}. {entry.title.rstrip('.')}"
+
+
+def _anchor(entry: Entry) -> str:
+    kept = "".join(letter for letter in _heading(entry).lower() if letter.isalnum() or letter in "_- ")
+    return kept.replace(" ", "-")
+
+
+def _section(entry: Entry, kept: Mapping[str, Mapping[str, Any]]) -> str:
+    facts: Defect = entry.facts
+    says = f"torch warns: `{facts.torch_says}`" if facts.torch_says else "torch says nothing"
+    lines = [
+        f"### {_heading(entry)}\n",
+        f"Measured: {measured(facts)}; {says}.\n",
+        f"```python\n{entry.code}\n```\n",
+    ]
+    answers = [rows[entry.name] for rows in kept.values() if entry.name in rows]
+    if answers:
+        lines.append(f"```text\n{answers[0]['message']}\n```\n")
+    upstream = f" Upstream: {facts.link}" if facts.link else ""
+    lines.append(f"Cause: {facts.cause} Fix: {facts.fix}{upstream}\n")
+    return "\n".join(lines)
+
+
+def _controls(controls: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["| | control | like | why it is right | " + " | ".join(kept) + " |"]
+    lines.append("| --- " * (4 + len(kept)) + "|")
+    for entry in controls:
+        facts: Control = entry.facts
+        answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
+        source = f"[{entry.title}](../../tests/gallery/controls/{entry.name}.py)"
+        lines.append(f"| {entry.number} | {source} | {facts.like or ''} | {facts.why} | {answers} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""`assert_neutral` finds every defect of the gallery, and passes every control."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gallery import judged
+from harness.check.likely_causes import CAUSES
+from tests.gallery.entries import CONTROLS, DEFECTS
+from tests.gallery.rows import rows_of
+
+UNNAMED = frozenset(
+    {
+        "n23_captured_average_updated_before_backward",
+        "n53_wrapper_keeps_its_inputs",
+        "n54_own_recomputation_never_frees",
+    }
+)
+"""Defects of which the message has no module, parameter or value: autograd's own error, and bytes of no name."""
+
+
+@pytest.mark.parametrize("name", rows_of(DEFECTS, CONTROLS))
+def test_every_verdict_is_right(name: str) -> None:
+    (found,) = judged([name])
+    if found.verdict == "not run":
+        pytest.skip(found.message)
+    assert found.verdict == found.expected, found.message
+    assert found.is_named is (name not in UNNAMED), found.message
+
+
+def test_causes_name_entries() -> None:
+    numbers = {number for cause in CAUSES for number in cause.numbers}
+    assert numbers <= {int(name[1:3]) for name in DEFECTS}
