@@ -185,7 +185,7 @@ def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:
 
 def _without_order(plain: Experiment) -> Experiment:
     """Return an experiment without AC, for which it makes no difference where AC would stand."""
-    return replace(plain, wrap_order=Experiment.__dataclass_fields__["wrap_order"].default)
+    return replace(plain, wrap_order="inside_fsdp")
 
 
 def assembled(
