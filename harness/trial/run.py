@@ -114,7 +114,8 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             "baseline": None,
             "parity": None,
             "time": None,
-            "environment": describe(context.device, plan.experiment.files),
+            # a record has that of rank 0
+            "environment": {} if context.rank else describe(context.device, plan.experiment.files),
         }
         context.keep(measured)
         if plan.baseline != "none":

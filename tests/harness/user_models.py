@@ -145,10 +145,6 @@ def hangs_when_made() -> nn.Module:
             time.sleep(FOREVER_S)
 
 
-def returns_a_number() -> int:
-    return 3
-
-
 def raises() -> nn.Module:
     return Stack(_on_last_rank(_raise))
 

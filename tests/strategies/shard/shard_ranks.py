@@ -46,12 +46,15 @@ def examine(_rank: int, candidates: Sequence[ShardingCandidate], mesh_shape: Sha
     return found
 
 
-def dtensor_runs(_rank: int, name: str) -> dict[str, tuple[int, list[Placements]]]:
-    """Return for each candidate that DTensor has how often it communicates, and where outputs lie."""
+def dtensor_runs(rank: int, name: str) -> dict[str, tuple[int, list[Placements]]]:
+    """Return for each candidate that DTensor has how often it communicates, and where outputs lie.
+
+    What is right communicates nothing, so that rank 0 can run it alone; the others return nothing.
+    """
     case = CASES[name]
     mesh = mesh_of(MESH)
     found = {}
-    for candidate in case.candidates:
+    for candidate in () if rank else case.candidates:
         if case.in_dtensor(candidate.choices):
             placed = distribute(candidate, mesh, draw(candidate.operation)[0])
             with Collectives() as counter, torch.no_grad():

@@ -91,7 +91,7 @@ def test_every_candidate_communicates_what_it_promises(pool4: RankPool, name: st
 @pytest.mark.parametrize("name", CASES)
 def test_dtensor_takes_the_same_placements_to_the_same_output(pool4: RankPool, name: str) -> None:
     case = CASES[name]
-    assert pool4.run(dtensor_runs, name)[0] == {
+    assert pool4.run(dtensor_runs, name, timeout_s=60.0)[0] == {
         candidate.name: (0, [output.computed for output in candidate.outputs])
         for candidate in case.candidates
         if case.in_dtensor(candidate.choices)
