@@ -321,6 +321,7 @@ def _evidence(
     return Evidence(
         part=found.first["part"],
         name=found.first["name"],
+        expected=str(found.first["expected"]),
         probe=found.first["probe"],
         differing={
             part: each.first_difference.name

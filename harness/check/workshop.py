@@ -56,8 +56,8 @@ class Workshop:
             raise ConfigError(
                 "make", "returns the same model each time; make it inside, or return a copy.deepcopy of it"
             )
-        if not any(parameter.requires_grad for parameter in one.parameters()):
-            raise ConfigError("make", "returns a model without a parameter that requires a gradient")
+        if next(one.parameters(), None) is None:
+            raise ConfigError("make", "returns a model without parameters: there is nothing to train")
         difference = _first_unlike(dict(_tensors(one)), dict(_tensors(other)))
         if difference is not None:
             raise ConfigError(

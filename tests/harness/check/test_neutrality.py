@@ -210,7 +210,7 @@ ONE = Stack()
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one model for all calls": ({"make": lambda: ONE}, "make: returns the same model"),
     "no module": ({"make": lambda: 3}, "make: must return an nn.Module, got int"),
-    "nothing to train": ({"make": nn.Identity}, "make: returns a model without a parameter"),
+    "nothing to train": ({"make": nn.Identity}, "make: returns a model without parameters"),
     "a batch that does not fit": ({"batch": (torch.ones(2, 9),)}, "batch: the plain model's forward raises"),
     "a batch of another kind": ({"batch": 3}, "batch: must be a tuple of positional inputs, a dict"),
     "no micro-batch": ({"batch": []}, "batch: must be a tuple.*got an empty list"),
