@@ -83,7 +83,10 @@ def assert_neutral(
     with torch.enable_grad():
         device = workshop.check()
         check = _Check(workshop=workshop, steps=steps, accepted=_accepted(variant, tolerance), device=device)
-        found = check.found()
+        try:
+            found = check.found()
+        finally:
+            workshop.leave()
     if found.verdict != "neutral":
         raise NotNeutral(found)
     return found
