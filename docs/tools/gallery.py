@@ -35,7 +35,8 @@ $ python -m bench.gallery --only n13      # one entry
 ```
 
 `gradients` is the relative error of the worst gradient in the first step that differs; `none`: one is
-missing. Entries keep their numbers: messages of `assert_neutral` name them.
+missing; empty where the plain model raises. Entries keep their numbers: messages of `assert_neutral` name
+them.
 """
 
 _PARTS = """\
@@ -128,7 +129,7 @@ def _index(defects: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> str:
         facts: Defect = entry.facts
         answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
         shown = {None: "vary", 0.0: "right", float("inf"): "none"}
-        error = shown.get(facts.gradients, f"{facts.gradients}")
+        error = "" if "hides_error" in facts.parts else shown.get(facts.gradients, f"{facts.gradients}")
         lines.append(f"| {entry.number} | [{entry.title}](#{_anchor(entry)}) | {error} | {answers} |")
     return "\n".join(lines) + "\n"
 
