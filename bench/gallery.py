@@ -1,4 +1,4 @@
-"""Entries of the gallery, judged by `assert_neutral`: silent defects of activation checkpointing, and controls.
+"""Entries of the gallery, judged by `assert_neutral`: silent defects of checkpointing, and their controls.
 
 python -m bench.gallery --only n13 c29
 """
@@ -69,8 +69,8 @@ def main() -> int:
     return int(not all(row.is_right for row in rows))
 
 
-def judged(names: list[str]) -> Iterator[Judged]:
-    """Yield what the check says of each entry."""
+def judged(names: list[str], *, steps: int = STEPS) -> Iterator[Judged]:
+    """Yield what the check says of each entry after so many optimizer steps."""
     for name in names:
         entry = load(name)
         lacking = entry if isinstance(entry, str) else entry.needed
@@ -79,15 +79,15 @@ def judged(names: list[str]) -> Iterator[Judged]:
         else:
             gc.collect()
             gc.freeze()  # what is imported is no garbage, and a check collects what is
-            yield judge(entry)
+            yield judge(entry, steps)
 
 
-def judge(entry: Entry) -> Judged:
+def judge(entry: Entry, steps: int) -> Judged:
     """Return what `assert_neutral` says of an entry."""
     module, facts = entry.module, entry.facts
     started = time.perf_counter()
     try:
-        found = assert_neutral(module.make, module.batch, module.variant, steps=STEPS)
+        found = assert_neutral(module.make, module.batch, module.variant, steps=steps)
     except NotNeutral as failure:
         found = failure.found
     message, first = str(found), dict(found.first or {})

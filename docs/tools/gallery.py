@@ -24,25 +24,26 @@ PAGE = _ROOT / "docs" / "gallery" / "README.md"
 _HEAD = """\
 # Gallery of silent defects
 
-Each entry is a small program in which activation checkpointing goes wrong and torch raises no error. That a
-defect is real is measured without acbench: the plain model trains beside the checkpointed one, with the same
-seeds (`tests/gallery/side_by_side.py`; every entry is a test). Only then `assert_neutral` judges. Controls look
-like defects and are right.
+Each entry is a small program in which activation checkpointing goes wrong and torch raises no error. That
+a defect is real is measured without acbench: the plain model trains beside the checkpointed one, with the
+same seeds (`tests/gallery/side_by_side.py`; every entry is a test). Only then `assert_neutral` judges.
+Controls look like defects and are right.
 
 ```console
 $ make gallery                            # judges all entries, prints the table
 $ python -m bench.gallery --only n13      # one entry
 ```
 
-`gradients` is the relative error of the worst gradient in the first step that differs; `none`: a gradient is
-missing. Entries keep their numbers: messages of `assert_neutral` name them.
+`gradients` is the relative error of the worst gradient in the first step that differs; `none`: one is
+missing; empty where the plain model raises. Entries keep their numbers: messages of `assert_neutral` name
+them.
 """
 
 _PARTS = """\
 ## What entries share
 
-Every entry has `make()`, `batch` and `variant`, as `assert_neutral(make, batch, variant)` takes them. They use
-these parts of `tests/gallery/parts.py`:
+Every entry has `make()`, `batch` and `variant`, as `assert_neutral(make, batch, variant)` takes them. They
+use these parts of `tests/gallery/parts.py`:
 """
 
 
@@ -128,7 +129,7 @@ def _index(defects: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> str:
         facts: Defect = entry.facts
         answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
         shown = {None: "vary", 0.0: "right", float("inf"): "none"}
-        error = shown.get(facts.gradients, f"{facts.gradients}")
+        error = "" if "hides_error" in facts.parts else shown.get(facts.gradients, f"{facts.gradients}")
         lines.append(f"| {entry.number} | [{entry.title}](#{_anchor(entry)}) | {error} | {answers} |")
     return "\n".join(lines) + "\n"
 

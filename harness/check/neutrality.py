@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -227,6 +228,8 @@ class _Check:
         """
         expected_set, actual_set = trained or (TrainedSet(), TrainedSet())
         gc.collect()  # before the next two models are made
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
         plain, other = (
             self.workshop.subject(is_variant=each).with_parts(checkpointed=recomputed)
             for each in (False, is_variant)

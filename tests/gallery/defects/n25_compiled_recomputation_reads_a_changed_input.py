@@ -11,7 +11,7 @@ FACTS = Defect(
     gradients=0.59,
     needs="compiler",
     names=("weight", "scale"),
-    link="https://github.com/pytorch/pytorch/issues/197039",
+    link="https://github.com/pytorch/pytorch/pull/197039",
     cause="The partitioner recomputes a read of an input that forward mutates, without any checkpointing.",
     fix="Compute with a clone of the buffer, or change it outside of the compiled function.",
 )

@@ -31,6 +31,7 @@ class Dropping(nn.Module):
         self.compiled = torch.compile(self.plain, backend="aot_eager_decomp_partition")
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.budget, "read here, so that another budget is another graph"
         return functional.dropout(x.mm(self.weight), 0.5).sin().mm(self.weight).sum()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +40,6 @@ class Dropping(nn.Module):
 
 
 def make() -> nn.Module:
-    torch.compiler.reset()
     return Dropping()
 
 

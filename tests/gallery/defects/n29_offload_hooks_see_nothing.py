@@ -17,7 +17,7 @@ FACTS = Defect(
     parts=(),
     verdict="inert",
     names=("saved", "nothing", "inert"),
-    link="https://github.com/pytorch/pytorch/issues/190581",
+    link="https://github.com/pytorch/pytorch/pull/190581",
     cause="Selective checkpointing keeps its tensors in a cache of its own, past saved_tensors_hooks.",
     fix="Offload inside of the region, or respect_saved_tensors_hooks=True from torch 2.14 on.",
 )
