@@ -231,7 +231,14 @@ class Experiment(Recipe):
             self._require_compile_order()
 
     def _require_compile_order(self) -> None:
-        """Refuse an order of AC and compilation that their places do not allow."""
+        """Refuse an order of AC and compilation that their places, or torch, do not allow."""
+        if self.compile_order == "ac_first" and self.mesh.tp > 1:
+            # AOTAutograd would save the device mesh for backward, and asserts that it is a tensor
+            raise ConfigError(
+                "compile_order",
+                f"ac_first does not suit mesh.tp={self.mesh.tp}: torch does not compile regions of sharded "
+                "tensors; use compile_order=compile_first",
+            )
         if self.compile_order == "ac_first" and self.wrap_order != "inside_fsdp":
             raise ConfigError(
                 "compile_order",

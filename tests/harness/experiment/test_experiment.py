@@ -205,6 +205,7 @@ def test_the_tolerance_of_a_compiler(line: str, relative: float | None) -> None:
             "ac=selective_op compile_order=compile_first": "compile_order: compile_first hides all operators from ac=selective_op, and nothing is compiled around the modes that look for them; use compile_order=ac_first",
             "ac=nested compile_scope=model": "compile_scope: model leaves no calls of modules for ac=nested to follow; use blocks",
             "ac=nested ac.labels={layers.0.feed_forward:[0]}": "ac.labels: 'layers.0.feed_forward' lies inside a compiled block, whose calls no tape follows; label blocks, or use compile=none",
+            "ac=full mesh=tp2": "compile_order: ac_first does not suit mesh.tp=2: torch does not compile regions of sharded tensors; use compile_order=compile_first",
             "ac=full wrap_order=call_site": "compile_order: ac_first needs wrap_order=inside_fsdp: with call_site regions stand around what is compiled; use compile_order=compile_first",
             "ac=full compile_order=compile_first compile_scope=model": "compile_order: compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled model can be made a region; use compile_scope=blocks or compile_order=ac_first",
         }

@@ -37,7 +37,7 @@ CHAINS = [
         "ac=full", [(_FULL, _TWIN, "fp32", "adamw", None, 3), _DENSE], id="AC against the plain model"
     ),
     pytest.param(
-        "compile=aot_eager ac=full",
+        "compile=aot_eager ac=full compile_order=compile_first",
         [
             (f"{_FULL} {_AOT}", f"{_TWIN} {_AOT}", "fp32", "adamw", None, 3),
             (f"{_TWIN} {_AOT}", f"{_TWIN} compile=none", "fp32", "adamw", None, 2),
