@@ -46,6 +46,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Not among them, because it needs transformers, timm, torchvision and diffusers: `python -m bench.third_party`.
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 	$(BIN)/python -m bench.chunk_points --training --out outputs/bench/chunk_points_training.json

@@ -46,7 +46,7 @@ class TrainingSchedules:
     def __init__(self, scopes: ModelScopes, rehearse: Callable[[Mapping[str, ScopeScheduler]], int]) -> None:
         self._scopes = scopes
         self._rehearse = rehearse
-        self._rehearsed: dict[int, ModelSchedule] = {}
+        self._rehearsed: dict[tuple[int, ...], ModelSchedule] = {}
         self._kinds = scopes.kinds[:-1]
         self._known: dict[tuple[int, ...], OptionChoice] = {}
 
@@ -65,15 +65,29 @@ class TrainingSchedules:
         budget = budget_bytes
         guess = next((index for index, each in enumerate(path) if each.peak_bytes <= budget), last)
         first = next((index for index, each in enumerate(path) if each.peak_bytes <= budget * _DOUBT), last)
-        _bisect(lambda index: index >= first and self._at(index).peak_bytes <= budget, guess, last)
+        found_at = _bisect(lambda index: index >= first and self._at(index).peak_bytes <= budget, guess, last)
+        self._rehearse_longer(path[found_at], budget)
         fitting = [each for each in self._rehearsed.values() if each.peak_bytes <= budget]
         smallest = min(self._rehearsed.values(), key=lambda each: each.peak_bytes)
         return min(fitting, key=lambda each: each.slowdown), smallest.peak_bytes
 
     def _at(self, index: int) -> ModelSchedule:
         """Return the schedules at a position of the path, with the peak of their rehearsal."""
-        if index not in self._rehearsed:
-            chosen, whole = self.path[index], self.path[0]
+        return self._planned(self.path[index])
+
+    def _rehearse_longer(self, chosen: OptionChoice, budget_bytes: int) -> None:
+        """Rehearse a choice with the fastest option of the model itself that seems to keep the budget."""
+        others = (self._chosen({**chosen.at, None: at}) for at in range(chosen.at[None]))
+        fitting = [each for each in others if each.peak_bytes <= budget_bytes]
+        faster = [each for each in fitting if each.seconds < chosen.seconds]
+        if faster:
+            self._planned(min(faster, key=lambda each: each.seconds))
+
+    def _planned(self, chosen: OptionChoice) -> ModelSchedule:
+        """Return the schedules of a choice, with the peak of their rehearsal."""
+        key = tuple(chosen.at.values())  # always in one order
+        if key not in self._rehearsed:
+            whole = self.path[0]
             options = [self._options_of(call)[chosen.at[call]] for call in (*range(len(self._kinds)), None)]
             planned = ModelSchedule(
                 graphs=self._scopes.graphs,
@@ -85,11 +99,9 @@ class TrainingSchedules:
                 peak_share=chosen.peak_bytes / max(whole.peak_bytes, 1),
             )
             peak = self._rehearse(planned.schedulers(self._scopes.machine))
-            self._rehearsed[index] = replace(planned, peak_bytes=peak)
-            _LOG.info(
-                "chunks: %s bytes by the rehearsal of plan %d of %d", f"{peak:,}", index, len(self.path)
-            )
-        return self._rehearsed[index]
+            self._rehearsed[key] = replace(planned, peak_bytes=peak)
+            _LOG.info("chunks: %s bytes by the rehearsal of plan %d", f"{peak:,}", len(self._rehearsed))
+        return self._rehearsed[key]
 
     @cached_property
     def path(self) -> list[OptionChoice]:
@@ -194,8 +206,8 @@ class TrainingSchedules:
         return self._known[key]
 
 
-def _bisect(fits: Callable[[int], bool], guess: int, last: int) -> None:
-    """Ask `fits` for positions around `guess` until the first that fits is found; peaks fall, nearly."""
+def _bisect(fits: Callable[[int], bool], guess: int, last: int) -> int:
+    """Return the first position that `fits`, asked for positions around `guess`; peaks fall, nearly."""
     low, high, step = -1, last, 1  # the last position fits or is of no use
     while high - low > 1:
         at = min(max(guess, low + 1), high - 1)
@@ -204,3 +216,4 @@ def _bisect(fits: Callable[[int], bool], guess: int, last: int) -> None:
         else:
             low, guess = at, at + step
         step *= 2
+    return high
