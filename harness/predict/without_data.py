@@ -23,6 +23,7 @@ from torch.distributed.fsdp import _flat_param
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from strategies.chunk.base import Chunking
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.patched import replaced, wrapped
@@ -41,6 +42,7 @@ def as_with_values() -> Iterator[None]:
         replaced(_flat_param, "_same_storage", _is_same_storage),
         replaced(FakeTensor, "data_ptr", _address),
         wrapped(DeviceMesh, "__init__", _with_data),
+        wrapped(Chunking, "apply", _with_data),
         wrapped(dist.Reducer, "_rebuild_buckets", _with_indices),  # type: ignore[attr-defined]
         wrapped(dist, "Reducer", partial(_answered, held)),
     ):
@@ -62,10 +64,10 @@ def _address(tensor: Tensor) -> int:
     return key_of(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _with_data(original: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
-    """Make a device mesh, whose coordinates are read."""
+def _with_data(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Make a device mesh, whose coordinates are read, or a plan, which has fake tensors of its own."""
     with _disable_current_modes():
-        original(*args, **kwargs)
+        return original(*args, **kwargs)
 
 
 def _answered(held: list[dist.ProcessGroup], original: Callable[..., Any], /, *args: Any) -> Any:

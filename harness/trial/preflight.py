@@ -98,12 +98,13 @@ class Preflight:
         """Return what a checked experiment will hold at most in its instrumented step.
 
         `None` where that costs more than it tells: a trial with fewer timed pairs than the standard's takes
-        hardly longer than its prediction. A user's model is called by its ranks alone; the kernels of CUDA
-        are not known here.
+        hardly longer than its prediction, and chunks would be planned once more. A user's model is called by
+        its ranks alone; the kernels of CUDA are not known here.
         """
         is_short = experiment.protocol.timed_pairs < Protocol().timed_pairs
+        is_planned = name_of(experiment.chunk) != "none"
         is_foreign = isinstance(experiment.model, PythonSpec) or device_type(experiment.mesh) != "cpu"
-        if is_short or is_foreign or self._is_done(experiment):
+        if is_short or is_planned or is_foreign or self._is_done(experiment):
             return None
         return self._predicted(experiment)
 

@@ -27,6 +27,7 @@ _MORE_OF_ONE_RANK = {
     "images": "model=vit_nano ac=full",
     "around the call": "model=gpt_nano ac=full wrap_order=call_site",
     "chunks": "model=gpt_nano chunk=budget chunk.fraction=0.6",
+    "chunks under full AC": "model=gpt_nano chunk=minimum ac=full",
 }
 
 

@@ -542,6 +542,7 @@ def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
     [
         pytest.param("model=mlp protocol=standard", 7, id="a trial that times long enough"),
         pytest.param("model=mlp protocol=smoke", None, id="a short trial"),
+        pytest.param("model=mlp protocol=standard chunk=minimum", None, id="chunks, planned once more"),
         pytest.param("model=mlp protocol=standard mesh.device=cuda", None, id="kernels of CUDA"),
         pytest.param(
             "model=python model.factory=tests.harness.user_models:lines protocol=standard",
