@@ -93,6 +93,7 @@ def _run(
         ),
         outcome.results,
         environment=environment,
+        predicted_peak_bytes=task.predicted_peak_bytes,
         note=note_of(task.experiment, mode),
     )
     # a rank counts the cores of the machine

@@ -6,14 +6,17 @@ The code is that of a trial: `assemble` builds the model, `warm_up` takes the st
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import ConfigError
@@ -27,7 +30,6 @@ from harness.predict.without_data import as_with_values
 from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.models_error import raised_by_model
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
@@ -64,10 +66,14 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
         device: one of `DEVICES`.
 
     Raises:
-        ConfigError: the model's shapes depend on data.
+        ConfigError: no such device; something of the model depends on data.
         StrategyError: a strategy does not fit the model.
         RuntimeError: this process has a process group.
     """
+    if device not in DEVICES:
+        problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
+        remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
+        raise ConfigError("device", f"{problem}: {remedy}")
     mesh, on = experiment.mesh, torch.device(device)
     fakes = Fakes(allow_non_fake_inputs=True)
     given = batches(experiment, on, dp_rank=0)
@@ -77,7 +83,7 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         with as_with_data(), as_with_values(), fakes:
             trainee = assemble(experiment, on, devices, batch[0], sharding=sharding)
-            warm_up(trainee, batch.__getitem__)
+            warm_up(trainee, batch.__getitem__, steps=_warm_up_steps(mesh))
             tracers: list[Tracer] = []
             report = instrument(
                 trainee,
@@ -92,6 +98,12 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
                 trained=trainee.trained,
                 trace=tracers[0].trace(device, trainee.trained.computes_in),
             )
+
+
+def _warm_up_steps(mesh: Mesh) -> int:
+    """Return the steps after which nothing changes: the second has its use under DDP alone."""
+    is_replicated = mesh.dp > 1 and not mesh.is_sharded
+    return UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1
 
 
 def _tracer(made: list[Tracer], mesh: Mesh, locator: Locator) -> Tracer:
@@ -116,10 +128,24 @@ def _ranks(mesh: Mesh) -> Iterator[None]:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Say where the shape of a tensor depends on data."""
+    """Say where something depends on data."""
     try:
         yield
-    except DynamicOutputShapeException as error:
-        where = raised_by_model(error)
-        problem = f"{error.func} gives a shape that depends on data, which no prediction knows"
-        raise ConfigError("model", f"{problem}; measure it instead, in {where}") from error
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        what = "shape" if isinstance(error, DynamicOutputShapeException) else "value"
+        problem = f"{error.func} gives a {what} that depends on data, which a prediction has not"
+        raise ConfigError("model", f"{problem}{_place(error)}; a trial measures it") from error
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost module that ran, with the line of its code; nothing where none did."""
+    frames = [
+        (frame.f_locals["self"], Path(frame.f_code.co_filename).name, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if isinstance(frame.f_locals.get("self"), nn.Module) and frame.f_code.co_name == "forward"
+    ]
+    if not frames:
+        return ""
+    (root, *_), (module, file, line) = frames[0], frames[-1]
+    fqn = next((name for name, each in root.named_modules() if each is module), "")
+    return f" (in {fqn or type(module).__name__!r}, {file}, line {line})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from harness.records.store import trial_id
 Seconds: TypeAlias = Callable[[Trace], Times]
 """Turns the trace of a step into its time."""
 
+_MOST_SHARED = 64
 _NOTE = "predicted by the code of a trial on tensors without memory; nothing has run"
 
 
@@ -31,11 +33,12 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
 
     Args:
         experiment: the trial, on any mesh.
-        device: type of the device that computes, `cpu` or `cuda`; it need not be there.
+        device: type of the device that computes, one of `fake_rank.DEVICES`.
         seconds: gives the record its step time; without it there is none.
 
     Raises:
-        ConfigError: the model's shapes depend on data; the message names operator and module.
+        ConfigError: no such device; something of the model depends on data, and the message names operator,
+            module and line.
         StrategyError: a strategy does not fit the model.
     """
     started_at = _now()
@@ -63,26 +66,40 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
     return build(who, ending, [encode(result)], environment=environment, note=_NOTE)
 
 
+def peak_bytes(experiment: Experiment) -> int | None:
+    """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
+    try:
+        return step_of(experiment, "cpu").memory.peak_bytes
+    except Exception:  # noqa: BLE001 (a trial says what is wrong with its model; a forecast of it does not)
+        return None
+
+
 def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:
-    """Return the steps of `experiment` and of its twin."""
+    """Return the steps of `experiment` and of its twin; what points of a sweep share is traced once."""
     return step_of(experiment, device), step_of(experiment.twin(), device)
 
 
 def step_of(experiment: Experiment, device: str) -> FakeStep:
-    """Return what `fake_step` returns; the latest are remembered, because points of a sweep share twins."""
-    return _step(_Asked(trial_id(experiment.to_dict()), device, experiment))
+    """Return what `fake_step` returns; the latest are remembered."""
+    return _shared(_Traced(experiment), device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    trial_id: str
-    device: str
+class _Traced:
+    """An experiment that is equal to each other one with the same step."""
+
     experiment: Experiment = field(compare=False)
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        resolved = self.experiment.to_dict() | {"protocol": None}
+        files = [(str(path), path.stat().st_mtime_ns) for path in self.experiment.files]
+        object.__setattr__(self, "key", json.dumps([resolved, files], sort_keys=True))
 
 
-@lru_cache(maxsize=16)
-def _step(asked: _Asked) -> FakeStep:
-    return fake_step(asked.experiment, asked.device)
+@lru_cache(maxsize=_MOST_SHARED)
+def _shared(traced: _Traced, device: str) -> FakeStep:
+    return fake_step(traced.experiment, device)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

@@ -159,7 +159,7 @@ def build(
         plan=first.observation.plan,
         trained=first.trained,
         environment=dict(environment or {}) | _known(first.environment),
-        note="; ".join(each for each in (note, unneeded) if each) or None,
+        note="; ".join(each for each in (note, unneeded, _missed(memory)) if each) or None,
     )
 
 
@@ -230,6 +230,14 @@ def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:
     """Return what is chosen for `groups`; `None` where the experiment does not say."""
     chosen = (experiment.get(group) for group in groups)
     return {choice.get("name") if isinstance(choice, Mapping) else None for choice in chosen}
+
+
+def _missed(memory: Memory) -> str | None:
+    """Say that the peak is not the one that was predicted."""
+    predicted, measured = memory.predicted_peak_bytes, memory.peak_bytes
+    if predicted in (None, measured):
+        return None
+    return f"predicted a peak of {predicted:,} bytes and measured {measured:,}"
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:

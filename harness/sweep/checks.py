@@ -1,9 +1,11 @@
-"""Checks that build a model, in a process that has imported torch; planning shows its progress from there."""
+"""What is asked of a model before its trial, in a process that has imported torch."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from harness.experiment.experiment import Experiment
 from harness.sweep.planning_log import planning_shown
 from harness.trial import preflight
 
@@ -12,3 +14,9 @@ def refusal(*arguments: Any) -> preflight.Refusal:
     """Return what `preflight.built_refusal` returns, and write meanwhile what strategies log to stderr."""
     with planning_shown():
         return preflight.built_refusal(*arguments)
+
+
+def peak_bytes(experiment: Experiment) -> int | None:
+    """Return the peak that `harness.predict` predicts; `None` where it predicts none."""
+    found: int | None = importlib.import_module("harness.predict.prediction").peak_bytes(experiment)
+    return found

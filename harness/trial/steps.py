@@ -26,13 +26,20 @@ def train(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> Non
     trainee.update()
 
 
-def warm_up(trainee: Assembled, batch: Callable[[int], Batch], *, is_compared: bool = False) -> None:
+def warm_up(
+    trainee: Assembled,
+    batch: Callable[[int], Batch],
+    *,
+    steps: int = UNMEASURED_STEPS,
+    is_compared: bool = False,
+) -> None:
     """Train by the steps that nobody watches, so that the next one is like all that follow.
 
     Args:
         trainee: a fresh model.
         batch: returns a rank's share of a step's batch.
+        steps: how many.
         is_compared: the outputs are to be compared later.
     """
-    for step in range(UNMEASURED_STEPS):
+    for step in range(steps):
         train(trainee, batch(step), is_compared=is_compared)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.errors import ConfigError
 from harness.predict.fake_rank import fake_step
 from tests.harness.composing import experiment_of
 from tests.harness.predict.measured_step import measured_step, step_of_rank
@@ -80,3 +81,23 @@ def _compare(line: str, pool: RankPool) -> None:
     predicted, measured = fake_step(experiment, "cpu"), pool.run(step_of_rank, experiment)[0]
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.observation == measured.observation
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "message"),
+    [
+        pytest.param(
+            "model=moe_nano",
+            "cpu",
+            "model: aten.nonzero.default gives a shape that depends on data, which a prediction has not "
+            r"\(in 'layers.0.feed_forward', feed_forward.py, line \d+\); a trial measures it",
+            id="tokens of an expert",
+        ),
+        pytest.param(
+            "model=mlp", "cuda", "device: must be one of cpu, got 'cuda': torch ends .*", id="a GPU"
+        ),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(line: str, device: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        fake_step(experiment_of(f"{_TOKENS} {line}"), device)

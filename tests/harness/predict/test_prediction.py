@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.predict.prediction import predict
+from harness.predict.prediction import fake_steps, predict
 from harness.predict.trace import Times, Trace
 from harness.records.record import Record, validate
 from tests.harness.composing import experiment_of
@@ -39,3 +39,12 @@ def test_its_time_is_that_of_its_trace(record: Record) -> None:
     assert record.time is not None
     flops = record.work.forward_flops + record.work.backward_flops
     assert record.time.step_time_s.median == flops / 1e6
+
+
+def test_points_of_a_sweep_share_their_twin() -> None:
+    points = [
+        experiment_of(_LINE.replace("ac=full", f"ac={ac}")) for ac in ("full", "selective_layer", "none")
+    ]
+    steps = [fake_steps(each, "cpu") for each in points]
+    assert steps[0][1] is steps[1][1] is steps[2][0] is steps[2][1]
+    assert steps[0][0] is not steps[1][0]

@@ -568,3 +568,11 @@ def test_the_summary_is_flat() -> None:
         for value in flat_summary(record(None, rank_result())).values()
     )
     assert OK.status == flat_summary(record())["status"]
+
+
+@pytest.mark.parametrize(("difference", "is_told"), [(0, False), (8, True)], ids=["as predicted", "not so"])
+def test_a_peak_that_was_not_predicted_is_told(*, difference: int, is_told: bool) -> None:
+    measured = rank_result()["memory"]["peak_bytes"]
+    found = build(identity(), OK, [rank_result()], predicted_peak_bytes=measured + difference)
+    said = f"predicted a peak of {measured + difference:,} bytes and measured {measured:,}"
+    assert found.note == (said if is_told else None)
