@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 import yaml
+from torch.multiprocessing.spawn import spawn
 
 _SIZE = 1024
 _COPIED_BYTES = 1 << 28
@@ -95,7 +95,8 @@ def as_yaml(found: dict[str, Any]) -> str:
         for key, value in found.items()
     }
     head = "# written by python -m bench.calibrate on the machine that measured\n"
-    return head + yaml.safe_dump(rounded, sort_keys=False, width=110)
+    text: str = yaml.safe_dump(rounded, sort_keys=False, width=110)
+    return head + text
 
 
 def _rounded(value: Any) -> Any:
@@ -133,7 +134,7 @@ def _launch_s() -> float:
 def _gloo() -> tuple[float, float]:
     """Return the bandwidth and the latency of collectives."""
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_rank, (folder,), nprocs=2)
+        spawn(_rank, (folder,), nprocs=2)
         sent_s, latency_s = (float(word) for word in Path(folder, "times").read_text("utf-8").split())
     return _SENT_BYTES / 2 / max(sent_s - latency_s, 1e-9), latency_s
 
