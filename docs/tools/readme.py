@@ -83,7 +83,7 @@ def variant_table() -> str:
 
 
 def use_list() -> str:
-    """Return when to use each variant, by its docstring, in lines as short as the README's."""
+    """Return when to use each variant, by its docstring, in lines as short as those of pages."""
     items = {name: _sentences(variant, "Use when") for name, variant in ac_variants.items() if name != "none"}
     lines = [f"* `ac={name}` when {sentence}" for name, sentence in items.items()]
     return "\n".join(textwrap.fill(line, _COLUMNS, subsequent_indent="  ") for line in lines)
@@ -142,7 +142,7 @@ def replaced(text: str, name: str, content: str) -> str:
 
 PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
     ("demo", "README.md", "demo", demo_table),
-    ("variants", "README.md", "use", use_list),
+    ("variants", "docs/variants.md", "use", use_list),
     ("variants", "docs/variants.md", "variants", variant_table),
     ("nested", "docs/nested.md", "nested", nested_table),
     ("compat", "docs/compatibility.md", "compat", compatibility_tables),
