@@ -21,8 +21,7 @@ _ESTIMATORS = ("flops", "profile")
 class CompilerBudget(Strategy):
     """Let torch's partitioner choose what each compiled graph keeps.
 
-    Use when: the model is compiled anyway, and a share of its activations is all you want to say. Needs
-        `compile=aot_eager` or `inductor`.
+    Use when: the model is compiled anyway; needs `compile=aot_eager` or `inductor`.
 
     Saved: of each compiled graph, the most valuable activations within `budget` of its activation bytes.
     Recomputed: the operators that lead to the others.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Nested(Strategy):
     """Checkpoint regions of submodule calls, which may lie inside one another.
 
-    Use when: the block inputs that `full` saves are too much, as in deep models. Each level adds a forward.
+    Use when: block inputs that `full` saves are too much, in deep models. Each level adds a forward.
 
     Saved: the inputs of the outermost regions, and what is between them. Of L equal blocks in r levels of
         L^(1/r) regions each, L^(1/r) block inputs after forward, and in backward as many of each level.
