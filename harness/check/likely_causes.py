@@ -16,7 +16,7 @@ class Evidence:
     """What is known of a difference.
 
     Fields:
-        part, name: those of the first difference.
+        part, name, expected: those of the first difference.
         probe: the probe that saw it: `parity` or `between`.
         differing: for each part that differs anywhere, the name of its first difference.
         recomputed_ops: operators that ran again.
@@ -34,6 +34,7 @@ class Evidence:
     lost: tuple[str, ...] = ()
     gained: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    expected: str = ""
 
     def has_run(self, *words: str) -> bool:
         """Say whether an operator with one of `words` in its name ran again."""
@@ -74,6 +75,12 @@ _KEEP_RNG = "use preserve_rng_state=True"
 _REWIND = "move the update out of the region, or use a variant with rewind=True"
 
 CAUSES = (
+    LikelyCause(
+        numbers=(),
+        title="another set of outputs, such as no cache, which transformers turns off where it checkpoints",
+        remedy="make the plain model return the same: config.use_cache = False",
+        fits=lambda seen: seen.part == "outputs" and "Structure" in seen.expected,
+    ),
     LikelyCause(
         numbers=(22,),
         title="a host copy that is no copy (save_on_cpu of tensors on the CPU) hides a change in place",

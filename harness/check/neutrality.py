@@ -84,7 +84,10 @@ def assert_neutral(
     with torch.enable_grad():
         device = workshop.check()
         check = _Check(workshop=workshop, steps=steps, accepted=_accepted(variant, tolerance), device=device)
-        found = check.found()
+        try:
+            found = check.found()
+        finally:
+            workshop.leave()
     if found.verdict != "neutral":
         raise NotNeutral(found)
     return found
@@ -324,6 +327,7 @@ def _evidence(
     return Evidence(
         part=found.first["part"],
         name=found.first["name"],
+        expected=str(found.first["expected"]),
         probe=found.first["probe"],
         differing={
             part: each.first_difference.name

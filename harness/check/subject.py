@@ -169,7 +169,7 @@ def default_loss(outputs: Any) -> Tensor:
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """Return AdamW, whose steps are of one size whatever the loss; SGD where gradients are sparse."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = list(model.parameters())  # a model may unfreeze some later
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
         return torch.optim.SGD(parameters, lr=LEARNING_RATE)
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=_EPSILON)

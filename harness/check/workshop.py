@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.check.micro_batches import step_of
+from harness.check.outer_state import OuterState
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
@@ -43,6 +44,7 @@ class Workshop:
     loss_fn: Callable[[Any], Any] | None
     passes: tuple[Pass, ...]
     seed: int
+    _outer: list[OuterState] = field(default_factory=list)
 
     def check(self) -> torch.device:
         """Refuse a `make` whose models no comparison could be made of; return the device of its models.
@@ -51,13 +53,15 @@ class Workshop:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
                 each call.
         """
-        one, other = self._made(), self._made()
+        one = self._made()
+        self._outer.append(OuterState(one))
+        other = self._made()
         if one is other:
             raise ConfigError(
                 "make", "returns the same model each time; make it inside, or return a copy.deepcopy of it"
             )
-        if not any(parameter.requires_grad for parameter in one.parameters()):
-            raise ConfigError("make", "returns a model without a parameter that requires a gradient")
+        if next(one.parameters(), None) is None:
+            raise ConfigError("make", "returns a model without parameters: there is nothing to train")
         difference = _first_unlike(dict(_tensors(one)), dict(_tensors(other)))
         if difference is not None:
             raise ConfigError(
@@ -67,13 +71,21 @@ class Workshop:
             )
         return next(one.parameters()).device
 
+    def leave(self) -> None:
+        """Put back what models of the check have changed outside of themselves."""
+        for outer in self._outer:
+            outer.put_back()
+
     def subject(self, *, is_variant: bool) -> Subject:
         """Return a fresh model with its optimizer, with the variant or without.
+
+        What models keep outside of themselves is then as it was before the first of them.
 
         Raises:
             ConfigError: the variant returned nothing that can be called.
             StrategyError: the strategy does not suit the model.
         """
+        self.leave()
         made = self._made()
         names, blocks = PlainNames.of(made), _blocks(made)
         returned = self._varied(made) if is_variant else made
@@ -97,7 +109,13 @@ class Workshop:
         batch = step_of(passes)
         batches: Iterator[Batch] = (batch.to(device) for _ in range(count))
         renaming = subject.names.renaming(subject.model)
-        for snapshot in steps(subject, batches, seed=self.seed):
+        snapshots = steps(subject, batches, seed=self.seed)
+        outer = self._outer[0].forked()  # the other model trains in between
+        while True:
+            with outer.entered():
+                snapshot = next(snapshots, None)
+            if snapshot is None:
+                return
             yield renaming.renamed(snapshot)
             del snapshot  # the consumer decides how long it lives
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 EXAMINED_BY = {
     "harness/check/micro_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/outer_state.py": "tests/harness/check/test_neutrality.py",
     "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
     "harness/check/probing.py": "tests/harness/check/test_neutrality.py",
     "harness/check/raised.py": "tests/harness/check/test_neutrality.py",

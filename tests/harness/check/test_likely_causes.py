@@ -26,6 +26,10 @@ def _value(operator: str) -> Divergence:
         ({"differing": {"gradients": "w", "rng_state": "python"}}, "gallery 3: numbers of Python's"),
         ({"divergence": _value("aten.rand.generator")}, "gallery 4: the region draws"),
         ({"divergence": _value("aten.mul.Tensor")}, "gallery 5 or 6 or 7: the recomputation reads"),
+        (
+            {"part": "outputs", "expected": "Structure Output of 3"},
+            "another set of outputs, such as no cache",
+        ),
         ({"lost": ("w",), "recomputed_ops": ()}, "gallery 18: a reentrant region without"),
         ({"lost": ("w",), "gained": ("v",)}, "gallery 6: the recomputation takes another branch"),
         ({"part": "hides_error", "written": ("ema",)}, "gallery 23: a buffer that backward needs"),

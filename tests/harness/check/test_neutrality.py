@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -64,14 +65,32 @@ class InPlace(Block):
         return kept.sin()
 
 
+_CLOCK = itertools.count(1)
+_GENERATOR = torch.Generator().manual_seed(1)
+
+
 class Clocked(Block):
     """Is another function at each call in the process."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * next(_CLOCK)
+
+
+class Scheduled(Block):
+    """Counts calls in its class, and reads the number."""
 
     calls = 0
 
     def between(self, h: Tensor) -> Tensor:
-        Clocked.calls += 1
-        return h * Clocked.calls
+        type(self).calls += 1
+        return h.sin() * torch.full_like(h, type(self).calls).sin()
+
+
+class Drawing(Block):
+    """Draws from a generator of the Python module."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.sin() * torch.rand(h.shape, generator=_GENERATOR)
 
 
 class Dividing(Block):
@@ -156,6 +175,14 @@ NOT_NEUTRAL: dict[str, tuple[Callable[[], nn.Module], Any, str, str, str]] = {
         *(stack_of(InPlace), checkpointed()),
         *("differs", "hides_error", "(backward)"),
     ),
+    "a schedule that the class keeps": (
+        *(stack_of(Scheduled), checkpointed()),
+        *("differs", "gradients", "layers.1.down.weight"),
+    ),
+    "a generator among globals": (
+        *(stack_of(Drawing), checkpointed()),
+        *("differs", "gradients", "layers.1.down.weight"),
+    ),
     "nothing checkpointed": (Stack, lambda model: model, "inert", "", ""),
     "a model that does not repeat itself": (stack_of(Clocked), checkpointed(), "unverified", "", ""),
     "NaN on both sides": (stack_of(Dividing), checkpointed(), "unverified", "", ""),
@@ -210,7 +237,7 @@ ONE = Stack()
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one model for all calls": ({"make": lambda: ONE}, "make: returns the same model"),
     "no module": ({"make": lambda: 3}, "make: must return an nn.Module, got int"),
-    "nothing to train": ({"make": nn.Identity}, "make: returns a model without a parameter"),
+    "nothing to train": ({"make": nn.Identity}, "make: returns a model without parameters"),
     "a batch that does not fit": ({"batch": (torch.ones(2, 9),)}, "batch: the plain model's forward raises"),
     "a batch of another kind": ({"batch": 3}, "batch: must be a tuple of positional inputs, a dict"),
     "no micro-batch": ({"batch": []}, "batch: must be a tuple.*got an empty list"),
@@ -254,6 +281,15 @@ def test_refuses_weights_that_no_seed_decides() -> None:
 
     with pytest.raises(ValueError, match=r"make: returns another model each time: 'head.weight' differs"):
         assert_neutral(make, batch(), checkpointed())
+
+
+def test_leaves_classes_and_globals_as_they_were() -> None:
+    before = _GENERATOR.get_state()
+    for block in (Scheduled, Drawing):
+        with pytest.raises(NotNeutral):
+            assert_neutral(stack_of(block), batch(), checkpointed(), steps=1)
+    assert torch.equal(_GENERATOR.get_state(), before)
+    assert Scheduled.calls == 0
 
 
 def test_leaves_the_generators_as_they_were() -> None:

@@ -1,0 +1,119 @@
+"""What models keep outside of themselves: attributes of their classes, and globals that their methods name.
+
+Two models in one process share it. A counter there, or a generator, would go on from one to the other, and
+neither would repeat itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Self
+
+from torch import nn
+
+from strategies.anatomy import CONSTANTS, Kind, kind_of
+
+_FOREIGN = ("torch", "harness", "strategies", "builtins")
+_FORMS = ("sequence", "mapping", "set", "buffer", "generator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A name in a class, or among the globals of a Python module."""
+
+    owner: Any
+    name: str
+
+    def get(self) -> Any:
+        return self.owner.get(self.name) if isinstance(self.owner, dict) else vars(self.owner).get(self.name)
+
+    def put(self, value: Any) -> None:
+        if isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was at a place: the object, and its content where it has one that can be put back."""
+
+    place: _Place
+    value: Any
+    kind: Kind | None
+    content: Any
+
+    @classmethod
+    def at(cls, place: _Place) -> _Kept:
+        value = place.get()
+        kind = _writable(value)
+        return cls(place, value, kind, None if kind is None else kind.read(value))
+
+    def put_back(self) -> None:
+        if self.place.get() is not self.value:
+            self.place.put(self.value)
+        kind = self.kind
+        if kind is not None and kind.write is not None and not kind.is_current(self.value, self.content):
+            kind.write(self.value, self.content)
+
+
+class OuterState:
+    """State outside of a model, as it was when this was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = _places_of(model)
+        self._kept = self._read()
+
+    def put_back(self) -> None:
+        """Make it what it was."""
+        for kept in self._kept:
+            kept.put_back()
+
+    def forked(self) -> Self:
+        """Return another one that begins with the same state."""
+        return copy.copy(self)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have this state within the scope, keep what becomes of it, and leave what was there before."""
+        outside = self._read()
+        self.put_back()
+        try:
+            yield
+        finally:
+            self._kept = self._read()
+            for kept in outside:
+                kept.put_back()
+
+    def _read(self) -> tuple[_Kept, ...]:
+        return tuple(_Kept.at(place) for place in self._places)
+
+
+def _places_of(model: nn.Module) -> tuple[_Place, ...]:
+    """Return the places of all classes of the modules of `model`, each once."""
+    classes = {owner for module in model.modules() for owner in type(module).__mro__}
+    ours = [owner for owner in classes if owner.__module__.partition(".")[0] not in _FOREIGN]
+    return tuple({(id(each.owner), each.name): each for owner in ours for each in _places(owner)}.values())
+
+
+def _places(owner: type) -> Iterator[_Place]:
+    for name, value in list(vars(owner).items()):
+        if not name.startswith("__") and _is_state(value):
+            yield _Place(owner, name)
+        if isinstance(value, FunctionType):
+            for used in value.__code__.co_names:
+                if _is_state(value.__globals__.get(used)):
+                    yield _Place(value.__globals__, used)
+
+
+def _is_state(value: Any) -> bool:
+    return value is not None and (isinstance(value, CONSTANTS) or _writable(value) is not None)
+
+
+def _writable(value: Any) -> Kind | None:
+    kind = kind_of(value)
+    return kind if kind is not None and kind.write is not None and kind.form in _FORMS else None
