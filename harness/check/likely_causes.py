@@ -76,6 +76,12 @@ _REWIND = "move the update out of the region, or use a variant with rewind=True"
 
 CAUSES = (
     LikelyCause(
+        numbers=(53, 54),
+        title="something keeps what a region makes or is given after the step is done",
+        remedy="let go of it after backward",
+        fits=lambda seen: seen.part == "leak",
+    ),
+    LikelyCause(
         numbers=(),
         title="another set of outputs, such as no cache, which transformers turns off where it checkpoints",
         remedy="make the plain model return the same: config.use_cache = False",
@@ -112,14 +118,14 @@ CAUSES = (
         fits=lambda seen: seen.probe == _BETWEEN,
     ),
     LikelyCause(
-        numbers=(18,),
+        numbers=(18, 48),
         title="a reentrant region without an input that requires a gradient trains nothing",
         remedy="use use_reentrant=False, or enable_input_require_grads()",
         fits=lambda seen: bool(seen.lost) and not seen.recomputed_ops,
     ),
     LikelyCause(
-        numbers=(19,),
-        title="a reentrant region loses gradients of what is not a tensor or a tuple of tensors",
+        numbers=(19, 20, 51, 52),
+        title="a region loses gradients of what it does not see: a dataclass, a keyword, a detached input",
         remedy="use use_reentrant=False, and pass tensors by position",
         fits=lambda seen: bool(seen.lost) and not seen.gained and seen.divergence is None,
     ),
@@ -130,7 +136,7 @@ CAUSES = (
         fits=lambda seen: bool(seen.lost or seen.gained) and not seen.changes("rng_state"),
     ),
     LikelyCause(
-        numbers=(3,),
+        numbers=(3, 9),
         title="numbers of Python's or NumPy's generator are drawn anew in the recomputation",
         remedy="draw with torch's generator, or outside of the region",
         fits=lambda seen: seen.changes("rng_state", "python", "numpy"),
@@ -142,8 +148,14 @@ CAUSES = (
         fits=lambda seen: seen.has_run("rrelu") and not seen.draws(),
     ),
     LikelyCause(
-        numbers=(28,),
+        numbers=(11, 27),
         title="random numbers such as dropout are drawn anew in the recomputation",
+        remedy=_KEEP_RNG,
+        fits=lambda seen: seen.changes("rng_state") and seen.changes("gradients"),
+    ),
+    LikelyCause(
+        numbers=(28,),
+        title="the recomputation draws random numbers, and the next step draws others",
         remedy=_KEEP_RNG,
         fits=lambda seen: seen.changes("rng_state"),
     ),
@@ -160,7 +172,7 @@ CAUSES = (
         fits=lambda seen: seen.changes("buffers", "parametrizations", "_u", "_v") and seen.has_run("mv"),
     ),
     LikelyCause(
-        numbers=(),
+        numbers=(12,),
         title="batch statistics are updated twice",
         remedy="freeze them, or use a variant with rewind=True",
         fits=lambda seen: seen.changes("buffers", "running_", "num_batches_tracked"),
@@ -182,6 +194,12 @@ CAUSES = (
         ),
     ),
     LikelyCause(
+        numbers=(37, 39, 64),
+        title="a buffer that a region reads is updated in forward, so the recomputation reads another",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("buffers") and seen.changes("gradients"),
+    ),
+    LikelyCause(
         numbers=(14,),
         title="a buffer that counts is updated once more by the recomputation",
         remedy=_REWIND,
@@ -192,6 +210,12 @@ CAUSES = (
         title="a container grows once more in the recomputation",
         remedy=_REWIND,
         fits=lambda seen: seen.changes("state", "length of "),
+    ),
+    LikelyCause(
+        numbers=(16, 36, 38),
+        title="an attribute that a region reads is changed in forward, so the recomputation reads another",
+        remedy=_REWIND,
+        fits=lambda seen: seen.changes("state") and seen.changes("gradients"),
     ),
     LikelyCause(
         numbers=(32,),

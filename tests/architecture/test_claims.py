@@ -47,9 +47,10 @@ CLAIMS = {
     "gradients are NaN or all zero on both sides": [
         "tests/harness/measure/parity/test_compare.py::test_what_gradients_prove"
     ],
-    "what would run, and what is done": [
-        "tests/harness/sweep/test_dry_run.py::test_every_point_says_what_would_become_of_it"
+    "come from the trial's own code on fake tensors and fake ranks": [
+        "tests/harness/predict/test_fake_rank.py::test_one_rank_is_predicted_to_the_byte"
     ],
+    "says what differs, where, how far, and why": ["tests/gallery/test_verdicts.py::test_every_verdict_is_right"],
     "in CI: exits with 1": ["tests/harness/report/content/test_fail_if.py::test_what_fails"],
     "A trial is named by the hash of its resolved experiment": [
         "tests/harness/test_schema.py::test_trial_id_is_the_same_whatever",
@@ -63,9 +64,6 @@ CLAIMS = {
         "tests/harness/sweep/test_launch.py::test_a_fault_becomes_a_record_that_names_its_rank",
         "tests/harness/sweep/test_launch.py::test_a_rank_that_hangs_is_ended_at_the_deadline_and_named",
         "tests/harness/sweep/test_launch.py::test_the_sweep_goes_on_after_every_fault",
-    ],
-    "a recomputation finds it as forward did": [
-        "tests/strategies/regions/test_rewind.py::test_every_state_is_put_back_and_restored"
     ],
 }
 """Words of README, and the tests that examine them."""
