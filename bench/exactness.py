@@ -40,7 +40,7 @@ from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
-from strategies import ac_variants
+from strategies import eager_variants
 from strategies.estimate.live_storages import WorkspaceProbe
 from strategies.regions.host import allocating_on_host
 
@@ -163,7 +163,7 @@ def _probes(device: str) -> Callable[[], WorkspaceProbe]:
 
 def _points(models: list[str], device: str) -> Iterator[tuple[str, str, Experiment]]:
     """Return model, attention and experiment of each row; the CPU's fused kernel has no dropout."""
-    points = list(product(models, DTYPES, ac_variants, ATTENTIONS))
+    points = list(product(models, DTYPES, eager_variants, ATTENTIONS))
     without_dropout = {"fused"} if device == "cpu" else set()
     chosen = experiments(
         [

@@ -30,7 +30,7 @@ from harness.experiment.experiment import Experiment
 from harness.predict.prediction import predict
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
-from strategies import ac_variants
+from strategies import eager_variants
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "moe_nano")
 CHUNKS = ("none", "budget")
@@ -119,7 +119,7 @@ def _arguments() -> argparse.Namespace:
     made = parser(__doc__, "prediction")
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--meshes", nargs="+", default=MESHES)
-    made.add_argument("--acs", nargs="+", default=tuple(ac_variants))
+    made.add_argument("--acs", nargs="+", default=tuple(eager_variants))
     made.add_argument("--chunks", nargs="+", choices=CHUNKS, default=CHUNKS)
     made.add_argument("--most", type=int, default=30, help="rows of the table")
     return made.parse_args()

@@ -75,6 +75,7 @@ _HOPELESS = (UnknownOptionError, MissingPackageError)
 
 _VERSION, _DRY_RUN, _JSON = "--version", "--dry-run", "--json"
 _SWEEP_FLAGS = ("-m", "--multirun")
+_GROUPS_WITHOUT_DEFAULT = ("hardware", "sweep")
 _OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|hardware\.flops_per_s)\.\w+=")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
@@ -460,6 +461,7 @@ def _unknown_option(error: OmegaConfBaseException) -> str:
     group, _, _ = str(error.full_key).rpartition(".")
     node = error.parent_node
     values = {str(key): value for key, value in node.items()} if isinstance(node, DictConfig) else {}
-    not_options = CHOICE_KEYS if group else ("hydra",)
-    options = [key for key in values if key not in not_options]
+    options = [key for key in values if key not in (CHOICE_KEYS if group else ("hydra",))]
+    if not group:
+        options = list({*options, *_GROUPS_WITHOUT_DEFAULT})
     return str(unknown_option(str(error.full_key), options, chosen=values.get("name") if group else None))

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from strategies.shard.base import Sharding
 
 ac_variants = variants(import_module("strategies.ac"), Strategy)
+eager_variants = {
+    name: variant for name, variant in ac_variants.items() if not hasattr(variant, "partitioner")
+}
+"""Those of AC that need no compiler."""
 chunk_variants = variants(import_module("strategies.chunk"), Strategy)
 shard_variants: dict[str, type[Sharding]] = variants(
     import_module("strategies.shard"), import_module("strategies.shard.base").Sharding
@@ -25,5 +29,6 @@ __all__ = [
     "Tolerance",
     "ac_variants",
     "chunk_variants",
+    "eager_variants",
     "shard_variants",
 ]

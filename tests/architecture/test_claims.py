@@ -50,7 +50,9 @@ CLAIMS = {
     "come from the trial's own code on fake tensors and fake ranks": [
         "tests/harness/predict/test_fake_rank.py::test_one_rank_is_predicted_to_the_byte"
     ],
-    "says what differs, where, how far, and why": ["tests/gallery/test_verdicts.py::test_every_verdict_is_right"],
+    "says what differs, where, how far, and why": [
+        "tests/gallery/test_verdicts.py::test_every_verdict_is_right"
+    ],
     "in CI: exits with 1": ["tests/harness/report/content/test_fail_if.py::test_what_fails"],
     "A trial is named by the hash of its resolved experiment": [
         "tests/harness/test_schema.py::test_trial_id_is_the_same_whatever",

@@ -30,8 +30,9 @@ CHOICES = [
     pytest.param(group, option, id=f"{group}={option}") for group in GROUPS for option in options_of(group)
 ]
 TOP_LEVEL = (
-    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, learning_rate, mesh, model, name, "
-    "optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, strict, tracker, wrap_order"
+    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, learning_rate, mesh, model, name, "
+    "optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
+    "strict, sweep, tracker, wrap_order"
 )
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
@@ -144,7 +145,7 @@ def test_the_main_file_has_every_other_field() -> None:
         "batch_size",
     }
     run = {field.name for field in dataclasses.fields(Run)}
-    assert set(config) == {"defaults", "hydra", "sequence_length", "show", *recipe, *run}
+    assert set(config) == {"defaults", "hydra", "sequence_length", "show", "solve", *recipe, *run}
 
 
 def test_defaults_of_the_main_file_are_those_of_the_classes() -> None:
@@ -211,8 +212,8 @@ def test_trial_id_differs_with_every_field() -> None:
         {
             "modle=gpt_nano": f"modle: unknown option; did you mean 'model'? options: {TOP_LEVEL}",
             "batchsize=2": f"batchsize: unknown option; did you mean 'batch_size'? options: {TOP_LEVEL}",
-            "+batchsize=2": "batchsize: unknown option; did you mean 'batch_size'? options: "
-            + TOP_LEVEL.replace("strict", "strict, sweep"),
+            "+batchsize=2": f"batchsize: unknown option; did you mean 'batch_size'? options: {TOP_LEVEL}",
+            "hardwere=h100": f"hardwere: unknown option; did you mean 'hardware'? options: {TOP_LEVEL}",
             "model=gpt_nan": "model: unknown option 'gpt_nan'; did you mean 'gpt_nano'? options: "
             + ", ".join(options_of("model")),
             "mesh=big": f"mesh: unknown option 'big'; options: {', '.join(options_of('mesh'))}",

@@ -14,13 +14,13 @@ from harness.experiment.experiment import Experiment
 from harness.measure.step import instrument
 from harness.models.evoformer import EvoformerSpec
 from harness.models.vit import ViTSpec
-from strategies import ac_variants
+from strategies import eager_variants
 from strategies.regions.host import allocating_on_host
 from tests.covering import marked
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
-NOTHING = ac_variants["none"]()
+NOTHING = eager_variants["none"]()
 # enough for activations to outweigh the gradients that FSDP holds
 BATCH_SIZES = {"mlp": 16, "gpt": 32, "vit": 32, "evoformer": 4}
 # of the peak that a variant leaves: what it saves itself is out of reach for chunks
@@ -41,7 +41,7 @@ ONCE_WRONG = [
 ROWS = [
     *ONCE_WRONG,
     ("mlp", "budget", "single", "none", 0.1, "fp32"),
-    *(("mlp", "minimum", "single", variant, 0.1, "fp32") for variant in ac_variants if variant != "none"),
+    *(("mlp", "minimum", "single", variant, 0.1, "fp32") for variant in eager_variants if variant != "none"),
     ("mlp", "budget", "shard2", "nested", 0.0, "fp32"),
     ("mlp", "minimum", "shard2", "offload", 0.1, "fp32"),
     ("gpt", "budget", "shard2", "none", 0.0, "fp32"),

@@ -10,7 +10,7 @@ import pytest
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from strategies import ac_variants
+from strategies import eager_variants
 from tests.covering import marked, matrix
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -30,14 +30,16 @@ _INSIDE_BLOCKS = {
 }
 
 
-_OF_EVERY_KIND = [variant for variant in ac_variants if variant not in {"none", "selective_layer", "offload"}]
+_OF_EVERY_KIND = [
+    variant for variant in eager_variants if variant not in {"none", "selective_layer", "offload"}
+]
 """What recomputes, saves by operator and records; the others do not depend on what is in a block."""
 _NEUTRAL = [
-    *product(ac_variants, cases.MODELS, ["single", *_TWO_RANKS, *_FOUR_RANKS], _DROPOUTS, ["fp32"]),
+    *product(eager_variants, cases.MODELS, ["single", *_TWO_RANKS, *_FOUR_RANKS], _DROPOUTS, ["fp32"]),
     *product(_OF_EVERY_KIND, cases.OF_SAMPLES, ["shard2"], [0.1], ["fp32"]),
     *product(["full"], cases.OF_SAMPLES, ["ddp2"], [0.1], ["fp32"]),
-    *product(ac_variants, ["gpt"], ["ddp2_tp2"], [0.1], ["fp32"]),
-    *product(ac_variants, ["gpt"], ["ddp2", "shard2"], [0.1], ["bf16", "bf16_mixed"]),
+    *product(eager_variants, ["gpt"], ["ddp2_tp2"], [0.1], ["fp32"]),
+    *product(eager_variants, ["gpt"], ["ddp2", "shard2"], [0.1], ["bf16", "bf16_mixed"]),
 ]
 
 
@@ -47,7 +49,7 @@ def _case(**fields: Any) -> Experiment:
 
 _ONLY_IN_THE_MATRIX = [
     row
-    for row in product(ac_variants, cases.OF_SAMPLES, ["shard2"], [0.1], ["fp32"])
+    for row in product(eager_variants, cases.OF_SAMPLES, ["shard2"], [0.1], ["fp32"])
     if row[0] not in _OF_EVERY_KIND
 ]
 

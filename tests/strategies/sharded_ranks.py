@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies import StrategyError, ac_variants
+from strategies import StrategyError, ac_variants, eager_variants
 from strategies.base import call_site_of
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
-ENABLED = tuple(name for name in ac_variants if name not in {"none", "compiler_budget"})
+ENABLED = tuple(name for name in eager_variants if name != "none")
 ORDERS = ("inside", "outside", "in_place", "call_site")
 REFUSED = {("call_site", "selective_layer"), ("call_site", "nested"), ("in_place", "nested")}
 MESHES = (

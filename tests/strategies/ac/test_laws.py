@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from strategies import Strategy, StrategyError, ac_variants
-from strategies.ac.compiler_budget import CompilerBudget
+from strategies import Strategy, StrategyError, ac_variants, eager_variants
 from strategies.base import call_site_of
 from tests.strategies.meters import measure
 from tests.strategies.toys import HEADS, MODELS, WIDTH, Block, Stack, Toy, differences, toy, train_step
 
-APPLIED = [name for name in ac_variants if not issubclass(ac_variants[name], CompilerBudget)]
+APPLIED = list(eager_variants)
 ENABLED = [name for name in APPLIED if name != "none"]
 
 

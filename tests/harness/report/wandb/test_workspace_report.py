@@ -77,7 +77,15 @@ def test_numbers_of_the_conclusion_equal_the_store(offline: Store) -> None:
 
 def test_run_sets_by_status_with_pinned_columns(offline: Store) -> None:
     sets = grid(written(offline))["runSets"]
-    assert [each["name"] for each in sets] == ["ok", "oom", "failed", "timeout", "refused", "lost"]
+    assert [each["name"] for each in sets] == [
+        "ok",
+        "oom",
+        "failed",
+        "timeout",
+        "refused",
+        "lost",
+        "predicted",
+    ]
     filters = [(each["key"], each["value"]) for each in sets[1]["filters"]["filters"]]
     assert filters == [
         ({"section": "run", "name": "group"}, offline.root.name),
