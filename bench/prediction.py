@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
@@ -30,7 +30,7 @@ from harness.experiment.experiment import Experiment
 from harness.predict.prediction import predict
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
-from strategies import eager_variants
+from strategies import StrategyError, eager_variants
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "moe_nano")
 CHUNKS = ("none", "budget")
@@ -39,6 +39,7 @@ _BYTES = (
     "optimizer_bytes", "host_peak_bytes",
 )  # fmt: skip
 _WORK = ("forward_flops", "backward_flops", "recomputed_flops", "offloaded_bytes", "chunks")
+Refusal: TypeAlias = ConfigError | StrategyError
 _COUNTS = ("recomputed_ops", "collectives", "collective_bytes", "calls")
 
 
@@ -64,7 +65,7 @@ class Finding:
     """How far the prediction of a case is from its measurement.
 
     Fields:
-        error: largest relative error of bytes and FLOPs; `None` where there is no prediction.
+        error: largest relative error of bytes and FLOPs; `None` where there is no prediction, or both refuse.
         wrong: quantities that differ, with both values.
         predict_s: seconds that the prediction of variant and twin took.
         problem: why there is no prediction or no measurement.
@@ -139,21 +140,21 @@ def _findings(agent: Agent, cases: Sequence[Case], trial_dir: Path) -> list[Find
     return [_finding(*each) for each in zip(cases, predictions, measured, strict=True)]
 
 
-def _predicted(experiment: Experiment) -> tuple[Record | ConfigError, float]:
+def _predicted(experiment: Experiment) -> tuple[Record | Refusal, float]:
     started_s = time.perf_counter()
     try:
-        found: Record | ConfigError = predict(experiment)
-    except ConfigError as error:
+        found: Record | Refusal = predict(experiment)
+    except (ConfigError, StrategyError) as error:
         found = error
     return found, time.perf_counter() - started_s
 
 
-def _finding(case: Case, prediction: tuple[Record | ConfigError, float], measured: Record) -> Finding:
+def _finding(case: Case, prediction: tuple[Record | Refusal, float], measured: Record) -> Finding:
     predicted, predict_s = prediction
-    if isinstance(predicted, ConfigError) or measured.memory is None:
-        said = (
-            str(predicted) if isinstance(predicted, ConfigError) else f"{measured.status}: {measured.error}"
-        )
+    if isinstance(predicted, Refusal) and measured.status == "refused":
+        return Finding(case=case, error=None, wrong={}, predict_s=predict_s)
+    if isinstance(predicted, Refusal) or measured.memory is None:
+        said = str(predicted) if isinstance(predicted, Refusal) else f"{measured.status}: {measured.error}"
         return Finding(case=case, error=None, wrong={}, predict_s=predict_s, problem=said)
     error, wrong = differences(predicted, measured)
     return Finding(case=case, error=error, wrong=wrong, predict_s=predict_s)
