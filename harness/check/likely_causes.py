@@ -226,7 +226,7 @@ CAUSES = (
     LikelyCause(
         numbers=(5, 6, 7),
         title="the recomputation reads what has changed since: a context variable, a flag, swapped weights",
-        remedy="pass it as an argument of the region",
+        remedy="pass it, or a copy of it, as an argument of the region",
         fits=lambda seen: seen.divergence is not None,
     ),
 )

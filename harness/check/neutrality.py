@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +16,7 @@ from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.probing import Probing, is_silent
 from harness.check.raised import hidden_error, raised_by_variant
 from harness.check.subject import PassError
-from harness.check.workshop import Workshop
+from harness.check.workshop import Workshop, begin_anew
 from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.recomputed_values import RecomputedValues
@@ -129,9 +127,13 @@ class _Check:
             found = self._raised(failure)
         probing = self._probing(found.recomputed_modules)
         values = probing.values()
-        for probe in (probing.vacuous, probing.between, probing.leaking):
-            if found.verdict in _PROBED:
-                found = probe(found)
+        if dist.is_initialized():  # a rank that alone goes on would wait for the others
+            note = "not asked on several ranks: micro-batches in flight, leaks, and whether inputs count"
+            found = replace(found, notes=(*found.notes, note))
+        else:
+            for probe in (probing.vacuous, probing.between, probing.leaking):
+                if found.verdict in _PROBED:
+                    found = probe(found)
         found = _agreed(found)
         evidence = _evidence(found, values, probing.written())
         return replace(
@@ -227,9 +229,7 @@ class _Check:
             trained: note what the plain model and the other one train.
         """
         expected_set, actual_set = trained or (TrainedSet(), TrainedSet())
-        gc.collect()  # before the next two models are made
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
+        begin_anew()
         plain, other = (
             self.workshop.subject(is_variant=each).with_parts(checkpointed=recomputed)
             for each in (False, is_variant)
@@ -294,6 +294,8 @@ def _promises_nothing(variant: Any) -> bool:
 
 def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
     """Return what is accepted of the two: what the caller says, or the strategy declares."""
+    if tolerance is not None and not isinstance(tolerance, Tolerance):
+        raise ConfigError("tolerance", f"must be a strategies.Tolerance, got {tolerance!r}")
     declared = tolerance or (variant.tolerance if isinstance(variant, Strategy) else None)
     if declared is None:
         return None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from dataclasses import asdict, dataclass
 
 import torch
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
 
 from harness.check.micro_batches import step_of
 from harness.check.not_neutral import Neutrality
 from harness.check.raised import hidden_error, raised_by_variant
 from harness.check.subject import PassError, Subject
-from harness.check.workshop import Workshop
+from harness.check.workshop import Workshop, begin_anew
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import Pass, interlude, smaller
@@ -24,7 +21,6 @@ from harness.measure.rng import seeded
 from harness.models.base import Batch
 from harness.records.parity_result import Parity
 
-_ONE_AFTER_ANOTHER = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 _CONTROLS = 3
 
 
@@ -84,9 +80,6 @@ class Probing:
 
     def between(self, found: Neutrality) -> Neutrality:
         """Return what differs where micro-batches are in flight, and an evaluation comes between."""
-        plain = self._interrupted(is_variant=False)
-        if any(isinstance(module, _ONE_AFTER_ANOTHER) for module in plain.model.modules()):
-            return _noted(found, "no micro-batches in flight: DDP and FSDP take one after the other")
         passes = self._in_flight()
         try:
             parity = self._compared(passes, is_variant=True)
@@ -165,12 +158,14 @@ class Probing:
         try:
             with seeded(self.workshop.seed, step=0, dp_rank=0, device=self.device):
                 self._evaluating(subject)
-        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError):
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # noqa: BLE001 (a model that is not made for evaluation may say so in any way)
             return False
         return True
 
     def _compared(self, passes: tuple[Pass, ...], *, is_variant: bool) -> Parity:
-        gc.collect()  # before the next two models are made
+        begin_anew()
         plain, other = (self._interrupted(is_variant=each) for each in (False, is_variant))
         return compare_steps(
             self.workshop.trained(plain, passes, 1),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,13 +104,19 @@ class Subject:
         """
         del loss
         if self.between is not None:
-            self.between(self)
+            with self._told("forward"):
+                self.between(self)
         while self._in_flight:
             self._backward(self._in_flight.pop(0))
 
     def update(self) -> None:
-        """Take one optimizer step."""
-        self.optimizer.step()
+        """Take one optimizer step.
+
+        Raises:
+            PassError: the optimizer raised.
+        """
+        with self._told("update"):
+            self.optimizer.step()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -127,14 +134,20 @@ class Subject:
         )
 
     def _pass(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Tensor]:
-        try:
+        with self._told("forward"):
             outputs = self.call(*inputs, **keywords)
             loss = self.loss_fn(outputs)
+        return outputs, _scalar(loss, is_variant=self.is_variant)
+
+    @contextmanager
+    def _told(self, phase: str) -> Iterator[None]:
+        """Say of which model and phase an error is."""
+        try:
+            yield
         except (ConfigError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise PassError("forward", error, is_variant=self.is_variant) from error
-        return outputs, _scalar(loss, is_variant=self.is_variant)
+            raise PassError(phase, error, is_variant=self.is_variant) from error
 
     def _backward(self, loss: Tensor) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ from strategies.regions.blocks import CONTAINERS
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
+
+
+def begin_anew() -> None:
+    """Forget what earlier models have left, before the next two are made."""
+    gc.collect()
+    torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,12 @@ from strategies.regions.host import allocating_on_host
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
+_KNOWN = {
+    ".numpy() is not supported": "NumPy reads values of a tensor, which a prediction has not",
+    "does not support sparse gradients": "the optimizer takes no sparse gradients; use optimizer=sgd",
+}
+"""What fake tensors and optimizers say, and what that means."""
+
 DEVICES = ("cpu",)
 """Types of devices for which a step can be predicted."""
 
@@ -74,6 +80,10 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
         raise ConfigError("device", f"{problem}: {remedy}")
+    if experiment.is_compiled:
+        raise ConfigError(
+            "compile", "a compiled step cannot be predicted; a trial measures it, or use compile=none"
+        )
     mesh, on = experiment.mesh, torch.device(device)
     fakes = Fakes(allow_non_fake_inputs=True)
     given = batches(experiment, on, dp_rank=0)
@@ -135,6 +145,11 @@ def _named_errors() -> Iterator[None]:
         what = "shape" if isinstance(error, DynamicOutputShapeException) else "value"
         problem = f"{error.func} gives a {what} that depends on data, which a prediction has not"
         raise ConfigError("model", f"{problem}{_place(error)}; a trial measures it") from error
+    except RuntimeError as error:
+        known = next((why for words, why in _KNOWN.items() if words in str(error)), None)
+        if known is None:
+            raise
+        raise ConfigError("model", f"{known}{_place(error)}; a trial measures or refuses it") from error
 
 
 def _place(error: Exception) -> str:

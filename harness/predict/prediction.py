@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
 
+from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
 from harness.predict.fake_rank import FakeStep, fake_step
@@ -17,6 +19,7 @@ from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.store import trial_id
+from strategies import StrategyError
 
 Seconds: TypeAlias = Callable[[Trace], Times]
 """Turns the trace of a step into its time."""
@@ -70,7 +73,10 @@ def peak_bytes(experiment: Experiment) -> int | None:
     """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
     try:
         return step_of(experiment, "cpu").memory.peak_bytes
-    except Exception:  # noqa: BLE001 (a trial says what is wrong with its model; a forecast of it does not)
+    except (ConfigError, StrategyError):
+        return None
+    except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
+        sys.stderr.write(f"not predicted: {type(error).__name__}: {error}\n")
         return None
 
 

@@ -142,7 +142,7 @@ def _following(owner: type, around: Callable[..., Any]) -> Iterator[None]:
     forward: Any = vars(owner)["forward"]
     cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
     inner = getattr(forward, "__wrapped__", None)
-    cell = next((each for each in cells.values() if inner is not None and each.cell_contents is inner), None)
+    cell = next((each for each in cells.values() if inner is not None and _holds(each, inner)), None)
     if cell is None or forward.__code__.co_name not in cells:
         with wrapped(owner, "forward", around):
             yield
@@ -152,6 +152,14 @@ def _following(owner: type, around: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         cell.cell_contents = inner
+
+
+def _holds(cell: Any, value: Any) -> bool:
+    """Say whether a cell of a closure holds `value`; it may be empty."""
+    try:
+        return cell.cell_contents is value
+    except ValueError:
+        return False
 
 
 def _readable(name: str, model: nn.Module) -> str:

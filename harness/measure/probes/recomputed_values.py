@@ -126,11 +126,11 @@ class _Values(OperatorMode):
         if self._locator.phase == "forward":
             self._known[name].update(map(_digest, plain_tensors(tensors_in(result))))
             if func in _CHOICES:
-                self._choices.append((self._locator.module, args[0].detach().clone(), args[1]))
+                self._choices.append((self._locator.module, _ranked(*args, **kwargs).clone(), args[1]))
         elif self._locator.is_recomputing:
             self._look_up(name, result)
             if func in _CHOICES:
-                self._measure(args[0].detach())
+                self._measure(_ranked(*args, **kwargs))
         return result
 
     def report(self) -> RecomputedValues:
@@ -169,6 +169,12 @@ class _Values(OperatorMode):
 
 def _digest(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype, checksum(tensor)
+
+
+def _ranked(scores: Tensor, _k: int, dim: int = -1, largest: bool = True, *_: Any, **__: Any) -> Tensor:
+    """Return the scores of a `topk` along the last dimension, of which it chooses the largest."""
+    along = scores.detach().movedim(dim, -1) if scores.dim() else scores.detach().reshape(1)
+    return along if largest else -along
 
 
 def _margin(scores: Tensor, chosen: int) -> float:

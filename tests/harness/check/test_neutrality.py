@@ -16,6 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from harness.check import NotNeutral, assert_neutral
+from harness.errors import ConfigError
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.none import NoCheckpoints
@@ -382,3 +383,34 @@ def test_names_the_parameters_without_gradient() -> None:
         assert_neutral(Stack, batch(), region, steps=1)
     assert caught.value.found.lost[:2] == ("layers.0.up.weight", "layers.0.up.bias")
     assert "gradient without the variant only: layers.0.up.weight" in str(caught.value)
+
+
+class TrainsOnly(Stack):
+    """A model that cannot be evaluated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.training
+        return super().forward(x)
+
+
+def test_a_model_that_cannot_be_evaluated_is_checked_without() -> None:
+    assert assert_neutral(TrainsOnly, batch(), checkpointed(), steps=1).verdict == "neutral"
+
+
+def test_a_variant_that_cannot_be_evaluated_differs() -> None:
+    def variant(model: Stack) -> None:
+        def refuse(_module: nn.Module, _inputs: object) -> None:
+            if not model.training:
+                raise ValueError("no evaluation")
+
+        model.register_forward_pre_hook(refuse)
+        checkpointed()(model)
+
+    with pytest.raises(NotNeutral, match="no evaluation") as caught:
+        assert_neutral(Stack, batch(), variant, steps=1)
+    assert caught.value.first["probe"] == "between"
+
+
+def test_a_tolerance_is_no_number() -> None:
+    with pytest.raises(ConfigError, match=r"^tolerance: must be a strategies.Tolerance, got 0.1$"):
+        assert_neutral(Stack, batch(), checkpointed(), tolerance=0.1)  # type: ignore[arg-type]

@@ -95,6 +95,12 @@ def _compare(line: str, pool: RankPool) -> None:
             id="tokens of an expert",
         ),
         pytest.param(
+            "model=mlp compile=aot_eager",
+            "cpu",
+            "compile: a compiled step cannot be predicted; a trial measures it, or use compile=none",
+            id="compiled",
+        ),
+        pytest.param(
             "model=mlp", "cuda", "device: must be one of cpu, got 'cuda': torch ends .*", id="a GPU"
         ),
     ],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
+from harness.measure.probes.recomputed_values import RecomputedValues, _margin, _ranked, recomputed_values
 from tests.toy_trainee import toy_batches, toy_trainee
 
 
@@ -78,3 +78,12 @@ def test_the_margin_of_a_choice_stands_beside_its_noise() -> None:
 def test_a_choice_of_all_has_no_next(columns: int) -> None:
     found = _values(lambda: Region(lambda h: h[:, :columns].topk(columns).values))
     assert [margin.margin for margin in found.margins] == [float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("options", "margin"),
+    [((1, -1, True), 7.0), ((1, -1, False), 1.0), ((2, 0, True), 1.0), ((4,), float("inf"))],
+)
+def test_a_margin_is_to_the_next_of_what_is_chosen(options: tuple[Any, ...], margin: float) -> None:
+    scores = torch.tensor([1.0, 2.0, 3.0, 10.0])
+    assert _margin(_ranked(scores, *options), options[0]) == margin
