@@ -155,7 +155,8 @@ def test_a_preempted_job_starts_again_and_is_never_over_between(cluster: Cluster
         return (tmp_path / "started.0.1").exists()
 
     _until(has_restarted)
-    assert [state for state in seen if state.is_over] == []
+    # the second run may be over by the time that its start is seen
+    assert [state for state in seen if state.is_over and not state.restarts] == []
     assert _end(job) == JobState(job=job, state="COMPLETED", restarts=1, hosts=cluster.hosts)
 
 
