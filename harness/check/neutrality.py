@@ -28,11 +28,9 @@ from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
 from harness.records.parity_result import PARTS, Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
+from harness.trial.proof import CONTROLS
 from strategies import Strategy, Tolerance
 from strategies.regions.host import allocating_on_host
-
-CONTROLS = 3
-"""Pairs of plain models that are compared before a variant is blamed."""
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""

@@ -20,8 +20,7 @@ from harness.measure.probes.recomputed_values import RecomputedValues, recompute
 from harness.measure.rng import seeded
 from harness.models.base import Batch
 from harness.records.parity_result import Parity
-
-_CONTROLS = 3
+from harness.trial.proof import CONTROLS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +174,7 @@ class Probing:
         )
 
     def _repeats_itself_not(self, passes: tuple[Pass, ...]) -> bool:
-        return any(self._compared(passes, is_variant=False).first is not None for _ in range(_CONTROLS))
+        return any(self._compared(passes, is_variant=False).first is not None for _ in range(CONTROLS))
 
     def _raised(self, found: Neutrality, failure: PassError, passes: tuple[Pass, ...]) -> Neutrality:
         """Return what it means that one of the two raises with micro-batches in flight."""
