@@ -38,7 +38,18 @@ _PACKAGES = (
 )
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}
-_IDENTITY = ("python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files")
+_IDENTITY = (
+    "python",
+    "torch",
+    "cuda",
+    "device",
+    "cpus",
+    "omp_num_threads",
+    "driver",
+    "packages",
+    "source_digest",
+    "files",
+)
 _KEYS = (
     "python",
     "torch",
@@ -46,6 +57,7 @@ _KEYS = (
     "backend",
     "device",
     "cpus",
+    "omp_num_threads",
     "driver",
     "host",
     "world_size",
@@ -70,8 +82,8 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
         files: the user's own, which measurements depend on (key `files`: path to fingerprint).
 
     Keys: python, torch, cuda (version torch was built with), backend and world_size of the process group,
-    device (its name), cpus, driver, host, commit, packages, source_digest, foreign_processes (None where
-    nobody can tell). What does not exist here is None.
+    device (its name), cpus, omp_num_threads (the user's limit of threads), driver, host, commit, packages,
+    source_digest, foreign_processes (None where nobody can tell). What does not exist here is None.
     """
     kind, index = _parts(device)
     backend, world_size = _process_group()
@@ -96,6 +108,7 @@ def identity(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
         "cuda": torch_version["cuda"],
         "device": nvml.device_name(index) if kind == "cuda" else _cpu_name(),
         "cpus": os.cpu_count(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "driver": nvml.driver_version() if kind == "cuda" else None,
         "packages": _package_versions(),
         "source_digest": _source_digest(),

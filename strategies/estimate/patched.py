@@ -46,6 +46,7 @@ class Wrappings:
     def __init__(self) -> None:
         self._scopes: list[Callable[[], AbstractContextManager[Any]]] = []
         self._entered = ExitStack()
+        self._lifts = 0
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Wrap `owner.name` as `wrapped` does, until `close`."""
@@ -54,7 +55,8 @@ class Wrappings:
     def enter(self, scope: Callable[[], AbstractContextManager[Any]]) -> None:
         """Enter what `scope` makes, until `close`; it is made anew whenever it has been lifted."""
         self._scopes.append(scope)
-        self._entered.enter_context(scope())
+        if not self._lifts:
+            self._entered.enter_context(scope())
 
     def close(self) -> None:
         """Put back everything."""
@@ -63,10 +65,12 @@ class Wrappings:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Put back everything inside the scope."""
+        """Put back everything inside the scope; scopes within one another are one."""
         self._entered.close()
+        self._lifts += 1
         try:
             yield
         finally:
-            for scope in self._scopes:
+            self._lifts -= 1
+            for scope in self._scopes if not self._lifts else ():
                 self._entered.enter_context(scope())

@@ -110,7 +110,6 @@ EXAMINED_BY = {
     "strategies/errors.py": "tests/strategies/ac/test_laws.py",
     "strategies/estimate/operator_cost.py": "tests/strategies/tracing/test_operator_graph.py",
     "strategies/estimate/operator_mode.py": "tests/strategies/estimate/test_live_storages.py",
-    "strategies/estimate/patched.py": "tests/harness/measure/work/test_counter.py",
     "strategies/estimate/position.py": "tests/strategies/estimate/test_live_storages.py",
     "strategies/estimate/tensors.py": "tests/strategies/estimate/test_live_storages.py",
     "strategies/nested/folding.py": "tests/strategies/nested/test_trees.py",

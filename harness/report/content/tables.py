@@ -34,6 +34,7 @@ _PROTOCOL = ("protocol", "data")
 _ENVIRONMENT = (
     "device",
     "cpus",
+    "omp_num_threads",
     "host",
     "torch",
     "cuda",

@@ -28,6 +28,7 @@ def known() -> dict[str, Any]:
         "backend": "nccl",
         "device": "NVIDIA H200",
         "cpus": 16,
+        "omp_num_threads": None,
         "driver": "580.1",
         "host": "node1",
         "world_size": 2,
@@ -48,6 +49,7 @@ class TestDescribe:
             "cuda": torch.version.cuda,
             "backend": None,
             "cpus": os.cpu_count(),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
             "driver": None,
             "host": platform.node(),
             "world_size": 1,
@@ -82,7 +84,19 @@ class TestIdentity:
         assert int(environment_id(known), 16) >= 0
 
     @pytest.mark.parametrize(
-        "key", ["python", "torch", "cuda", "device", "cpus", "driver", "packages", "source_digest", "files"]
+        "key",
+        [
+            "python",
+            "torch",
+            "cuda",
+            "device",
+            "cpus",
+            "omp_num_threads",
+            "driver",
+            "packages",
+            "source_digest",
+            "files",
+        ],
     )
     def test_another_value_is_another_environment(self, known: dict[str, Any], key: str) -> None:
         assert environment_id(known | {key: "another"}) != environment_id(known)
