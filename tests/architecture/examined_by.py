@@ -124,6 +124,7 @@ EXAMINED_BY = {
     "strategies/nested/tape.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/tape_writer.py": "tests/strategies/nested/test_refusals.py",
     "strategies/nested/tickets.py": "tests/strategies/nested/test_parity.py",
+    "strategies/regions/remat.py": "tests/strategies/ac/test_torch_remat.py",
     "strategies/regions/host_copies.py": "tests/strategies/ac/test_offload.py",
     "strategies/regions/offload_kinds.py": "tests/strategies/regions/test_offloading.py",
     "strategies/regions/presets.py": "tests/strategies/regions/test_operator_names.py",

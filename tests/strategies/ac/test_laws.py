@@ -50,6 +50,10 @@ SETTINGS = {name: Setting(variant=name, changes={}) for name in APPLIED} | {
     "each_block_in_two_regions": Setting(variant="nested", changes={"levels": [1, 1]}),
     "nested_to_the_end": Setting(variant="nested", changes={"levels": [1, 1], "early_stop": False}),
 }
+if "torch_remat" in eager_variants:
+    SETTINGS["torch_remat_keeps_modules"] = Setting(
+        variant="torch_remat", changes={"save_regions": ("norm", "up")}
+    )
 
 each_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 each_enabled_variant = pytest.mark.parametrize("setting", [SETTINGS[n] for n in ENABLED], ids=ENABLED)
@@ -92,7 +96,7 @@ def test_parity_of_a_model_that_takes_its_input_by_name_alone(setting: Setting) 
 AT_CALL_SITES = {  # these refuse them, because they choose among submodules
     name: setting
     for name, setting in SETTINGS.items()
-    if setting.variant not in {"selective_layer", "nested"}
+    if setting.variant not in {"selective_layer", "nested"} and "save_regions" not in setting.changes
 }
 
 
@@ -278,6 +282,14 @@ HONESTY = {
     # the recomputation of the outer region ends where the inner one has its input, before any product
     "each_block_in_two_regions": (SCALE, QKV + OUT + UP),
     "nested_to_the_end": (SCALE, 2 * (QKV + OUT + UP + DOWN)),
+} | {
+    row: numbers
+    for row, numbers in {
+        "torch_remat": (0, QKV + OUT + UP + DOWN),
+        # mean and deviation of the norm and its output D; the output of up 4D, whose input is recomputed
+        "torch_remat_keeps_modules": (2 * COLUMN + 5 * D, QKV + OUT + DOWN),
+    }.items()
+    if row in SETTINGS
 }
 
 

@@ -1,0 +1,25 @@
+"""What a glob over variants means."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydra_plugins.acbench.sweeper import ASKED_FOR, left_out
+from strategies import ac_variants
+
+BUDGET, REMAT = ASKED_FOR
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        pytest.param(["*"], [BUDGET, REMAT], id="all but what must be asked for"),
+        pytest.param(["*e*"], [BUDGET, REMAT], id="a pattern that means others too"),
+        pytest.param(["compiler*"], [REMAT], id="a pattern that means nothing else"),
+        pytest.param(["none", "*_budget"], [REMAT], id="one of several patterns asks"),
+        pytest.param(["*_budget", "torch*"], [], id="both"),
+    ],
+)
+def test_a_pattern_asks_for_what_it_alone_can_mean(patterns: list[str], expected: list[str]) -> None:
+    assert set(ASKED_FOR) < set(ac_variants)
+    assert left_out(patterns, [*ac_variants]) == expected
