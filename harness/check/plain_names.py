@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from harness.measure.parity.module_state import hooks_of
 from harness.measure.parity.snapshot import Snapshot
 
 _PREFIXES = ("length of ", "order of ", "members of ")
@@ -23,7 +24,7 @@ class PlainNames:
 
     Fields:
         modules: modules of the plain model by FQN.
-        attributes: names of their own attributes, by FQN.
+        attributes: names of their own attributes and hooks, by FQN.
     """
 
     modules: Mapping[str, nn.Module]
@@ -33,7 +34,7 @@ class PlainNames:
     def of(cls, model: nn.Module) -> PlainNames:
         """Take the names of `model`, which no variant has touched yet."""
         modules = dict(model.named_modules())
-        held = {fqn: frozenset(vars(module)) for fqn, module in modules.items()}
+        held = {fqn: _held(module) for fqn, module in modules.items()}
         return cls(modules=modules, attributes=held)
 
     def renaming(self, model: nn.Module) -> Renaming:
@@ -45,7 +46,7 @@ class PlainNames:
             f"{name}.{attribute}".removeprefix(".")
             for name, fqn in fqns.items()
             if fqn is not None
-            for attribute in vars(found[name]).keys() - self.attributes[fqn]
+            for attribute in _held(found[name]) - self.attributes[fqn]
         }
         return Renaming(fqns=fqns, added=frozenset(added))
 
@@ -101,6 +102,11 @@ class Renaming:
 
     def _keys(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {self.plain(name): leaf for name, leaf in leaves.items()}
+
+
+def _held(module: nn.Module) -> frozenset[str]:
+    """Return the names of a module's attributes and hooks."""
+    return frozenset(vars(module)) | {name for name, _ in hooks_of(module)}
 
 
 def _input_name(name: str) -> str:

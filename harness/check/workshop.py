@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,9 @@ _MAKING = -1
 def begin_anew() -> None:
     """Forget what earlier models have left, before the next two are made."""
     gc.collect()
-    torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and dynamo.cached_backends:  # somebody compiles
+        torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
