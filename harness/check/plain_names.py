@@ -14,7 +14,7 @@ from harness.measure.parity.module_state import hooks_of
 from harness.measure.parity.snapshot import Snapshot
 
 _PREFIXES = ("length of ", "order of ", "members of ")
-_INPUT = re.compile(r"inputs\[(\d+)\]\[([01])\](.*)", re.DOTALL)
+_INPUT = re.compile(r"inputs\[(\d+)\]\[[01]\](.*)", re.DOTALL)
 _NAMED = ("gradients", "buffers", "state", "parameters")
 
 
@@ -114,5 +114,5 @@ def _input_name(name: str) -> str:
     found = _INPUT.fullmatch(name)
     if found is None:
         return name
-    place, _, path = found.groups()
+    place, path = found.groups()
     return f"inputs{path}" if place == "0" else f"inputs{path} of micro-batch {place}"

@@ -21,7 +21,16 @@ from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.none import NoCheckpoints
 from strategies.ac.selective_op import SelectiveOp
-from tests.harness.check.small_models import WIDTH, Block, Stack, batch, checkpointed, stack_of
+from tests.harness.check.small_models import (
+    WIDTH,
+    Block,
+    Growing,
+    Stack,
+    batch,
+    checkpointed,
+    leaking,
+    stack_of,
+)
 
 
 class Logging(Block):
@@ -338,34 +347,6 @@ def test_leaves_the_generators_as_they_were() -> None:
     assert random.getstate() == before[1]
 
 
-class Growing(Block):
-    """Reads a scale that longer batches make larger for all, as dynamic NTK does."""
-
-    scale = 1.0
-
-    def between(self, h: Tensor) -> Tensor:
-        if len(h) > 3:
-            self.scale = 2.0
-        return (h * self.scale).tanh()
-
-
-class Leaking:
-    """A region that keeps what it was given."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self.forward = block.forward
-        self.seen: list[Tensor] = []
-
-    def __call__(self, x: Tensor) -> Any:
-        self.seen.append(x.detach() + 1)
-        return torch.utils.checkpoint.checkpoint(self.forward, x, use_reentrant=False)
-
-
-def _leaking(model: Stack) -> None:
-    for layer in model.layers:
-        layer.forward = Leaking(layer)
-
-
 class Evaluated(Block):
     """Keeps in forward what backward will read, in a buffer that an evaluation writes, too."""
 
@@ -384,7 +365,7 @@ class Evaluated(Block):
 PROBED: dict[str, tuple[Callable[[], nn.Module], Any, str, str]] = {
     "state shared by micro-batches": (stack_of(Growing), checkpointed(), "between", "gradients"),
     "state that an evaluation writes": (stack_of(Evaluated), checkpointed(), "between", "gradients"),
-    "a region that keeps its inputs": (Stack, _leaking, "leak", "leak"),
+    "a region that keeps its inputs": (Stack, leaking, "leak", "leak"),
 }
 
 
