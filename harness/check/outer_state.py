@@ -106,12 +106,13 @@ def _places(owner: type) -> Iterator[_Place]:
             yield _Place(owner, name)
         if isinstance(value, FunctionType):
             for used in value.__code__.co_names:
-                if _is_state(value.__globals__.get(used)):
+                if used in value.__globals__ and _is_state(value.__globals__[used]):
                     yield _Place(value.__globals__, used)
 
 
 def _is_state(value: Any) -> bool:
-    return value is not None and (isinstance(value, CONSTANTS) or _writable(value) is not None)
+    """Say whether a name holds state: what may be filled later, such as a cache that begins as None, too."""
+    return isinstance(value, CONSTANTS) or _writable(value) is not None
 
 
 def _writable(value: Any) -> Kind | None:

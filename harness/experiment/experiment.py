@@ -186,7 +186,7 @@ class Experiment(Recipe):
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
-            "protocol": dataclasses.asdict(self.protocol),
+            "protocol": _protocol(self.protocol),
         }
         for group in ("ac", "chunk", "shard"):
             strategy = getattr(self, group)
@@ -308,6 +308,14 @@ class Experiment(Recipe):
                 "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
                 "mesh.sharding_strategy=NO_SHARD",
             )
+
+
+def _protocol(protocol: Protocol) -> dict[str, Any]:
+    """Return the options of a protocol; that of probes, which came later, only where there are any."""
+    options = dataclasses.asdict(protocol)
+    return (
+        options if protocol.probes else {name: value for name, value in options.items() if name != "probes"}
+    )
 
 
 def _asked(model: ModelSpec) -> dict[str, Any]:

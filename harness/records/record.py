@@ -13,6 +13,7 @@ from harness.records.fields import decode, encode
 from harness.records.measured import RankResult, TrainedModel
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
 from harness.records.parity_result import Parity
+from harness.records.probed import Probed, merge_probed
 from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
@@ -57,6 +58,7 @@ class Record:
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
         trained: the model before any strategy; `None` in records of earlier versions, and without numbers.
         note: what a reader should know beside the numbers.
+        probes: what was asked beyond the parity steps; `None` where the protocol asks nothing.
     """
 
     schema_version: int
@@ -78,6 +80,7 @@ class Record:
     environment: dict[str, Any]
     note: str | None = None
     trained: TrainedModel | None = None
+    probes: Probed | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -144,6 +147,7 @@ def build(
     first, is_plain = ranks[0], is_baseline(identity.experiment)
     memory = merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes)
     work, parity = merge_work(ranks, is_plain=is_plain), merge_parity(ranks)
+    probed = merge_probed([rank.probes for rank in ranks if rank.probes is not None])
     unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
@@ -153,12 +157,14 @@ def build(
         memory=memory,
         work=work,
         parity=parity,
+        probed=probed,
     )
     return _record(
         identity,
         ending,
         shown=shown,
         parity=parity,
+        probes=probed,
         memory=memory,
         work=work,
         time=merge_time(ranks, work),

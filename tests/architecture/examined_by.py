@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
-    "harness/check/micro_batches.py": "tests/harness/check/test_neutrality.py",
+    "harness/check/given_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
     "harness/check/outer_state.py": "tests/harness/check/test_neutrality.py",
     "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
-    "harness/check/probing.py": "tests/harness/check/test_neutrality.py",
-    "harness/check/raised.py": "tests/harness/check/test_neutrality.py",
     "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
     "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
     "harness/experiment/compilers.py": "tests/harness/experiment/test_experiment.py",
@@ -27,6 +25,10 @@ EXAMINED_BY = {
     "harness/measure/nvml.py": "tests/harness/measure/test_environment.py",
     "harness/measure/parity/snapshot.py": "tests/harness/measure/parity/test_compare.py",
     "harness/measure/parity/checksum.py": "tests/harness/measure/parity/test_module_state.py",
+    "harness/measure/probes/micro_batches.py": "tests/harness/check/test_neutrality.py",
+    "harness/measure/probes/pass_error.py": "tests/harness/check/test_neutrality.py",
+    "harness/measure/probes/probing.py": "tests/harness/check/test_neutrality.py",
+    "harness/measure/probes/raised.py": "tests/harness/check/test_neutrality.py",
     "harness/measure/probes/trained_set.py": "tests/harness/check/test_neutrality.py",
     "harness/measure/step.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",

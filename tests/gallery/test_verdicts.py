@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gallery import judged
-from harness.check.likely_causes import CAUSES
+from harness.measure.probes.likely_causes import CAUSES
 from tests.gallery.entries import CONTROLS, DEFECTS
 from tests.gallery.rows import rows_of
 

@@ -46,7 +46,15 @@ class Growth:
         return max(0, min((after - before for before, after in itertools.pairwise(later)), default=0))
 
 
-def growth(trainee: Trainee, batch: Callable[[], Any], *, seed: int, device: torch.device) -> Growth:
+def growth(
+    trainee: Trainee,
+    batch: Callable[[], Any],
+    *,
+    seed: int,
+    device: torch.device,
+    dp_rank: int = 0,
+    anywhere: Callable[[bool], bool] = bool,
+) -> Growth:
     """Return what `trainee` holds after each of up to `STEPS` steps, none of which garbage is collected in.
 
     Args:
@@ -54,15 +62,19 @@ def growth(trainee: Trainee, batch: Callable[[], Any], *, seed: int, device: tor
         batch: returns a new copy of the batch at each call.
         seed: seed of every step.
         device: device that computes.
+        dp_rank: index of the rank's batch among all data-parallel ones.
+        anywhere: says whether something was seen on any rank; all take as many steps.
     """
     live = LiveStorages(Locator(trainee.model, {}), device=device.type, is_host=lambda: False)
     found: list[int] = []
     with _without_collections(), settled_collectives(), live:
         for step in range(STEPS):
-            with seeded(seed, step=step, dp_rank=0, device=device):
+            with seeded(seed, step=step, dp_rank=dp_rank, device=device):
                 _step(trainee, batch())
             found.append(live.ledger.total(_is_made))
-            if step + 1 >= _FIRST_STEPS and not Growth(live_bytes=tuple(found)).bytes_per_step:
+            if step + 1 >= _FIRST_STEPS and not anywhere(
+                bool(Growth(live_bytes=tuple(found)).bytes_per_step)
+            ):
                 break
         gc.collect()
         is_garbage = live.ledger.total(_is_made) <= found[0]

@@ -86,7 +86,9 @@ class RecomputedValues:
     margins: tuple[Margin, ...] = ()
 
 
-def recomputed_values(trainee: Trainee, batch: Any, *, seed: int, device: torch.device) -> RecomputedValues:
+def recomputed_values(
+    trainee: Trainee, batch: Any, *, seed: int, device: torch.device, dp_rank: int = 0
+) -> RecomputedValues:
     """Return how the recomputations of one step of `trainee` compare with its forward.
 
     Args:
@@ -94,10 +96,11 @@ def recomputed_values(trainee: Trainee, batch: Any, *, seed: int, device: torch.
         batch: what it reads, on `device`.
         seed: seed of what the step draws.
         device: device that computes.
+        dp_rank: index of the rank's batch among all data-parallel ones.
     """
     locator = Locator(trainee.model, {})
     values = _Values(locator)
-    with seeded(seed, step=0, dp_rank=0, device=device), settled_collectives(), locator, values:
+    with seeded(seed, step=0, dp_rank=dp_rank, device=device), settled_collectives(), locator, values:
         trainee.zero_grad()
         _, loss = trainee.forward(batch)
         locator.phase = "backward"

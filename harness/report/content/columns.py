@@ -43,6 +43,8 @@ def notes(record: Record) -> Iterator[str]:
     if unread := record.parity and joined(link.uncompared for link in record.parity.links):
         more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
         yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
+    if record.probes is not None:
+        yield from (f"probes: {each}" for each in record.probes.notes)
     yield from plan_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"
@@ -76,6 +78,11 @@ def differences(record: Record) -> Iterator[str]:
     """Yield the first difference from the twin in time, and that of every link of the chain."""
     if record.verdict == "differs" and record.parity is not None:
         yield from record.parity.differences()
+    probes = record.probes
+    if record.verdict == "differs" and probes is not None:
+        finding = (f"{each.reason} (probe {each.probe})",) if (each := probes.finding) is not None else ()
+        recomputed = (f"recomputation: {probes.recomputation}",) if probes.recomputation else ()
+        yield from (*finding, *recomputed, *((probes.cause,) if probes.cause else ()))
 
 
 def phases_of(by_phase: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:

@@ -216,3 +216,24 @@ def test_a_circle_ends() -> None:
     held: list[Any] = []
     held.append(held)
     assert names(held) == ["length of held"]
+
+
+def test_what_hooks_enclose_is_state() -> None:
+    seen: list[int] = []
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    model = nn.Sequential(nn.Identity())
+    model[0].register_forward_hook(count)
+    model[0].register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs)))
+    changes = StateChanges(model)
+    model(torch.ones(1))
+    changed = changes.names(module_state(model).values)
+    assert changed == {
+        "0.forward hook 0.calls",
+        "length of 0.forward pre-hook 0.seen",
+        "0.forward pre-hook 0.seen[0]",
+    }

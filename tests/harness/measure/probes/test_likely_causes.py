@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from harness.check.likely_causes import CAUSES, Evidence, likely_cause
+from harness.measure.probes.likely_causes import CAUSES, Evidence, likely_cause
 from harness.measure.probes.recomputed_values import Divergence
 
 NOTHING = Evidence(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from harness.measure.probes.recomputed_values import Divergence
+from harness.measure.probes.recomputed_values import Divergence, RecomputedValues
+from harness.records.parity_result import PARTS, Parity
+from harness.records.probed import Finding
 
 _DRAWING = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "exponential")
 _BETWEEN = "between"
@@ -231,6 +234,48 @@ CAUSES = (
     ),
 )
 """The first that fits counts."""
+
+
+def evidence_of(
+    finding: Finding | Mapping[str, Any] | None,
+    parity: Parity | None,
+    values: RecomputedValues | None,
+    **known: tuple[str, ...],
+) -> Evidence | None:
+    """Return what is known of the first difference; `None` where nothing differs.
+
+    Args:
+        finding: what a probe found, or the first difference; `None` for that of `parity`.
+        parity: the two models side by side.
+        values: how recomputed values compare.
+        known: other fields of the evidence.
+    """
+    first = _first(finding, parity)
+    if first is None:
+        return None
+    parts = {} if parity is None else {part: getattr(parity, part) for part in PARTS}
+    return Evidence(
+        part=first["part"],
+        name=first["name"],
+        expected=str(first["expected"]),
+        probe=first["probe"],
+        differing={
+            part: each.first_difference.name
+            for part, each in parts.items()
+            if each.first_difference is not None
+        },
+        recomputed_ops=() if values is None else values.operators,
+        divergence=None if values is None else values.first,
+        **known,
+    )
+
+
+def _first(finding: Finding | Mapping[str, Any] | None, parity: Parity | None) -> Mapping[str, Any] | None:
+    if isinstance(finding, Finding):
+        return finding.first
+    if finding is None and parity is not None and parity.first is not None:
+        return {"probe": "parity", **asdict(parity.first)}
+    return finding
 
 
 def likely_cause(seen: Evidence) -> str:
