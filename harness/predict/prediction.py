@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
@@ -17,7 +17,9 @@ from harness.predict.fake_rank import FakeStep, fake_step
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
+from harness.records.predicted_step import PredictedStep
 from harness.records.record import Ending, Identity, Record, build
+from harness.records.statistics import Ratio
 from harness.records.store import trial_id
 from strategies import StrategyError
 
@@ -66,13 +68,22 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
         name="prediction",
         experiment=resolved,
     )
-    return build(who, ending, [encode(result)], environment=environment, note=_NOTE)
+    return _exact(build(who, ending, [encode(result)], environment=environment, note=_NOTE))
 
 
-def peak_bytes(experiment: Experiment) -> int | None:
-    """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
+def predicted_step(experiment: Experiment, seconds: Seconds | None = None) -> PredictedStep | None:
+    """Return what the instrumented step will show on the CPU; `None` where the model cannot be faked.
+
+    Args:
+        experiment: a trial that is about to run.
+        seconds: gives the step its time; without it, or where it refuses a dtype, there is none.
+    """
     try:
-        return step_of(experiment, "cpu").memory.peak_bytes
+        step = step_of(experiment, "cpu")
+        measured = {**asdict(step.memory), **asdict(step.work), **asdict(step.observation)}
+        known = {each.name: measured[each.name] for each in fields(PredictedStep) if each.name in measured}
+        step_time_s = None if seconds is None else seconds(step.trace).step_s
+        return PredictedStep(**known, step_time_s=step_time_s)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
@@ -116,6 +127,17 @@ def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
         tokens_per_step=experiment.batch_size * experiment.sequence_length if reads_tokens else None,
         peak_flops_per_s=variant.peak_flops_per_s,
         peak_flops_per_s_source=variant.source,
+    )
+
+
+def _exact(record: Record) -> Record:
+    """Return a prediction with the ratio of its step times as it is: there is nothing to resample."""
+    time = record.time
+    if time is None or time.ratio_to_baseline is None:
+        return record
+    median = time.ratio_to_baseline.median
+    return replace(
+        record, time=replace(time, ratio_to_baseline=Ratio(median=median, low=median, high=median))
     )
 
 

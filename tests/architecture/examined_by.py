@@ -58,6 +58,7 @@ EXAMINED_BY = {
     "harness/models/shapes/transformer.py": "tests/harness/models/test_hf.py",
     "harness/predict/trace.py": "tests/harness/predict/test_tracer.py",
     "harness/predict/without_data.py": "tests/harness/predict/test_fake_rank.py",
+    "harness/records/predicted_step.py": "tests/harness/report/content/test_predicted_tables.py",
     "harness/ranks/live_ranks.py": "tests/harness/ranks/test_agent.py",
     "harness/ranks/rank_report.py": "tests/harness/ranks/test_entry.py",
     "harness/ranks/start.py": "tests/harness/ranks/test_entry.py",
