@@ -117,6 +117,20 @@ class Plan:
         """Whether the budget needs nothing: every block runs untouched."""
         return all(block.plain for block in self.blocks)
 
+    def describe(self) -> str:
+        """Return the certificate, and what happens to the values of each block."""
+        step = max(self.step_flops, 1)
+        certificate = (
+            f"budget {_gib(self.budget_bytes)}; predicted peak {_gib(self.predicted_peak_bytes)}, "
+            f"without a plan {_gib(self.plain_peak_bytes)}; {100 * self.extra_flops / step:.2f} % extra FLOPs"
+        )
+        if self.is_plain:
+            return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
+        if self.objective == "flops":
+            least = 100 * self.lower_bound_extra_flops / step
+            certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
+        return "\n".join([certificate, *map(_described, self.blocks)])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return {"format": FORMAT, **asdict(self)}
@@ -154,6 +168,19 @@ class Plan:
         except ValueError:
             held = {}
         return cls.from_dict(held if isinstance(held, dict) else {})
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3f} GiB"
+
+
+def _described(block: BlockPlan) -> str:
+    lines = [f"{block.fqn}: {block.why}"]
+    for verb in ("keep", "offload", "recompute"):
+        values = (f"{value.name}.{value.result} ({value.operator})" for value in getattr(block, verb))
+        listed = ", ".join(values)
+        lines += [f"    {verb}: {listed}"] if listed else []
+    return "\n".join(lines)
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
