@@ -37,7 +37,12 @@ from strategies.regions.saved_tensors import kept, local_of, placed_as
 RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
 
-_QUESTION = torch.ops.prim.device.default  # fake tensors are asked for their device, real ones are not
+_UNNUMBERED = frozenset(
+    {
+        torch.ops.prim.device.default,  # fake tensors are asked for their device, real ones are not
+        torch.ops.aten.detach.default,  # see `plan`
+    }
+)
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
 
 
@@ -130,7 +135,7 @@ class _Watch(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if func is _QUESTION:
+        if func in _UNNUMBERED:
             return func(*args, **kwargs)
         start = self.live.ledger.moment
         result = func(*args, **kwargs)
