@@ -2,11 +2,11 @@
 
 How an executor carries out a plan, which is what the predicted bytes count on:
 
-1. *Operators* of a block are the ATen operators that a dispatch mode sees during its forward, views included,
-   numbered from 0. `aten.detach.default` has no number: autograd adds some where it saves results, and others
-   where hooks pack them. A storage belongs to the operator that made it; an operator that writes
-   to a storage in place belongs to the making of it. What stands before the block is *outside*, and never
-   recomputed.
+1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
+   forward, views included, numbered from 0. Only those of `operator_facts.is_numbered` have a number:
+   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the operator
+   that made it; an operator that writes to a storage in place belongs to the making of it. What stands before
+   the block is *outside*, and never recomputed.
 2. Each time autograd saves a tensor on a storage that the block made, it gets a *ticket*. Tickets on storages
    outside hold them as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
