@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation
+from strategies.budget.operator_facts import facts_of, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.errors import StrategyError
 from strategies.estimate.flops import called, flops_of
@@ -28,7 +29,7 @@ from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
-from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in, tensors_written
+from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
 from strategies.regions.host import allocating_on_host
 from strategies.regions.region import enclose
@@ -37,7 +38,6 @@ from strategies.regions.saved_tensors import kept, local_of, placed_as
 RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
 
-_QUESTION = torch.ops.prim.device.default  # fake tensors are asked for their device, real ones are not
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
 
 
@@ -69,7 +69,7 @@ def capture(
     with ExitStack() as regions, watch.live:
         for fqn, block in blocks.items():
             regions.callback(_restored(block))
-            enclose(block, _Listening(fqn, watch))
+            enclose(block, _Listening(fqn, watch), holds_call=False)
         watch.live.add_standing(plain_tensors([*standing, *parameters]))
         with watch:
             run_step()
@@ -130,7 +130,7 @@ class _Watch(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if func is _QUESTION:
+        if not is_numbered(func):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
         result = func(*args, **kwargs)
@@ -164,8 +164,8 @@ class _Watch(OperatorMode):
         node = running_node()
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
-        is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        writes = self._storages(tensors_written(func, args, kwargs))
+        facts = facts_of(func)
+        writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
         moved = bytes_of((args, kwargs)) + bytes_of(result)
         return StepOperator(
             name=str(func),
@@ -180,7 +180,7 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
-            random_states=int(is_random),
+            random_states=int(facts.draws(args, kwargs)),
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )

@@ -2,10 +2,11 @@
 
 How an executor carries out a plan, which is what the predicted bytes count on:
 
-1. *Operators* of a block are the ATen operators that a dispatch mode sees during its forward, views and
-   detaches included, numbered from 0. A storage belongs to the operator that made it; an operator that writes
-   to a storage in place belongs to the making of it. What stands before the block is *outside*, and never
-   recomputed.
+1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
+   forward, views included, numbered from 0. Only those of `operator_facts.is_numbered` have a number:
+   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the
+   operator that made it; an operator that writes to a storage in place belongs to the making of it. What
+   stands before the block is *outside*, and never recomputed.
 2. Each time autograd saves a tensor on a storage that the block made, it gets a *ticket*. Tickets on storages
    outside hold them as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
@@ -16,8 +17,10 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
-6. A random operator is run again with the state of its generators in forward, which is stashed before it
-   runs, unless all that it makes or writes to is kept or offloaded.
+6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
+   bytes on the CPU) before it runs, unless all that it makes or writes to is kept or offloaded, or its
+   `dropout_p` is 0. The state is held as long as the operator may run again; while it runs again, another one
+   holds the state to put back.
 7. A block that is `plain`, or not in the plan, runs untouched.
 """
 

@@ -113,6 +113,7 @@ class _Schedule:
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
         resident: storages on the device all the time.
+        until_end: storages that are held until forward ends, whoever reads them.
     """
 
     requests: list[list[int]]
@@ -121,6 +122,7 @@ class _Schedule:
     read_until: dict[int, int]
     held_until: dict[int, int]
     resident: frozenset[int]
+    until_end: frozenset[int]
 
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
@@ -128,7 +130,13 @@ class _Schedule:
         resident = program.saved if decision.is_plain else decision.keep
         known = resident | decision.offload
         schedule = cls(
-            requests=[], runs_at={}, fetched_at={}, read_until={}, held_until={}, resident=resident
+            requests=[],
+            runs_at={},
+            fetched_at={},
+            read_until={},
+            held_until={},
+            resident=resident,
+            until_end=decision.resident,
         )
         for storage, moment, until in zip(program.asked, call.asked, call.until, strict=True):
             units = program.closure([storage], known, frozenset(schedule.runs_at))
@@ -178,20 +186,24 @@ class _Walk:
         for storage in (*self._schedule.resident, *(each for each in self._readers if each < 0)):
             if self._is_held(storage):
                 gains[self._death(storage) + 1] += self._nbytes(storage)
+        for storage in self._schedule.until_end:
+            if call.deaths[storage] < call.end and not self._is_held(storage):
+                gains[call.deaths[storage] + 1] += self._nbytes(storage)
+                gains[call.end + 1] -= self._nbytes(storage)
         for index, unit in enumerate(self._program.units):
             stash = unit.random_states * self._random_state_bytes
             if stash and not self._stays(unit.makes):
                 gains[call.starts[index] + 1] += stash
                 if index not in self._schedule.runs_at:
-                    gains[call.end] -= stash
+                    gains[call.end + 1] -= stash
 
     def _stays(self, storages: Sequence[int]) -> bool:
         known = self._schedule.resident | self._schedule.fetched_at.keys()
         return known.issuperset(storages)
 
     def _is_held(self, storage: int) -> bool:
-        """Whether a storage lives longer than without the plan."""
-        return self._schedule.last(storage) > self._death(storage)
+        """Whether a storage lives longer than without the plan, on the device and in one piece."""
+        return self._is_from_forward(storage) and self._schedule.last(storage) > self._death(storage)
 
     def _death(self, storage: int) -> int:
         return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]

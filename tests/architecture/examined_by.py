@@ -33,6 +33,9 @@ EXAMINED_BY = {
     "harness/measure/step.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",
     "harness/measure/work/compiled_graphs.py": "tests/harness/trial/test_compilation.py",
+    "strategies/budget/memory_layout.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/budget/operator_facts.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/estimate/recomputing.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/estimate/flops.py": "tests/harness/measure/work/test_counter.py",
     "harness/models/base.py": "tests/harness/models/test_families.py",
     "harness/models/mlp.py": "tests/harness/models/test_families.py",
@@ -98,7 +101,6 @@ EXAMINED_BY = {
     "strategies/budget/block_options.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/block_program.py": "tests/strategies/budget/test_capture.py",
     "strategies/budget/least_bytes.py": "tests/strategies/budget/test_planning.py",
-    "strategies/budget/simulation.py": "tests/strategies/budget/test_capture.py",
     "strategies/budget/step_graph.py": "tests/strategies/budget/test_capture.py",
     "strategies/chunk/base.py": "tests/strategies/chunk/test_minimum.py",
     "strategies/chunk/flow/chunk_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",
@@ -180,5 +182,9 @@ EXAMINED_BY_RUNNING = {
     "hydra_plugins/acbench/entry.py": "tests/hydra_plugins/test_entry.py",
     "hydra_plugins/acbench/launcher.py": "tests/harness/test_cli.py",
     "hydra_plugins/acbench/sweeper.py": "tests/harness/test_cli.py",
+    "strategies/budget/block_tape.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/budget/drawn_numbers.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/budget/slice_ticket.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/budget/taped.py": "tests/strategies/budget/test_planned_block.py",
 }
 """Modules that a test runs as part of the program, without their names."""
