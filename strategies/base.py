@@ -78,10 +78,13 @@ class Strategy:
     Attributes:
         tolerance: how far results may move in fp32; `None` where they are bitwise equal to the plain model's.
         reduced_tolerance: the same in half precision, where it is another.
+        acts_on_each_block_alone: whether it does with a block what it does with each equal one, whatever
+            their number: no budget, count or plan spans blocks. A step is then predicted from few blocks.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
+    acts_on_each_block_alone: ClassVar[bool] = False
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.

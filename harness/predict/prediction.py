@@ -13,7 +13,8 @@ from typing import TypeAlias
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
-from harness.predict.fake_rank import FakeStep, fake_step
+from harness.predict.fake_rank import FakeStep, StepLog, fake_step, step_log
+from harness.predict.repeated_blocks import composed, is_deep
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
@@ -97,8 +98,16 @@ def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]
 
 
 def step_of(experiment: Experiment, device: str) -> FakeStep:
-    """Return what `fake_step` returns; the latest are remembered."""
-    return _shared(_Traced(experiment), device)
+    """Return what the step of `experiment` shows on rank 0; the latest are remembered.
+
+    Args:
+        experiment: the variant or its twin.
+        device: one of `fake_rank.DEVICES`.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
+    """
+    return _shared_step(_Traced(experiment), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +124,16 @@ class _Traced:
 
 
 @lru_cache(maxsize=_MOST_SHARED)
-def _shared(traced: _Traced, device: str) -> FakeStep:
-    return fake_step(traced.experiment, device)
+def _shared_step(traced: _Traced, device: str) -> FakeStep:
+    experiment, log = traced.experiment, None
+    if is_deep(experiment):
+        log = composed(experiment, lambda few: _shared_log(_Traced(few), device))
+    return fake_step(step_log(experiment, device) if log is None else log, device)
+
+
+@lru_cache(maxsize=_MOST_SHARED)
+def _shared_log(traced: _Traced, device: str) -> StepLog:
+    return step_log(traced.experiment, device)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

@@ -30,8 +30,6 @@ _aten = torch.ops.aten
 _GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
 # backward nodes whose formula reads the promoted number that forward has saved, and promotes none
 _NUMBER_READERS = frozenset({"MulBackward0", "DivBackward0"})
-# what a fake tensor is asked in the middle of an operator
-_QUESTION = torch.ops.prim.device.default
 
 
 class WorkspaceProbe(Protocol):
@@ -112,8 +110,6 @@ class LiveStorages(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and enter what it made."""
-        if func is _QUESTION:
-            return func(*args, **kwargs)
         self._settle_numbers()
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
