@@ -90,7 +90,7 @@ class Cell:
         """
         base = _bases()[self.mesh]
         chosen = {"early_stop": self.early_stop, "preserve_rng_state": self.preserve_rng_state}
-        options = {name: value for name, value in chosen.items() if value is not None}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if "layers_fqn" in _options_of(self.variant):
             options["layers_fqn"] = base.model.layers_fqn
         return replace(

@@ -242,7 +242,8 @@ class _Watch(OperatorMode):
     def graph(self, gradients: frozenset[int]) -> StepGraph:
         """Return the step; call it after the meter's end."""
         ledger = self.live.ledger
-        lives, changes = ledger.lives, ledger.changes()
+        lives = ledger.lives
+        changes = [(change.life, change.delta) for change in ledger.changes]
         counted = [is_on_device(life) and number not in self._original for number, life in enumerate(lives)]
         deltas = np.array([delta if counted[life] else 0 for life, delta in changes], dtype=np.int64)
         nbytes = {number: life.nbytes for number, life in enumerate(lives)}

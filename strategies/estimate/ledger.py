@@ -97,11 +97,7 @@ class Ledger:
     @property
     def moment(self) -> int:
         """The number of changes so far."""
-        return len(self._changes)
-
-    def changes(self) -> list[tuple[int, int]]:
-        """Return the number of the life and the bytes that it gains, of each change in order of time."""
-        return [(change.life, change.delta) for change in self._changes]
+        return len(self.changes)
 
     def total(self, selected: Callable[[Life], bool]) -> int:
         """Return the bytes of the selected storages now."""
