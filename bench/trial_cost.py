@@ -42,6 +42,9 @@ TRIALS = {
 _COMMON = ("ac=full", "mesh.device=cpu", "tracker=none")
 _STEPS = ("steps before the meters", "steps under the meters", "steps for parity", "warm-up and timed steps")
 _RANK = "parts.json"
+_PROGRAM = (  # as the command does: what waits is imported when it is read
+    "from harness import deferred; deferred.install(); from bench import trial_cost; trial_cost.main()"
+)
 
 Parts = dict[str, dict[str, float]]
 """Wall and CPU seconds by part."""
@@ -111,25 +114,25 @@ def main() -> int:
 
 def rank(plan: Any, context: Any) -> dict[str, Any]:
     """Run a trial in this rank and leave its parts beside its report; the entry of the ranks."""
-    trial, timing = (
-        importlib.import_module("harness.trial.run"),
-        importlib.import_module("harness.measure.speed.timing"),
-    )
-    proof = importlib.import_module("harness.trial.proof")
     watch = Stopwatch("rest of the rank")
-    is_timing = False
+    with ExitStack() as stack:
+        for owner, name, part in watched_functions():
+            stack.enter_context(replaced(owner, name, watch.watched(getattr(owner, name), part)))
+        result: dict[str, Any] = importlib.import_module("harness.trial.run").run(plan, context)
+    watch.count()
+    if context.rank == 0:
+        (context.trial_dir / _RANK).write_text(json.dumps(watch.parts), "utf-8")
+    return result
 
-    def phase(name: str) -> None:
-        nonlocal is_timing
-        is_timing = name == "timing"
-        type(context).phase(context, name)
 
-    def step(*args: Any, **kwargs: Any) -> None:
-        with watch.inside(_STEPS[3] if is_timing else _STEPS[0]):
-            run_step(*args, **kwargs)
-
-    run_step = trial._step  # noqa: SLF001 (one of the parts)
-    parts = [
+def watched_functions() -> list[tuple[Any, str, str]]:
+    """Return the functions whose calls count for a part of a rank: module, name and part."""
+    trial, proof, steps = (
+        importlib.import_module(f"harness.trial.{name}") for name in ("run", "proof", "steps")
+    )
+    return [
+        (steps, "train", _STEPS[0]),  # as `warm_up` reads it
+        (trial, "train", _STEPS[3]),
         (trial, "assemble", "build"),
         (trial, "device_mesh", "device mesh"),
         (trial, "plan_sharding", "plan"),
@@ -140,18 +143,8 @@ def rank(plan: Any, context: Any) -> dict[str, Any]:
         (trial, "describe", "environment"),
         (proof, "compare_steps", _STEPS[2]),
         (gc, "collect", "garbage collection"),
-        (timing.gc, "freeze", "garbage collection"),
+        (gc, "freeze", "garbage collection"),
     ]
-    with ExitStack() as stack:
-        for owner, name, part in parts:
-            stack.enter_context(replaced(owner, name, watch.watched(getattr(owner, name), part)))
-        stack.enter_context(replaced(trial, "_step", step))
-        context.phase = phase
-        result: dict[str, Any] = trial.run(plan, context)
-    watch.count()
-    if context.rank == 0:
-        (context.trial_dir / _RANK).write_text(json.dumps(watch.parts), "utf-8")
-    return result
 
 
 def _options() -> argparse.Namespace:
@@ -178,8 +171,8 @@ def trial(words: list[str]) -> Parts:
         started_s = time.monotonic()
         program = [
             sys.executable,
-            "-m",
-            "bench.trial_cost",
+            "-c",
+            _PROGRAM,
             f"--started-s={started_s}",
             f"--words={json.dumps(words)}",
         ]

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.trial_cost import trial
+from bench.trial_cost import trial, watched_functions
+
+
+def test_what_is_watched_is_there() -> None:
+    names = [f"{module.__name__}.{name}" for module, name, _ in watched_functions()]
+    assert len(set(names)) == len(names)
+    assert all(callable(getattr(module, name, None)) for module, name, _ in watched_functions()), names
 
 
 @pytest.mark.matrix

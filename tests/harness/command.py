@@ -1,18 +1,30 @@
-"""The program in a fork of a process that has imported it: a command without two seconds of imports."""
+"""The program in a fork of a process that has imported it: a command without four seconds of imports.
+
+Its fork servers are forks as well. That a server begins as a program of its own is for the tests of
+`tests/harness/ranks`, and for commands that are started as people start them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, TypeAlias, cast
+from types import SimpleNamespace
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from harness import cli
+from harness.launchers import run_task
+from harness.ranks import agent, forkserver
 from harness.ranks.forkserver import ForkServer
 
-PRELOAD = (__name__,)
+PRELOAD = (__name__, *agent.PRELOAD, *run_task.PRELOAD)
 PATIENCE_S = 240.0
 
 Program: TypeAlias = Literal["acbench", "acbench-plan"]
@@ -70,6 +82,9 @@ def run(command: _Command) -> NoReturn:
     for number, path in ((1, command.stdout), (2, command.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.argv[:] = [command.program, *command.arguments]
+    vars(forkserver)["subprocess"] = SimpleNamespace(
+        Popen=_ForkedServer, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+    )
     code = 0
     try:
         {"acbench": cli.main, "acbench-plan": cli.plan}[command.program]()
@@ -78,3 +93,44 @@ def run(command: _Command) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+class _ForkedServer:
+    """What `ForkServer` starts, as a fork of this process; stands for its `subprocess.Popen`."""
+
+    def __init__(
+        self, words: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any
+    ) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.environ.update(env)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            _close_all_but({0, 1, 2, *pass_fds})
+            exec(words[-1], {})  # the program of `ForkServer`, which never returns
+            os._exit(1)
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        end_s = time.monotonic() + (PATIENCE_S if timeout_s is None else timeout_s)
+        while self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired("a fork server", end_s)
+            else:
+                time.sleep(0.01)
+        return self._code
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    """Close what a program of its own would not have: the driver's end of the connection among it."""
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) not in kept:
+            with contextlib.suppress(OSError):  # what listed the others is closed
+                os.close(int(path.name))
