@@ -17,7 +17,7 @@ from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
 from strategies.estimate.liveness import key_of
-from strategies.estimate.tensors import tensors_in
+from strategies.estimate.tensors import tensors_in, tensors_written
 from strategies.regions.host import allocating_on_host
 
 _aten = torch.ops.aten
@@ -92,7 +92,7 @@ class Tracer:
         operands = _distinct(tensors_in((args, kwargs)))
         known = {key_of(tensor) for tensor in operands}
         made = [tensor for tensor in _distinct(tensors_in(result)) if key_of(tensor) not in known]
-        changed = _changed(func, args, kwargs)
+        changed = _distinct(tensors_written(func, args, kwargs))
         if packet in _ALLOCATIONS or not (made or changed):
             return None
         written = sum(map(_nbytes, (*made, *changed)))
@@ -140,18 +140,6 @@ class Tracer:
 
 def _distinct(tensors: Iterator[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the operands that an operator writes to, as its schema says."""
-    schema = getattr(func, "_schema", None)  # higher-order operators have none
-    arguments = [] if schema is None else schema.arguments
-    written = [
-        args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return _distinct(tensors_in(written))
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -4,9 +4,9 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 
 1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
    forward, views included, numbered from 0. Only those of `operator_facts.is_numbered` have a number:
-   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the operator
-   that made it; an operator that writes to a storage in place belongs to the making of it. What stands before
-   the block is *outside*, and never recomputed.
+   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the
+   operator that made it; an operator that writes to a storage in place belongs to the making of it. What
+   stands before the block is *outside*, and never recomputed.
 2. Each time autograd saves a tensor on a storage that the block made, it gets a *ticket*. Tickets on storages
    outside hold them as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
@@ -120,6 +120,20 @@ class Plan:
         """Whether the budget needs nothing: every block runs untouched."""
         return all(block.plain for block in self.blocks)
 
+    def describe(self) -> str:
+        """Return the certificate, and what happens to the values of each block."""
+        step = max(self.step_flops, 1)
+        certificate = (
+            f"budget {_gib(self.budget_bytes)}; predicted peak {_gib(self.predicted_peak_bytes)}, "
+            f"without a plan {_gib(self.plain_peak_bytes)}; {100 * self.extra_flops / step:.2f} % extra FLOPs"
+        )
+        if self.is_plain:
+            return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
+        if self.objective == "flops":
+            least = 100 * self.lower_bound_extra_flops / step
+            certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
+        return "\n".join([certificate, *map(_described, self.blocks)])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return {"format": FORMAT, **asdict(self)}
@@ -157,6 +171,19 @@ class Plan:
         except ValueError:
             held = {}
         return cls.from_dict(held if isinstance(held, dict) else {})
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3f} GiB"
+
+
+def _described(block: BlockPlan) -> str:
+    lines = [f"{block.fqn}: {block.why}"]
+    for verb in ("keep", "offload", "recompute"):
+        values = (f"{value.name}.{value.result} ({value.operator})" for value in getattr(block, verb))
+        listed = ", ".join(values)
+        lines += [f"    {verb}: {listed}"] if listed else []
+    return "\n".join(lines)
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:

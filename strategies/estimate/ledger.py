@@ -87,6 +87,15 @@ class Ledger:
             self._changes.append(_Change(number, nbytes - life.nbytes, phase, module))
             life.nbytes = nbytes
 
+    @property
+    def moment(self) -> int:
+        """The number of changes so far."""
+        return len(self._changes)
+
+    def changes(self) -> list[tuple[int, int]]:
+        """Return the number of the life and the bytes that it gains, of each change in order of time."""
+        return [(change.life, change.delta) for change in self._changes]
+
     def total(self, selected: Callable[[Life], bool]) -> int:
         """Return the bytes of the selected storages now."""
         return sum(life.nbytes for life in self.lives if selected(life))

@@ -101,6 +101,11 @@ class LiveStorages(OperatorMode):
         keys = map(key_of, tensors)
         return {self._live[key][0] for key in keys if key in self._live}
 
+    def number(self, tensor: Tensor) -> int | None:
+        """Return the number in the ledger of the storage of a plain tensor; `None` of an unknown one."""
+        known = self._live.get(key_of(tensor))
+        return None if known is None else known[0]
+
     def add_made(self, tensor: Tensor, op: str) -> None:
         """Enter the storage of a plain tensor that `op` has just made outside of dispatch."""
         self._enter_result(tensor, op)

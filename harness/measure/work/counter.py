@@ -9,8 +9,8 @@ import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import called, flops_of, is_causal, repeated_scores
 from harness.records.measured import MeasuredWork
+from strategies.estimate.flops import called, flops_of, is_causal, repeated_scores
 from strategies.estimate.operator_mode import OperatorMode
 
 # no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
