@@ -36,7 +36,7 @@ def with_plan(
         experiment: the trial.
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
-        file: of all ranks.
+        file: a file that all ranks share.
         warm_up_steps: steps that nobody watches.
 
     Raises:
