@@ -29,7 +29,7 @@ from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
-from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in, tensors_written
+from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
 from strategies.regions.host import allocating_on_host
 from strategies.regions.region import enclose
@@ -38,12 +38,6 @@ from strategies.regions.saved_tensors import kept, local_of, placed_as
 RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
 
-_UNNUMBERED = frozenset(
-    {
-        torch.ops.prim.device.default,  # fake tensors are asked for their device, real ones are not
-        torch.ops.aten.detach.default,  # see `plan`
-    }
-)
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
 
 
@@ -136,7 +130,7 @@ class _Watch(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if func in _UNNUMBERED:
+        if not is_numbered(func):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
         result = func(*args, **kwargs)
@@ -171,7 +165,12 @@ class _Watch(OperatorMode):
         is_counted = self._inside != OUTSIDE and is_numbered(func)
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
+<<<<<<< HEAD
         writes = self._storages(tensors_written(func, args, kwargs))
+=======
+        facts = facts_of(func)
+        writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
+>>>>>>> plan19
         moved = bytes_of((args, kwargs)) + bytes_of(result)
         return StepOperator(
             name=str(func),
@@ -186,7 +185,11 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
+<<<<<<< HEAD
             random_states=int(facts_of(func).draws(args, kwargs)),
+=======
+            random_states=int(facts.draws(args, kwargs)),
+>>>>>>> plan19
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )

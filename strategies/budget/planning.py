@@ -95,7 +95,7 @@ class Planner:
             executor=executor,
             model=self._model(),
             versions={"torch": torch.__version__},
-            blocks=tuple(map(_block_plan, self._calls, chosen)),
+            blocks=tuple(map(block_plan, self._calls, chosen)),
         )
 
     def _choice(self, budget_bytes: int) -> list[Option]:
@@ -185,7 +185,8 @@ def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float
     return lambda effect: effect.flops + share * effect.seconds
 
 
-def _block_plan(call: PlannedCall, option: Option) -> BlockPlan:
+def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
+    """Return the plan of one block, by addresses and with its reason."""
     program, decision, effect = call.program, option.decision, option.effect
 
     def values(storages: Sequence[int]) -> tuple[Value, ...]:

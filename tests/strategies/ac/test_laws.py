@@ -275,7 +275,7 @@ HONESTY = {
     "torchtitan_preset": (7 * D, OUT),
     "modalities_preset": (7 * D, OUT),
     "offload": (0, 0),
-    # of one block little is at the peak: mean and deviation of the norm are made again, which costs no product
+    # of one block little is at the peak: mean and deviation of the norm are made again, without a product
     "budget": (14 * D + LSE, 0),
     # rewinding keeps what the block's buffer held
     "nested": (SCALE, QKV + OUT + UP),
