@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
 
-ASKED_FOR = ("compiler_budget",)
-"""Variants of AC that a glob leaves out: they need what a command must ask for, such as a compiler."""
+ASKED_FOR = ("budget", "compiler_budget")
+"""Variants of AC that a glob leaves out: they need what a command must ask for, bytes or a compiler."""
 
 
 class ProductSweeper(BasicSweeper):

@@ -134,6 +134,8 @@ class LowerBound:
                 rows.append(((column[storage], 1.0), (run[self._maker[storage]], 1.0), (run[maker], -1.0)))
                 least.append(0.0)
         size = len(storages) + len(makers)
+        if not size:
+            return 0.0 if room >= 0 else np.inf
         costs = np.zeros(size)
         costs[len(storages) :] = [self._makers[maker].cost for maker in makers]
         unit_bytes, unit_cost = max(room, 1), max(costs.max(initial=0.0), 1e-30)

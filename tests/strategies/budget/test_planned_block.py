@@ -364,8 +364,8 @@ MISUSED: dict[str, tuple[Any, Any, str]] = {
         reads_mean,
         changes_buffer,
         (
-            "ac.plan: aten.sub.Tensor reads a float32 tensor of [16] that was changed in place after forward, "
-            "so that it cannot run again; change it after backward, or change a copy"
+            "ac.plan: aten.sub.Tensor reads a float32 tensor of [16] that was changed in place after "
+            "forward, so that it cannot run again; change it after backward, or change a copy"
         ),
     ),
     "a second backward": (
