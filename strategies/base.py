@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -138,6 +139,44 @@ class PlansForStep(Protocol):
 
     def for_step(self, step: PlannedStep) -> Strategy:
         """Return the strategy with plans for `step`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnableStep:
+    """The training step of one rank, as the plain model takes it.
+
+    Fields:
+        run: takes the step, as often as it is called; no parameter moves.
+        model: the model, with the wrappers of its mesh.
+        device: device that computes.
+        standing: tensors that lie there during the whole step.
+        around: makes the context in which steps run.
+    """
+
+    run: Callable[[], object]
+    model: nn.Module
+    device: torch.device
+    standing: tuple[Tensor, ...]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@runtime_checkable
+class PlansFromStep(Protocol):
+    """A strategy whose plan is made of a step that the plain model takes, for all ranks alike."""
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the plan is given."""
+
+    def write_plan(self, step: RunnableStep, file: Path) -> None:
+        """Make the plan of `step` and write it to `file`.
+
+        Raises:
+            StrategyError: there is no plan.
+        """
+
+    def with_plan(self, file: Path) -> Strategy:
+        """Return the strategy with the plan in `file`."""
 
 
 class LossInputs(NamedTuple):

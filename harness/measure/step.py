@@ -19,14 +19,16 @@ from harness.measure.memory.allocator import LiveTotals
 from harness.measure.memory.compiled_buffers import buffers_seen
 from harness.measure.memory.locator import Locator
 from harness.measure.memory.storage_history import StorageHistory
-from harness.measure.memory.totals import StepTotals
+from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from harness.measure.work.compiled_graphs import CompiledGraphs, Recomputed
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
+from strategies.base import RunnableStep
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
+from strategies.estimate.patched import Wrappings
 from strategies.estimate.position import Phase
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
 
@@ -122,6 +124,28 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
     device = compute_device(trainee, batch)
     with _repeatable(trainee, device), settled_collectives():
         return allocator.measure(lambda: _step(trainee, batch), device=device.type, live=live)
+
+
+def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
+    """Return the step that `instrument` watches, for who watches it otherwise.
+
+    Args:
+        trainee, batch: as of `instrument`, with the step before that it asks for.
+    """
+
+    def run() -> None:
+        with AsUnwatched(Wrappings()):
+            _step(trainee, batch)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with _repeatable(trainee, device), settled_collectives():
+            yield
+
+    device = compute_device(trainee, batch)
+    return RunnableStep(
+        run=run, model=trainee.model, device=device, standing=standing(trainee, batch), around=around
+    )
 
 
 def compute_device(trainee: Trainee, batch: Any) -> torch.device:

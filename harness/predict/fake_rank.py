@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
+from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
@@ -125,8 +127,11 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
-        with as_with_data(), as_with_values(), fakes:
-            trainee = assemble(experiment, on, devices, batch[0], sharding=sharding)
+        make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
+        with as_with_data(), as_with_values(), TemporaryDirectory() as folder, fakes:
+            file, steps = Path(folder) / PLAN_FILE, _warm_up_steps(mesh)
+            experiment = with_plan(experiment, make, batch.__getitem__, file, warm_up_steps=steps)
+            trainee = make(experiment)
             warm_up(trainee, batch.__getitem__, steps=_warm_up_steps(mesh))
             tracers: list[Tracer] = []
             report = instrument(

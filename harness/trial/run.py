@@ -34,6 +34,7 @@ from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.compilation import Backends, compiling
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
@@ -108,6 +109,10 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             batch=batch,
             sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
         )
+        planned = with_plan(plan.experiment, bench.assemble, bench.batch, context.trial_dir / PLAN_FILE)
+        gc.collect()  # the model that the plan was made with
+        plan = replace(plan, experiment=planned)
+        bench = replace(bench, plan=plan)
         variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
         context.phase("parity")
         measured: dict[str, Any] = {

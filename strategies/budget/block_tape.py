@@ -109,7 +109,7 @@ class BlockTape(OperatorMode):
         for home in written:
             self._write(operator, facts, home)
         result = func(*args, **kwargs)
-        self._take(operator, result)
+        self._take(operator, facts, result)
         return result
 
     def pack(self, saved: Tensor) -> Packed:
@@ -216,17 +216,27 @@ class BlockTape(OperatorMode):
         elif facts.is_untold:
             older.fetch = partial(copied, newer.memory)  # the operator may write to it once more
 
-    def _take(self, operator: TapedOperator, result: Any) -> None:
+    def _take(self, operator: TapedOperator, facts: OperatorFacts, result: Any) -> None:
         """Note the storages that an operator has made."""
         for number, tensor in enumerate(tensors_in(result)):
             dense = dense_of(tensor)
-            if dense is None or _identity(dense) in self._homes:
+            if dense is None:
                 continue
-            content, address = Content(operator), (operator.number, number)
-            operator.makes(number, content)
-            home = self._homes[_identity(dense)] = StorageHome(tensor, dense, content, address)
-            if address not in self._fates.held:
-                home.tensor = content.memory = None
+            home = self._homes.get(_identity(dense))
+            if home is None:
+                self._make(operator, number, tensor, dense)
+            elif facts.is_fresh:  # a mode below has run it in place
+                older, home.latest = home.latest, Content(operator)
+                older.is_past = True
+                home.latest.memory, older.memory = older.memory, None
+                operator.makes(number, home.latest)
+
+    def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
+        content, address = Content(operator), (operator.number, number)
+        operator.makes(number, content)
+        home = self._homes[_identity(dense)] = StorageHome(tensor, dense, content, address)
+        if address not in self._fates.held:
+            home.tensor = content.memory = None
 
     def _packed_around(self, saved: Tensor) -> Packed:
         """Return `saved` packed by the hooks around the block."""

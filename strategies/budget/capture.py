@@ -146,7 +146,7 @@ class _Watch(OperatorMode):
         self._operators.append(
             self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
         )
-        if self._inside != OUTSIDE and node is None:
+        if self._inside != OUTSIDE and node is None and is_numbered(func):
             self.calls[self._inside].operators.append(len(self._operators) - 1)
         return result
 
@@ -162,15 +162,20 @@ class _Watch(OperatorMode):
         start: int,
     ) -> StepOperator:
         node = running_node()
+        is_counted = self._inside != OUTSIDE and is_numbered(func)
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
+<<<<<<< HEAD
+        writes = self._storages(tensors_written(func, args, kwargs))
+=======
         facts = facts_of(func)
         writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
+>>>>>>> plan19
         moved = bytes_of((args, kwargs)) + bytes_of(result)
         return StepOperator(
             name=str(func),
             call=self._inside,
-            ordinal=OUTSIDE if self._inside == OUTSIDE else len(self.calls[self._inside].operators),
+            ordinal=len(self.calls[self._inside].operators) if is_counted else OUTSIDE,
             is_forward=node is None,
             start=start,
             end=self.live.ledger.moment,
@@ -180,7 +185,11 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
+<<<<<<< HEAD
+            random_states=int(facts_of(func).draws(args, kwargs)),
+=======
             random_states=int(facts.draws(args, kwargs)),
+>>>>>>> plan19
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )

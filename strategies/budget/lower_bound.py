@@ -1,14 +1,15 @@
 """What no schedule of a step's operators can do better: fewest FLOPs run again, and smallest peak.
 
-Take an operator b of backward. When it runs for the first time, its operands and results are there. Each
-storage of forward that b or an operator after it reads is there too, or is made again later, by an operator
-whose own operands are there or made again. This linear programme has a least cost, which bounds any schedule
-that keeps the budget, whatever it recomputes, and how often. Moving values to the host is no part of it.
+Take an operator b of backward. All that it follows from has run before it. When it runs for the first time,
+its operands and results are there. So is each storage that b's ancestors have made and that an operator after
+b reads, or that outlives the step, unless operators whose own operands are there, or made again, make it again.
+The least cost of this linear programme bounds any schedule that keeps the budget, whatever it makes again, and
+how often. Moving values to the host is no part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,23 +18,41 @@ import numpy as np
 from strategies.budget.step_graph import StepGraph, StepOperator
 from strategies.estimate.scipy_modules import scipy
 
-_TRIED = 4
+_TRIED = 6
+_CONSIDERED = 32
 _MARGIN = 1e-7
 """Share by which a bound is lowered, because the solver computes with floating point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Maker:
-    """A forward operator and those that write to what it makes.
+    """An operator and those that write to what it makes.
 
     Fields:
-        makes, reads: storages of forward.
-        cost: cost of running it again.
+        operators: their numbers.
+        makes, reads: storages of the step.
+        cost: cost of running them again.
     """
 
+    operators: tuple[int, ...]
     makes: tuple[int, ...]
     reads: frozenset[int]
     cost: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """An operator of backward, and what is there or made again when it has run.
+
+    Fields:
+        own: its operands and results.
+        operands: those of them that were made before.
+        wanted: what its ancestors have made and is needed after it, its operands included.
+    """
+
+    own: frozenset[int]
+    operands: frozenset[int]
+    wanted: frozenset[int]
 
 
 class LowerBound:
@@ -50,14 +69,13 @@ class LowerBound:
         self._graph = graph
         self._makers = _makers(graph, cost)
         self._maker = {storage: index for index, each in enumerate(self._makers) for storage in each.makes}
-        self._backward = [each for each in graph.operators if not each.is_forward]
-        self._made = {storage for each in graph.operators for storage in each.makes}
-        self._after = self._reads_after()
         self._marks = self._chosen()
 
     def minimum_bytes(self) -> int:
         """Return a peak that every schedule reaches: operands and results of one operator."""
-        return self._graph.fixed_bytes + max(map(self._own_bytes, self._graph.operators), default=0)
+        return self._graph.fixed_bytes + max(
+            (self._bytes_of(self._own(each)) for each in self._graph.operators), default=0
+        )
 
     def cost(self, budget_bytes: int) -> float:
         """Return the least cost of what runs again within a budget; infinite where no schedule keeps it."""
@@ -65,51 +83,44 @@ class LowerBound:
             return np.inf
         return float(max((self._cost_at(mark, budget_bytes) for mark in self._marks), default=0.0))
 
-    def _own_bytes(self, operator: StepOperator) -> int:
-        storages = (operator.reads & self._made) | operator.makes.keys()
+    def _own(self, operator: StepOperator) -> frozenset[int]:
+        return frozenset(operator.reads & self._maker.keys()) | operator.makes.keys()
+
+    def _bytes_of(self, storages: Iterable[int]) -> int:
         return sum(self._graph.nbytes[storage] for storage in storages)
 
-    def _reads_after(self) -> list[frozenset[int]]:
-        """Return the storages of forward that each backward operator, and those that follow from it, read."""
-        users: dict[int, list[int]] = {}
-        for index, operator in enumerate(self._backward):
-            for storage in operator.reads:
-                users.setdefault(storage, []).append(index)
-        return [self._following(index, users) for index in self._candidates()]
+    def _chosen(self) -> list[_Mark]:
+        """Return the early operators of backward after which the most bytes are needed."""
+        operators = self._graph.operators
+        backward = [index for index, each in enumerate(operators) if not each.is_forward]
+        early = backward[: len(backward) // max(len(self._graph.calls), 1) * 2 + 16]
+        early.sort(key=lambda index: self._bytes_of(self._own(operators[index])), reverse=True)
+        before, after = _ancestors(operators), _later_reads(operators)
+        made_by = [sum(1 << operator for operator in maker.operators) for maker in self._makers]
+        outliving = sum(1 << storage for storage in self._graph.gradients)
+        marks = []
+        for index in early[:_CONSIDERED]:
+            ran = before[index]
+            own = self._own(operators[index])
+            needed = after[index] | outliving
+            wanted = frozenset(
+                storage
+                for maker, bits in zip(self._makers, made_by, strict=True)
+                if ran & bits == bits and index not in maker.operators
+                for storage in maker.makes
+                if needed >> storage & 1
+            )
+            marks.append(_Mark(own=own, operands=own & wanted, wanted=wanted))
+        return sorted(marks, key=lambda mark: self._bytes_of(mark.own | mark.wanted), reverse=True)[:_TRIED]
 
-    def _candidates(self) -> range:
-        """Return the numbers of early backward operators: before most of backward has run."""
-        calls = max(len(self._graph.calls), 1)
-        return range(min(len(self._backward), len(self._backward) // calls * 2 + 16))
-
-    def _following(self, start: int, users: dict[int, list[int]]) -> frozenset[int]:
-        found, todo, read = {start}, [start], set[int]()
-        while todo:
-            operator = self._backward[todo.pop()]
-            read |= operator.reads & self._maker.keys()
-            fresh = {user for storage in operator.makes for user in users.get(storage, [])} - found
-            found |= fresh
-            todo += fresh
-        return frozenset(read)
-
-    def _chosen(self) -> list[int]:
-        """Return the candidates that leave the least room for what is read later."""
-        nbytes = self._graph.nbytes
-
-        def pressure(index: int) -> int:
-            return self._own_bytes(self._backward[index]) + sum(nbytes[each] for each in self._after[index])
-
-        return sorted(self._candidates(), key=pressure, reverse=True)[:_TRIED]
-
-    def _cost_at(self, mark: int, budget_bytes: int) -> float:
-        operator = self._backward[mark]
-        must = operator.reads & self._maker.keys()
-        others = [s for s in (operator.reads & self._made) | operator.makes.keys() if s not in must]
-        room = budget_bytes - self._graph.fixed_bytes - sum(self._graph.nbytes[each] for each in others)
-        return self._least(self._after[mark] | must, must, room)
+    def _cost_at(self, mark: _Mark, budget_bytes: int) -> float:
+        room = budget_bytes - self._graph.fixed_bytes - self._bytes_of(mark.own - mark.operands)
+        return self._least(mark.wanted, mark.operands, room)
 
     def _least(self, wanted: frozenset[int], must: frozenset[int], room: int) -> float:
         """Return the least cost of having `wanted`, of which `must` is there, in `room` bytes."""
+        if not wanted:
+            return 0.0
         storages, makers = self._relevant(wanted)
         column = {storage: index for index, storage in enumerate(storages)}
         run = {maker: len(storages) + index for index, maker in enumerate(makers)}
@@ -123,6 +134,8 @@ class LowerBound:
                 rows.append(((column[storage], 1.0), (run[self._maker[storage]], 1.0), (run[maker], -1.0)))
                 least.append(0.0)
         size = len(storages) + len(makers)
+        if not size:
+            return 0.0 if room >= 0 else np.inf
         costs = np.zeros(size)
         costs[len(storages) :] = [self._makers[maker].cost for maker in makers]
         unit_bytes, unit_cost = max(room, 1), max(costs.max(initial=0.0), 1e-30)
@@ -159,25 +172,62 @@ def _matrix(rows: Sequence[Sequence[tuple[int, float]]], size: int) -> Any:
 
 
 def _makers(graph: StepGraph, cost: Callable[[StepOperator], float]) -> list[_Maker]:
-    """Return the forward operators that make storages, each with those that write to them."""
-    groups: list[list[StepOperator]] = []
+    """Return the operators that make storages, each with those that write to them."""
+    groups: list[list[int]] = []
     home: dict[int, int] = {}
-    for operator in graph.operators:
-        if not operator.is_forward:
-            continue
+    for index, operator in enumerate(graph.operators):
         written = next((home[storage] for storage in operator.writes if storage in home), None)
         if written is None and not operator.makes:
             continue
         if written is None:
             written = len(groups)
             groups.append([])
-        groups[written].append(operator)
+        groups[written].append(index)
         home |= dict.fromkeys(operator.makes, written)
-    return [
-        _Maker(
-            makes=tuple(makes := [storage for each in group for storage in each.makes]),
-            reads=frozenset(s for each in group for s in each.reads if s in home and s not in makes),
-            cost=sum(map(cost, group)),
-        )
-        for group in groups
-    ]
+    return [_maker_of(group, graph.operators, home, cost) for group in groups]
+
+
+def _maker_of(
+    group: Sequence[int],
+    operators: Sequence[StepOperator],
+    home: Mapping[int, int],
+    cost: Callable[[StepOperator], float],
+) -> _Maker:
+    members = [operators[index] for index in group]
+    makes = [storage for each in members for storage in each.makes]
+    reads = frozenset(storage for each in members for storage in each.reads)
+    return _Maker(
+        operators=tuple(group),
+        makes=tuple(makes),
+        reads=frozenset(storage for storage in reads if storage in home).difference(makes),
+        cost=sum(map(cost, members)),
+    )
+
+
+def _ancestors(operators: Sequence[StepOperator]) -> list[int]:
+    """Return the operators that each one follows from, and itself, as bits."""
+    found: list[int] = []
+    touched: dict[int, int] = {}  # operators that have made a storage or written to it
+    for index, operator in enumerate(operators):
+        bits = 1 << index
+        for storage in operator.reads:
+            bits |= touched.get(storage, 0)
+        found.append(bits)
+        for storage in (*operator.makes, *operator.writes):
+            touched[storage] = touched.get(storage, 0) | bits
+    return found
+
+
+def _later_reads(operators: Sequence[StepOperator]) -> list[int]:
+    """Return the storages that each operator, and all that follow from it, read, as bits."""
+    found = [0] * len(operators)
+    read_by: dict[int, int] = {}  # what the readers of a storage, and all that follow, read
+    for index in range(len(operators) - 1, -1, -1):
+        operator = operators[index]
+        bits = sum(1 << storage for storage in operator.reads)
+        for storage in operator.makes:
+            bits |= read_by.get(storage, 0)
+        found[index] = bits
+        for storage in operator.reads:
+            read_by[storage] = read_by.get(storage, 0) | bits
+    return found

@@ -21,7 +21,7 @@ class MemoryLayout(NamedTuple):
     """A tensor without its storage.
 
     Fields:
-        dtype, size, stride, offset: of the dense tensor on this rank.
+        dtype, size, stride, offset: place of the dense tensor on this rank.
         is_conj, is_neg: whether it is read conjugated or negated.
         place: makes the DTensor of it, where it was one.
     """

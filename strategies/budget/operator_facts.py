@@ -38,6 +38,7 @@ class OperatorFacts:
     Fields:
         name: name and overload, `aten.mm.default`.
         writes: arguments that it writes to in place.
+        is_fresh: whether its results lie on no storage of its arguments, as its schema says.
         is_untold: whether its schema does not tell of these writes, which do not change its results.
         makes: number of its results that are new, where it returns no list.
         chance: argument that says how much is random, where one does.
@@ -48,6 +49,7 @@ class OperatorFacts:
 
     name: str
     writes: tuple[Place, ...] = ()
+    is_fresh: bool = False
     is_untold: bool = False
     makes: int = 1
     chance: Place | None = None
@@ -85,6 +87,8 @@ def facts_of(operator: Any) -> OperatorFacts:
     return OperatorFacts(
         name=str(operator),
         writes=tuple(writes),
+        is_fresh=operator is not _aten._unsafe_view.default  # noqa: SLF001 (its name)
+        and not any(result.alias_info for result in schema.returns),
         is_untold=bool(untold),
         makes=sum(result.alias_info is None for result in schema.returns),
         chance=next((place for place in _places(arguments) if place[1] == "dropout_p"), None),

@@ -44,7 +44,7 @@ ROWS = [
     *(
         ("mlp", "minimum", "single", variant, 0.1, "fp32")
         for variant in eager_variants
-        if variant not in {"none", "torch_remat"}
+        if variant not in {"none", "budget", "torch_remat"}
     ),
     ("mlp", "budget", "shard2", "nested", 0.0, "fp32"),
     ("mlp", "minimum", "shard2", "offload", 0.1, "fp32"),

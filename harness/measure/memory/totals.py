@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +35,12 @@ from strategies.estimate.tensors import (
 )
 
 
+def standing(trainee: Trainee, batch: Any) -> tuple[Tensor, ...]:
+    """Return the plain tensors that stand before a step, but for the gradients of the step before."""
+    parts = _standing_by_part(trainee, batch)
+    return tuple(chain.from_iterable(parts[part] for part in parts if part != "gradients"))
+
+
 class StepTotals:
     """Totals of one step of `trainee`; call each method at its moment of the step.
 
@@ -58,14 +64,8 @@ class StepTotals:
         model = self._trainee.model
         self._parameter_bytes = _storage_bytes(parameters_of(model))
         self._stale_bytes = _storage_bytes(gradients_of(model))
-        standing = {
-            "parameters": parameters_of(model),
-            "buffers": plain_tensors(model.buffers()),
-            "gradients": gradients_of(model),
-            "optimizer": optimizer_state_of(self._trainee.optimizer),
-            "inputs": plain_tensors(tensors_held_by(batch)),
-        }
-        self._numbers = {part: self._live.add_standing(tensors) for part, tensors in standing.items()}
+        parts = _standing_by_part(self._trainee, batch)
+        self._numbers = {part: self._live.add_standing(tensors) for part, tensors in parts.items()}
 
     def on_dropped(self) -> None:
         """Note that the gradients of the step before have been dropped."""
@@ -169,3 +169,14 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the distinct storages of plain `tensors`."""
     sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
+
+
+def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
+    model = trainee.model
+    return {
+        "parameters": parameters_of(model),
+        "buffers": plain_tensors(model.buffers()),
+        "gradients": gradients_of(model),
+        "optimizer": optimizer_state_of(trainee.optimizer),
+        "inputs": plain_tensors(tensors_held_by(batch)),
+    }

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from typing import Any
+
 import pytest
 
 from harness.errors import ConfigError
@@ -101,7 +103,8 @@ def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
 
 @pytest.mark.parametrize("name", sorted(ac_variants))
 def test_a_variant_is_named_by_its_module(name: str) -> None:
-    assert name_of(ac_variants[name]()) == name
+    fields: dict[str, Any] = {"fraction": 0.9} if name == "budget" else {}
+    assert name_of(ac_variants[name](**fields)) == name
 
 
 def test_refuses_a_recipe_that_says_nothing() -> None:
