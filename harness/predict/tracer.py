@@ -17,6 +17,7 @@ from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
 from strategies.estimate.liveness import key_of
+from strategies.estimate.operator_cost import rows_of
 from strategies.estimate.tensors import tensors_in, tensors_written
 from strategies.regions.host import allocating_on_host
 
@@ -98,6 +99,7 @@ class Tracer:
             flops=flops,
             read_bytes=read,
             written_bytes=written,
+            rows=rows_of(func, args, result),
         )
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:
