@@ -90,7 +90,7 @@ class Cell:
         """
         base = _bases()[self.mesh]
         chosen = {"early_stop": self.early_stop, "preserve_rng_state": self.preserve_rng_state}
-        options = {name: value for name, value in chosen.items() if value is not None}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if "layers_fqn" in _options_of(self.variant):
             options["layers_fqn"] = base.model.layers_fqn
         return replace(
@@ -141,8 +141,11 @@ class KnownBad:
 
 
 def _draws_anew(cell: Cell) -> bool:
-    """Whether a region around code that drops out is recomputed with other random numbers."""
-    is_inside = cell.compile != "none" and cell.compile_order == "ac_first"
+    """Whether a region around code that drops out is recomputed with other random numbers.
+
+    A graph that holds the region holds the generator's states too. Regions of `nested` hold the compiled blocks.
+    """
+    is_inside = cell.compile_order == "ac_first" and cell.variant != "nested"
     return cell.preserve_rng_state is False and cell.dropout > 0 and not is_inside
 
 
