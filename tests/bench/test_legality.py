@@ -56,6 +56,11 @@ def test_an_end_is_judged_by_what_is_known(cell: Cell, outcome: str, expected: s
             {"compile": "inductor", "compile_order": "compile_first"}, 11, id="around compiled code"
         ),
         pytest.param({"compile": "inductor", "compile_order": "ac_first"}, None, id="inside compiled code"),
+        pytest.param(
+            {"variant": "nested", "compile": "inductor", "compile_order": "ac_first"},
+            11,
+            id="nested regions hold compiled blocks",
+        ),
     ],
 )
 def test_a_rule_holds_where_it_is_known_to(changes: dict[str, object], entry: int | None) -> None:
