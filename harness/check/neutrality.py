@@ -15,11 +15,12 @@ from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
-from harness.measure.probes.likely_causes import evidence_of, likely_cause
+from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.pass_error import PassError
 from harness.measure.probes.probing import CONTROLS, Asked, Probing
 from harness.measure.probes.raised import hidden_error, raised_by_variant
+from harness.measure.probes.recomputed_values import Divergence
 from harness.measure.probes.trained_set import TrainedSet
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
@@ -131,14 +132,25 @@ class _Check:
         if not self.workshop.anywhere(found.verdict not in _PROBED):
             found = _with(found, probing.ask(probing.probes()))
         found = _agreed(found)
+        where, first = _first_of_ranks(None if values is None else values.first)
+        changed = probing.changed() if found.first is not None else ()
         evidence = evidence_of(
-            found.first, found.parity, values, lost=found.lost, gained=found.gained, written=self._written()
+            found.first,
+            found.parity,
+            None if values is None else replace(values, first=first),
+            lost=found.lost,
+            gained=found.gained,
+            changed=changed,
+            is_compiled=self.workshop.is_compiled,
         )
+        cause = cause_of_inert(found.reason or "") if found.verdict == "inert" else ""
         return replace(
             found,
-            recomputation=None if values is None else values.first,
+            recomputation=first,
+            recomputation_rank=where,
+            changed=tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook")),
             margins=() if values is None else values.margins,
-            cause="" if evidence is None else likely_cause(evidence),
+            cause=cause if evidence is None else likely_cause(evidence),
         )
 
     def _raised(self, failure: PassError) -> Neutrality:
@@ -153,18 +165,6 @@ class _Check:
         if Probing(source=self.workshop).is_silent(self.workshop.batches):
             return _with(Neutrality(verdict="neutral"), Asked(finding=hidden_error(failure, probe="parity")))
         raise ConfigError("make", f"the plain model's backward raises {said}") from failure.error
-
-    def _written(self) -> tuple[str, ...]:
-        """Return the names of the buffers that the plain model's forward writes in place."""
-        trainee = self.workshop.trainee(is_variant=False)
-        buffers = dict(trainee.model.named_buffers())
-        before = {name: buffer._version for name, buffer in buffers.items()}  # noqa: SLF001 (autograd's own count)
-        try:
-            with seeded(self.workshop.seed, step=0, dp_rank=0, device=self.workshop.device):
-                trainee.forward(joined(self.workshop.batches).to(self.workshop.device))
-        except PassError:
-            return ()
-        return tuple(name for name, buffer in buffers.items() if buffer._version != before[name])  # noqa: SLF001
 
     def _stepwise(self) -> Neutrality:
         """Return what steps that go one after the other show."""
@@ -323,6 +323,16 @@ def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
     if declared is None:
         return None
     return Accepted(relative=declared.relative, parameters=declared.parameters, floor=declared.floor)
+
+
+def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergence | None]:
+    """Return the first divergence that a rank has seen, and the rank where there are several."""
+    if not dist.is_initialized():
+        return None, divergence
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, divergence)
+    found = [(rank, each) for rank, each in enumerate(everywhere) if each is not None]
+    return found[0] if found else (None, None)
 
 
 def _agreed(found: Neutrality) -> Neutrality:

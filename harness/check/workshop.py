@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.check.outer_state import OuterState
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.micro_batches import MicroBatched
+from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
 from harness.models.base import Batch
 from harness.models.parts.given_inputs import by_position
@@ -52,6 +52,7 @@ class Workshop:
     accepted: Accepted | None = None
     recomputed: tuple[str, ...] = ()
     _outer: list[OuterState] = field(default_factory=list)
+    _compiled: list[bool] = field(default_factory=list)
     _device: list[torch.device] = field(default_factory=list)
 
     @property
@@ -75,6 +76,14 @@ class Workshop:
         """True: the plain model says whether it takes what is cut."""
         return True
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether somebody has compiled something since the check began."""
+        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None and any(each is not None for each in dynamo.cached_backends.values()):
+            self._compiled.append(True)
+        return bool(self._compiled)
+
     def anywhere(self, seen: bool) -> bool:
         """Say whether something was seen on any rank."""
         if not dist.is_initialized():
@@ -86,8 +95,7 @@ class Workshop:
     def begin_anew(self) -> None:
         """Forget what earlier models have left, before the next two are made."""
         gc.collect()
-        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None and dynamo.cached_backends:  # somebody compiles
+        if self.is_compiled:
             torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
 
     def check(self) -> None:
@@ -97,6 +105,8 @@ class Workshop:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
                 each call.
         """
+        self.begin_anew()
+        self._compiled.clear()
         one = self._made()
         self._outer.append(OuterState(one))
         other = self._made()

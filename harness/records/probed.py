@@ -88,7 +88,14 @@ def merge_probed(ranks: Sequence[Probed]) -> Probed | None:
     return Probed(
         asked=ranks[0].asked,
         finding=findings[0] if findings else None,
-        recomputation=next((rank.recomputation for rank in ranks if rank.recomputation), ""),
+        recomputation=next(
+            (
+                f"{each.recomputation} on rank {rank}" if len(ranks) > 1 else each.recomputation
+                for rank, each in enumerate(ranks)
+                if each.recomputation
+            ),
+            "",
+        ),
         cause=next((rank.cause for rank in ranks if rank.cause), ""),
         reads=joined(rank.reads for rank in ranks),
         notes=joined(rank.notes for rank in ranks),

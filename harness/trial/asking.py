@@ -114,15 +114,19 @@ class TrialModels:
             asked=names,
             finding=finding,
             recomputation=str(values.first) if values is not None and values.first is not None else "",
-            cause=_cause(finding, compared, values),
+            cause=self._cause(probing, finding, compared, values),
             notes=notes,
         )
 
-
-def _cause(finding: Finding | None, parity: Parity, values: RecomputedValues | None) -> str:
-    """Return what a difference looks like; empty where nothing differs."""
-    evidence = evidence_of(finding, parity, values)
-    return "" if evidence is None else likely_cause(evidence)
+    def _cause(
+        self, probing: Probing, finding: Finding | None, parity: Parity, values: RecomputedValues | None
+    ) -> str:
+        """Return what a difference looks like; empty where nothing differs on any rank."""
+        if not self.anywhere(finding is not None or parity.first is not None):
+            return ""
+        changed, is_compiled = probing.changed(), self.link.variant.is_compiled
+        evidence = evidence_of(finding, parity, values, changed=changed, is_compiled=is_compiled)
+        return "" if evidence is None else likely_cause(evidence)
 
 
 def first_link(experiment: Experiment) -> Link:

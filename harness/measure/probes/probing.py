@@ -15,6 +15,7 @@ import torch
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
+from harness.measure.probes.changed_since import Change, changed_since
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
 from harness.measure.probes.leak import Growth, growth
@@ -139,6 +140,20 @@ class Probing:
         except PassError:
             return None
 
+    def changed(self) -> tuple[Change, ...]:
+        """Return the state that is another one when backward begins than when the plain model read it."""
+        trainee = self.source.trainee(is_variant=False).interrupted(_nothing)
+        try:
+            return changed_since(
+                trainee,
+                self._step(self.source.batches),
+                seed=self.source.seed,
+                dp_rank=self.source.dp_rank,
+                device=self.source.device,
+            )
+        except PassError:
+            return ()
+
     def vacuous(self) -> Asked:
         """Return that nothing is proven where the plain model computes the same whatever it reads."""
         trainee = self.source.trainee(is_variant=False)
@@ -175,11 +190,12 @@ class Probing:
         if grown.bytes_per_step <= usual:
             return Asked()
         until = ", until garbage is collected" if grown.is_garbage else ""
+        most = f"; most of it is of {grown.made_by}" if grown.made_by else ""
         reason = f"each step leaves {grown.bytes_per_step} bytes more than the one before, {usual} without"
         finding = Finding(
             probe="leak",
             verdict="differs",
-            reason=f"{reason} the variant{until}",
+            reason=f"{reason} the variant{until}{most}",
             part="leak",
             name="(live storages)",
             rank=self.source.rank,

@@ -392,7 +392,7 @@ def test_names_the_recomputed_value_the_cause_and_the_remedy() -> None:
         assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=False), steps=1)
     message = str(caught.value)
     assert "recomputation: aten.bernoulli_.float" in message
-    assert "looks like gallery 11 or 27: random numbers such as dropout are drawn anew" in message
+    assert "looks like gallery 11 or 27 or 60 or 61: random numbers such as dropout are drawn anew" in message
     assert "preserve_rng_state=True" in message
 
 

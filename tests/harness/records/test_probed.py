@@ -17,7 +17,7 @@ def test_what_differs_on_one_rank_differs() -> None:
     )
     assert merged is not None
     assert (merged.finding, merged.differs, merged.unproven) == (WRONG, "grows", None)
-    assert (merged.recomputation, merged.reads, merged.notes) == ("mm", ("a", "b"), ("n",))
+    assert (merged.recomputation, merged.reads, merged.notes) == ("mm on rank 1", ("a", "b"), ("n",))
 
 
 def test_nothing_is_merged_to_nothing() -> None:

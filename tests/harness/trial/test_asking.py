@@ -80,7 +80,7 @@ def test_asks_and_finds(case: str) -> None:
 def test_says_where_a_recomputation_leaves_forward_and_why() -> None:
     probed = _probed(Stack, checkpointed(preserve_rng_state=False), "ac=full")
     assert probed.recomputation.startswith("aten.bernoulli_.float in 'layers.1.down' (call 0")
-    assert probed.cause.startswith("looks like gallery 11 or 27: random numbers such as dropout")
+    assert probed.cause.startswith("looks like gallery 11 or 27 or 60 or 61: random numbers such as dropout")
 
 
 def test_probes_that_do_not_fit_are_given_up() -> None:

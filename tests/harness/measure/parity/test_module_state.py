@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.measure.parity.checksum import checksum
 from harness.measure.parity.module_state import StateChanges, module_state
 from tests.strategies.held_kinds import HELD, Slotted
 
@@ -237,3 +238,10 @@ def test_what_hooks_enclose_is_state() -> None:
         "length of 0.forward pre-hook 0.seen",
         "0.forward pre-hook 0.seen[0]",
     }
+
+
+def test_a_storage_that_was_summed_up_can_be_resized() -> None:
+    tensor = torch.arange(4.0)
+    assert checksum(tensor) == checksum(tensor.clone()) != checksum(tensor + 1)
+    assert checksum(tensor[:0]) == 0
+    tensor.untyped_storage().resize_(0)
