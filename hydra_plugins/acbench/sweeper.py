@@ -16,7 +16,7 @@ from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 
 ASKED_FOR = ("budget", "compiler_budget", "torch_remat")
-"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, or a package that an extra installs."""
+"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler or a package of an extra."""
 
 
 class ProductSweeper(BasicSweeper):
