@@ -165,12 +165,8 @@ class _Watch(OperatorMode):
         is_counted = self._inside != OUTSIDE and is_numbered(func)
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
-<<<<<<< HEAD
-        writes = self._storages(tensors_written(func, args, kwargs))
-=======
         facts = facts_of(func)
         writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
->>>>>>> plan19
         moved = bytes_of((args, kwargs)) + bytes_of(result)
         return StepOperator(
             name=str(func),
@@ -185,11 +181,7 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
-<<<<<<< HEAD
-            random_states=int(facts_of(func).draws(args, kwargs)),
-=======
             random_states=int(facts.draws(args, kwargs)),
->>>>>>> plan19
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )

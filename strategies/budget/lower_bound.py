@@ -2,8 +2,8 @@
 
 Take an operator b of backward. All that it follows from has run before it. When it runs for the first time,
 its operands and results are there. So is each storage that b's ancestors have made and that an operator after
-b reads, or that outlives the step, unless operators whose own operands are there, or made again, make it again.
-The least cost of this linear programme bounds any schedule that keeps the budget, whatever it makes again, and
+b reads, or that outlives the step, unless operators make it again whose own operands are there or made again.
+The least cost of this linear programme bounds any schedule that keeps the budget, whatever it makes again and
 how often. Moving values to the host is no part of it.
 """
 
