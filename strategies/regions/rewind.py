@@ -329,7 +329,7 @@ class _State:
     @classmethod
     def of(cls, module: nn.Module, rewind: Rewind) -> _State:
         keeper = _Keeper(rewind)
-        for number, part in enumerate(all_modules(module)):
+        for number, part in enumerate(_read_by(module)):
             if not _is_of_units(plain_class(part)):
                 keeper.module(part, number)
         return cls(keeper.kept, keeper.large, rewind.generators.states())
@@ -414,6 +414,28 @@ class _Keeper:
                 self.kept.append(_OfObject(value, own))
             for name, part in own.items():
                 self._keep(part, _inside(place, name), depth)
+
+
+def _read_by(module: nn.Module) -> list[nn.Module]:
+    """Return `module`, the modules in it, and those that a forward set on one of them encloses.
+
+    The copy of a module with a patched forward runs the forward of the module that was copied.
+    """
+    found = all_modules(module)
+    for part in found:
+        if "forward" in vars(part):
+            others = (all_modules(each) for each in _enclosed(vars(part)["forward"]))
+            found += dict.fromkeys(other for each in others for other in each if other not in found)
+    return found
+
+
+def _enclosed(held: Any, depth: int = DEEPEST) -> Iterator[nn.Module]:
+    """Yield the modules that a function, a method or a partial call holds, through others that it holds."""
+    if isinstance(held, nn.Module):
+        yield held
+    elif depth > 0 and callable(held) and (kind := kind_of(held)) is not None:
+        for _, part in kind.parts(kind.read(held)):
+            yield from _enclosed(part, depth - 1)
 
 
 def all_modules(module: nn.Module) -> list[nn.Module]:

@@ -6,6 +6,7 @@ the plain model, in gradients or in the state that stays: that shows that the ca
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import weakref
@@ -365,6 +366,25 @@ def test_a_recomputation_notes_what_is_there_only_where_it_is_not_what_forward_f
     model = variant(layers_fqn="blocks", rewind=True).apply(Stack([blocks() for _ in range(3)]))
     model(torch.randn(4, WIDTH)).sum().backward()
     assert sum(isinstance(module, blocks) for module in noted) == notes
+
+
+def _by_closure(plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda inputs: plain(2.0 * inputs)
+
+
+@pytest.mark.parametrize(
+    "patch", [_by_closure, partial, lambda plain: plain], ids=["closure", "partial", "method"]
+)
+def test_the_copy_of_a_patched_block_rewinds_the_block_that_its_forward_runs(
+    patch: Callable[[Any], Any],
+) -> None:
+    def make() -> nn.Module:
+        model = _held("large tensor")
+        block = model.blocks[1]
+        block.forward = patch(block.forward)  # type: ignore[method-assign]
+        return copy.deepcopy(model)
+
+    assert _trained(make, Nested(layers_fqn="blocks")) == _trained(make)
 
 
 def test_zeros_of_another_sign_are_put_back() -> None:
