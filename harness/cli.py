@@ -181,7 +181,6 @@ def point(
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
-    predicted_peak_bytes: int | None = None
     resolved: dict[str, Any] = encode(with_mesh_name(fields))
     try:
         experiment = materialise(fields)
@@ -189,7 +188,6 @@ def point(
         if launcher is not None:
             launcher.check(experiment.mesh)
         preflight.check(experiment)
-        predicted_peak_bytes = preflight.predicted_peak_bytes(experiment)
     except (ConfigError, StrategyError) as error:
         refusal = error
     except ForkServerError:
@@ -207,7 +205,6 @@ def point(
         experiment=experiment if refusal is None else None,
         refusal=refusal,
         yaml=to_yaml(resolved),
-        predicted_peak_bytes=predicted_peak_bytes,
     )
 
 
@@ -321,11 +318,7 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight(is_done)
     if _command.get().act == "predict":
         return Preflight(lambda _: True)  # a prediction builds the model anyway
-    return Preflight(
-        is_done,
-        built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"),
-        predicted=partial(agent.call, f"{checks.__name__}:{checks.peak_bytes.__name__}"),
-    )
+    return Preflight(is_done, built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:

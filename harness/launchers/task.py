@@ -19,7 +19,6 @@ class Point:
         experiment: `None` when it was refused.
         refusal: why it was refused.
         yaml: `resolved` for people.
-        predicted_peak_bytes: what the instrumented step will hold at most; `None` where nobody has asked.
     """
 
     trial_id: str
@@ -27,7 +26,6 @@ class Point:
     experiment: Experiment | None
     refusal: ValueError | None
     yaml: str
-    predicted_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +33,7 @@ class Task:
     """One trial to run; it pickles, so that it can run on another machine.
 
     Fields:
-        trial_id, resolved, yaml, experiment, predicted_peak_bytes: those fields of its point.
+        trial_id, resolved, yaml, experiment: those fields of its point.
         environment_id: id of the environment in which it is to run, as the driver knows it.
         place: what stands for parts of that environment in its address, see `Launcher.place`.
         label: what progress calls it.
@@ -48,7 +46,6 @@ class Task:
     environment_id: str
     place: dict[str, Any]
     label: str
-    predicted_peak_bytes: int | None = None
 
     @property
     def shape(self) -> Shape:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from harness.experiment.experiment import Experiment
 from harness.sweep.planning_log import planning_shown
 from harness.trial import preflight
 
@@ -14,9 +12,3 @@ def refusal(*arguments: Any) -> preflight.Refusal:
     """Return what `preflight.built_refusal` returns, and write meanwhile what strategies log to stderr."""
     with planning_shown():
         return preflight.built_refusal(*arguments)
-
-
-def peak_bytes(experiment: Experiment) -> int | None:
-    """Return the peak that `harness.predict` predicts; `None` where it predicts none."""
-    found: int | None = importlib.import_module("harness.predict.prediction").peak_bytes(experiment)
-    return found

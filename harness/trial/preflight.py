@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from harness.errors import ConfigError
 from harness.experiment.data import DataSpec, Synthetic, Text
-from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.experiment.protocol import Protocol
 from harness.experiment.training import Training
@@ -46,18 +45,15 @@ class Preflight:
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
         built: calls `built_refusal`, here or in a process that has imported torch.
-        predicted: returns the peak bytes of an experiment, where they can be predicted.
     """
 
     def __init__(
         self,
         is_done: Callable[[Experiment], bool] = lambda _experiment: False,
         built: Callable[..., Refusal] = built_refusal,
-        predicted: Callable[[Experiment], int | None] = lambda _experiment: None,
     ) -> None:
         self._is_done = is_done
         self._built = built
-        self._predicted = predicted
         self._refusals: dict[tuple[str, str], Refusal] = {}
 
     def check(self, experiment: Experiment) -> None:
@@ -93,20 +89,6 @@ class Preflight:
         if name_of(experiment.chunk) != "none":
             usual = replace(experiment, shard=shard_variants["none"](), protocol=Protocol(), seed=0)
             self._once(deadline_s, "check_chunk", model, usual)
-
-    def predicted_peak_bytes(self, experiment: Experiment) -> int | None:
-        """Return what a checked experiment will hold at most in its instrumented step.
-
-        `None` where that costs more than it tells: a trial with fewer timed pairs than the standard's takes
-        hardly longer than its prediction, and chunks would be planned once more. A user's model is called by
-        its ranks alone; the kernels of CUDA are not known here.
-        """
-        is_short = experiment.protocol.timed_pairs < Protocol().timed_pairs
-        is_planned = name_of(experiment.chunk) != "none"
-        is_foreign = isinstance(experiment.model, PythonSpec) or device_type(experiment.mesh) != "cpu"
-        if is_short or is_planned or is_foreign or self._is_done(experiment):
-            return None
-        return self._predicted(experiment)
 
     def _once(
         self, deadline_s: float, check: Callable[..., None] | str, model: ModelSpec, *others: Any

@@ -535,27 +535,3 @@ def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
 
     monkeypatch.setattr(user_models, factory, counted)
     return made
-
-
-@pytest.mark.parametrize(
-    ("line", "predicted"),
-    [
-        pytest.param("model=mlp protocol=standard", 7, id="a trial that times long enough"),
-        pytest.param("model=mlp protocol=smoke", None, id="a short trial"),
-        pytest.param("model=mlp protocol=standard chunk=minimum", None, id="chunks, planned once more"),
-        pytest.param("model=mlp protocol=standard mesh.device=cuda", None, id="kernels of CUDA"),
-        pytest.param(
-            "model=python model.factory=tests.harness.user_models:lines protocol=standard",
-            None,
-            id="code of the user's",
-        ),
-    ],
-)
-def test_a_peak_is_predicted_where_it_costs_little(line: str, predicted: int | None) -> None:
-    experiment = materialise(experiment_fields(composed([*line.split(), "data=synthetic"])))
-    assert Preflight(predicted=lambda _: 7).predicted_peak_bytes(experiment) == predicted
-
-
-def test_what_is_done_is_not_predicted() -> None:
-    preflight = Preflight(lambda _: True, predicted=lambda _: 7)
-    assert preflight.predicted_peak_bytes(experiment_of("model=mlp protocol=standard")) is None
