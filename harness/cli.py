@@ -34,7 +34,6 @@ from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.forkserver import ForkServerError
 from harness.ranks.last_words import last_words
 from harness.records.fields import encode
-from harness.records.predicted_step import PredictedStep
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
@@ -182,7 +181,6 @@ def point(
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
-    predicted: PredictedStep | None = None
     resolved: dict[str, Any] = encode(with_mesh_name(fields))
     try:
         experiment = materialise(fields)
@@ -190,7 +188,6 @@ def point(
         if launcher is not None:
             launcher.check(experiment.mesh)
         preflight.check(experiment)
-        predicted = preflight.predicted_step(experiment, hardware_of(config))
     except (ConfigError, StrategyError) as error:
         refusal = error
     except ForkServerError:
@@ -208,7 +205,7 @@ def point(
         experiment=experiment if refusal is None else None,
         refusal=refusal,
         yaml=to_yaml(resolved),
-        predicted=predicted,
+        hardware=hardware_of(config),
     )
 
 
@@ -322,11 +319,7 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
         return Preflight(is_done)
     if _command.get().act == "predict":
         return Preflight(lambda _: True)  # a prediction builds the model anyway
-    return Preflight(
-        is_done,
-        built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"),
-        predicted=partial(agent.call, f"{checks.__name__}:{checks.predicted_step.__name__}"),
-    )
+    return Preflight(is_done, built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:

@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,7 +133,7 @@ def run_lane(spec: LaneSpec, location: Location) -> int:
         if location.node_rank > 0:
             return _follow(agent, location.node_rank, spec, address, halts)
         with _direction(agent, location, halts, address) as direction:
-            _Lane(spec=spec, location=location, halts=halts, direction=direction).run()
+            _Lane(spec=spec, location=location, halts=halts, direction=direction, call=agent.call).run()
         return _status(halts) or int(bool(direction.lost))
 
 
@@ -209,12 +209,14 @@ class _Lane:
         location: where it runs.
         halts: signals of the scheduler.
         direction: runs the ranks of a trial to their end.
+        call: calls a function where torch is imported.
     """
 
     spec: LaneSpec
     location: Location
     halts: Halts
     direction: Direction
+    call: Callable[..., Any]
 
     def run(self) -> None:
         """Run the lane's trials that nobody else holds, until none is left or the lane must stop."""
@@ -254,7 +256,13 @@ class _Lane:
         write_attempt(store, task.trial_id, attempt)
         try:
             run_task(
-                task, self._supervise, store=store, name=spec.sweep, resources=spec.resources, job=self._job()
+                task,
+                self._supervise,
+                call=self.call,
+                store=store,
+                name=spec.sweep,
+                resources=spec.resources,
+                job=self._job(),
             )
         except _Yielded:
             write_attempt(store, task.trial_id, replace(attempt, yielded=True))

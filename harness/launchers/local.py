@@ -182,6 +182,7 @@ def _run(sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict
     record = run_task(
         task,
         lambda ranks: agent.run(ranks, watch=watch if sweep.progress.is_live else None),
+        call=agent.call,
         store=sweep.store,
         name=sweep.name,
         resources=resources,

@@ -12,6 +12,7 @@ from typing import Any
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.links import chain
+from harness.launchers.foresight import foreseen
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
@@ -46,6 +47,7 @@ def run_task(
     task: Task,
     supervise: Supervise,
     *,
+    call: Callable[..., Any],
     store: Store,
     name: str,
     resources: Resources,
@@ -56,13 +58,14 @@ def run_task(
     Args:
         task: the trial.
         supervise: runs ranks to their end; called again with less of the twin where that did not fit.
+        call: calls a function where torch is imported, for what is predicted of the trial before it runs.
         store: store of the sweep.
         name: name of the sweep.
         resources: what the trial may use of every node.
         job: value of `environment.job`.
     """
     try:
-        return _run(task, supervise, store=store, name=name, resources=resources, job=job)
+        return _run(task, supervise, call=call, store=store, name=name, resources=resources, job=job)
     except (OSError, ValueError) as error:  # its folder cannot be used; a result in it is torn
         return unusable_task(task, error, store=store, name=name, job=job)
 
@@ -71,6 +74,7 @@ def _run(
     task: Task,
     supervise: Supervise,
     *,
+    call: Callable[..., Any],
     store: Store,
     name: str,
     resources: Resources,
@@ -78,6 +82,7 @@ def _run(
 ) -> Record:
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
+    predicted = foreseen(task.experiment, task.hardware, call)
     started_at = now()
     environment = _environment(task, job)
     outcome, mode = _attempts(task, supervise, trial_dir, resources)
@@ -93,7 +98,7 @@ def _run(
         ),
         outcome.results,
         environment=environment,
-        predicted=task.predicted,
+        predicted=predicted,
         note=note_of(task.experiment, mode),
     )
     # a rank counts the cores of the machine

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.experiment.experiment import Experiment
 from harness.launchers.resource_shape import Shape, shape_of
-from harness.records.predicted_step import PredictedStep
+from harness.predict.hardware import Hardware
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class Point:
         experiment: `None` when it was refused.
         refusal: why it was refused.
         yaml: `resolved` for people.
-        predicted: the instrumented step as predicted; `None` where nobody has asked.
+        hardware: what the time of its step is predicted for; `None` predicts none.
     """
 
     trial_id: str
@@ -28,7 +28,7 @@ class Point:
     experiment: Experiment | None
     refusal: ValueError | None
     yaml: str
-    predicted: PredictedStep | None = None
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Task:
     """One trial to run; it pickles, so that it can run on another machine.
 
     Fields:
-        trial_id, resolved, yaml, experiment, predicted: those fields of its point.
+        trial_id, resolved, yaml, experiment, hardware: those fields of its point.
         environment_id: id of the environment in which it is to run, as the driver knows it.
         place: what stands for parts of that environment in its address, see `Launcher.place`.
         label: what progress calls it.
@@ -49,7 +49,7 @@ class Task:
     environment_id: str
     place: dict[str, Any]
     label: str
-    predicted: PredictedStep | None = None
+    hardware: Hardware | None = None
 
     @property
     def shape(self) -> Shape:

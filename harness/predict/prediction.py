@@ -14,7 +14,9 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
 from harness.predict.fake_rank import FakeStep, StepLog, fake_step, step_log
+from harness.predict.hardware import Hardware
 from harness.predict.repeated_blocks import composed, is_deep
+from harness.predict.step_time import timed_on
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
@@ -72,24 +74,33 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
     return _exact(build(who, ending, [encode(result)], environment=environment, note=_NOTE))
 
 
-def predicted_step(experiment: Experiment, seconds: Seconds | None = None) -> PredictedStep | None:
+def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> PredictedStep | None:
     """Return what the instrumented step will show on the CPU; `None` where the model cannot be faked.
 
     Args:
         experiment: a trial that is about to run.
-        seconds: gives the step its time; without it, or where it refuses a dtype, there is none.
+        hardware: what its time is predicted for; without it, or a rate for the step's dtype, there is none.
     """
     try:
         step = step_of(experiment, "cpu")
         measured = {**asdict(step.memory), **asdict(step.work), **asdict(step.observation)}
         known = {each.name: measured[each.name] for each in fields(PredictedStep) if each.name in measured}
-        step_time_s = None if seconds is None else seconds(step.trace).step_s
-        return PredictedStep(**known, step_time_s=step_time_s)
+        return _with_time(PredictedStep(**known), step.trace, hardware)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
         sys.stderr.write(f"not predicted: {type(error).__name__}: {error}\n")
         return None
+
+
+def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> PredictedStep:
+    if hardware is None:
+        return step
+    try:
+        step_time_s = timed_on(hardware)(trace).step_s
+    except ConfigError:  # no rate for a dtype that the step multiplies in
+        return step
+    return replace(step, hardware=hardware.name, step_time_s=step_time_s)
 
 
 def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:

@@ -52,17 +52,22 @@ class Agent:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def call(self, target: str, *arguments: Any) -> Any:
+    def call(self, target: str, *arguments: Any, deadline_s: float | None = None) -> Any:
         """Return what a function returns in a fork of the fork server; see `Assistant.call`.
 
-        One process answers all calls until the next trial begins.
+        One process answers all calls until the next trial begins, or it has ended.
 
         Raises:
-            ForkServerError: the fork server could not import `preload`, or the process has ended.
+            ForkServerError: the fork server could not import `preload`, the process has ended, or the
+                function has not returned in time.
         """
         if self._assistant is None:
             self._assistant = Assistant(self._ready_server())
-        return self._assistant.call(target, *arguments)
+        try:
+            return self._assistant.call(target, *arguments, deadline_s=deadline_s)
+        except ForkServerError:
+            self.close()  # the next call or trial starts another server
+            raise
 
     def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:
         """Run the ranks of a `job` on one node to their end and return how they ended; see `supervise`.

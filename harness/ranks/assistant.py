@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import signal
 import socket
 import tempfile
 import traceback
@@ -44,19 +45,23 @@ class Assistant:
             self._pid = server.start(f"{__name__}:serve", path)
             self._connection = self._accepted(listener)
 
-    def call(self, target: str, *arguments: Any) -> Any:
+    def call(self, target: str, *arguments: Any, deadline_s: float | None = None) -> Any:
         """Return what a function returns there.
 
         Args:
             target: `package.module:function`.
             arguments: anything that pickles, as the result must.
+            deadline_s: seconds after which the process is killed; `None` waits for ever.
 
         Raises:
-            ForkServerError: the process has ended.
+            ForkServerError: the process has ended, or the function has not returned in time.
             BaseException: what the function raised, with its traceback as a note.
         """
         try:
             self._connection.send((target, arguments))
+            if not self._connection.poll(deadline_s):
+                self._server.signal(self._pid, signal.SIGKILL)
+                raise ForkServerError(f"{target}: did not return within {deadline_s:g} s")
             answer = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise ForkServerError(f"{target}: the process that called it has ended") from error

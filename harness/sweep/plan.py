@@ -123,7 +123,7 @@ def _task(point: Point, experiment: Experiment, label: str, address: str, launch
         environment_id=address,
         place=launcher.place(experiment.mesh),
         label=label,
-        predicted=point.predicted,
+        hardware=point.hardware,
     )
 
 

@@ -12,6 +12,7 @@ from harness.launchers.run_task import now
 from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.predict.hardware import Hardware
+from harness.ranks.forkserver import ForkServerError
 from harness.records.predicted_step import SolvedField
 from harness.records.record import Identity, Record, refused
 from harness.report.content.plan_table import PlannedPoint
@@ -49,7 +50,7 @@ def planned(
         for (point, hardware), label in zip(distinct, labels, strict=True)
         if point.experiment is not None
     ]
-    given = iter(ask(questions))
+    given = iter(_answered(questions, ask))
     rows = []
     for point, hardware in distinct:
         refusal = predictions.Answer(refusal=point.refusal)
@@ -91,6 +92,14 @@ def without_predicted_oom(
         replace(point, experiment=None, refusal=oom[point.trial_id]) if point.trial_id in oom else point
         for point in points
     ]
+
+
+def _answered(questions: Sequence[predictions.Question], ask: Ask) -> Sequence[predictions.Answer]:
+    """Return the answers; where the process that gives them has ended, why there are none."""
+    try:
+        return ask(questions)
+    except ForkServerError as error:
+        return [predictions.Answer(refusal=UnplannedError("acbench-plan", str(error)))] * len(questions)
 
 
 def _too_large(row: PlannedPoint) -> PredictedOomError:

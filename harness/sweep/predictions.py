@@ -106,12 +106,15 @@ def _memory(experiment: Experiment) -> MemoryNumbers:
 
 
 def _result(done: Future[Answer]) -> Answer:
-    """Return what a process has answered; those of a pool that one of them has broken have not."""
+    """Return what a process has answered; one that was killed, or whose answer cannot be sent, has not."""
     try:
         return done.result()
     except BrokenProcessPool:
         problem = "the process that predicted this point, or one beside it, was killed"
         return Answer(refusal=UnplannedError("acbench-plan", f"{problem}; is there enough memory?"))
+    except Exception as error:  # noqa: BLE001 (whatever pickles cannot do: the other points go on)
+        problem = f"no answer came back for this point: {type(error).__name__}: {error}"
+        return Answer(refusal=UnplannedError("acbench-plan", problem))
 
 
 def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) -> None:

@@ -78,6 +78,12 @@ class PlannedPoint:
             return None
         return quantities.TOKENS_PER_S.of(self.record) or samples / step_s
 
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """The experiment that names the row: as it was asked for, on the mesh that was solved for."""
+        is_mesh = self.solved is not None and self.solved.field.startswith("mesh.")
+        return {**self.asked, "mesh": self.record.experiment["mesh"]} if is_mesh else self.asked
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values, with what follows from the hardware."""
         further = {
@@ -85,6 +91,7 @@ class PlannedPoint:
             "hardware": self.hardware,
             "usable_bytes": self.usable_bytes,
             "state": self.state,
+            "notes": [*_about(self), *_of_kernels([self])],
         }
         solved = {} if self.solved is None else {"solved": encode(self.solved)}
         return replace(self.record, outlook=self.outlook).to_dict() | further | solved
@@ -92,7 +99,7 @@ class PlannedPoint:
 
 def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
     """Return the table of `rows`, in their order; columns that tell nothing apart are left out."""
-    names = labels([row.asked for row in rows])
+    names = labels([row.shown for row in rows])
     best = _best(rows)
     columns = {
         "model": [group_name(row.asked, "model") for row in rows],
@@ -191,6 +198,10 @@ def _notes(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
     groups = grouped((note, name) for row, name in zip(rows, names, strict=True) for note in _about(row))
     for note, (first, *others) in groups.items():
         yield f"{first}{and_more(len(others))}: {note}"
+    yield from _of_kernels(rows)
+
+
+def _of_kernels(rows: Sequence[PlannedPoint]) -> Iterator[str]:
     if any(row.is_stand_in for row in rows):
         yield KERNELS
 

@@ -52,7 +52,15 @@ def test_what_was_measured_before_the_deadline_stays(
         return Outcome(status="timeout", error=Failure(kind="timeout", message=message, phase="timing"))
 
     trial, store = task(mesh="mesh=shard2 ac=full"), Store(tmp_path)
-    record = run_task(trial, late, store=store, name="late", resources=Resources(core_count=1), job={})
+    record = run_task(
+        trial,
+        late,
+        call=lambda *_, **__: None,
+        store=store,
+        name="late",
+        resources=Resources(core_count=1),
+        job={},
+    )
     assert record.error is not None
     assert (record.status, record.error.phase, record.error.message) == ("timeout", "timing", said)
     assert (record.verdict, record.time) == (verdict, None)

@@ -94,6 +94,19 @@ def test_a_death_is_an_error(assistant: Assistant) -> None:
         assistant.call(f"{__name__}:dies")
 
 
+def sleeps() -> None:
+    signal.pause()
+
+
+def test_a_function_that_takes_too_long_is_killed(server: ForkServer) -> None:
+    assistant = Assistant(server)
+    other = assistant.call(f"{__name__}:pid")
+    with pytest.raises(ForkServerError, match=r"sleeps: did not return within 0\.1 s$"):
+        assistant.call(f"{__name__}:sleeps", deadline_s=0.1)
+    assistant.close()
+    require_dead(other)
+
+
 def test_is_gone_before_ranks_begin(tmp_path: Path) -> None:
     with Agent() as agent:
         first = agent.call("os:getpid")

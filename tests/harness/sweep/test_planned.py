@@ -11,6 +11,7 @@ from harness.errors import ConfigError, PredictedOomError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.launchers.task import Point
 from harness.predict.hardware import Hardware
+from harness.ranks.forkserver import ForkServerError
 from harness.sweep.planned import exit_code, planned, without_predicted_oom
 from harness.sweep.predictions import Answer, Question
 from tests.harness.composing import point_of
@@ -92,6 +93,15 @@ def test_what_does_not_fit_is_left_unrun(capsys: pytest.CaptureFixture[str]) -> 
         str(found[1].refusal) == "hardware: h100 has 78.1 GiB for a rank, and the predicted peak is 96.0 GiB"
     )
     assert "acbench: runs without a prediction: acbench-plan: our fault" in capsys.readouterr().err
+
+
+def test_a_process_that_has_ended_leaves_all_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def ended(_: Sequence[Question]) -> list[Answer]:
+        raise ForkServerError("the process that called it has ended")
+
+    assert without_predicted_oom([FITS, LARGE], H100, lambda _: False, ended) == [FITS, LARGE]
+    line = "acbench: runs without a prediction: acbench-plan: the process that called it has ended\n"
+    assert capsys.readouterr().err == 2 * line
 
 
 def test_what_is_done_is_not_predicted() -> None:

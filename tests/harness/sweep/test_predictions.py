@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_each_point_has_its_answer(processes: int, capsys: pytest.CaptureFixture
 def test_a_process_that_is_killed_ends_no_command() -> None:
     refused = answers(asked(7, 2))[0].refusal
     assert str(refused).endswith("or one beside it, was killed; is there enough memory?")
+
+
+def test_an_answer_that_cannot_be_sent_keeps_no_other_from_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def odd(experiment: Experiment, **options: object) -> Any:
+        return _predict(experiment, **options) if experiment.batch_size == 2 else (lambda: None)
+
+    monkeypatch.setattr(prediction, "predict", odd)
+    first, second = answers(asked(4, 2))
+    assert str(first.refusal).startswith("acbench-plan: no answer came back for this point: ")
+    assert second.record is not None
 
 
 def test_a_field_is_solved_for() -> None:

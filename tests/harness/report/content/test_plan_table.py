@@ -109,3 +109,17 @@ def test_a_solved_field_is_a_column_and_the_fastest_is_marked() -> None:
 def test_kernels_of_another_device_are_said_once() -> None:
     rows = [replace(row(ac, 20, 0.5), is_stand_in=True) for ac in ("none", "full")]
     assert plan_sheet(rows).notes.count(KERNELS) == 1
+    assert rows[0].to_dict()["notes"] == [KERNELS]
+
+
+def test_a_row_that_was_solved_for_its_mesh_has_that_mesh() -> None:
+    asked = row("full", 20, 0.5)
+    on_four = experiment_of("model=llama_nano data=synthetic mesh.dp_shard=4 ac=full")
+    solved = replace(
+        asked,
+        record=predicted(on_four, 10 * GIB),
+        solved=SolvedField(field="mesh.dp_shard", value=4, is_limit=True),
+    )
+    sheet = plan_sheet([solved, replace(asked, solved=SolvedField(field="batch_size", value=8))])
+    assert [cells[sheet.columns.index("mesh")] for cells in sheet.rows] == ["shard4", "shard2"]
+    assert solved.to_dict()["notes"] == ["mesh.dp_shard is at its own limit, not at that of the memory"]

@@ -1,0 +1,51 @@
+"""What a trial will hold, predicted right before it runs; the trial runs all the same where that fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from harness.experiment.devices import device_type
+from harness.experiment.experiment import Experiment
+from harness.experiment.protocol import Protocol
+from harness.models.python import PythonSpec
+from harness.predict.hardware import Hardware
+from harness.ranks.forkserver import ForkServerError
+from harness.records.predicted_step import PredictedStep
+
+PATIENCE_S = 30.0
+"""Seconds after which a trial runs without a prediction."""
+
+_PREDICTION = "harness.predict.prediction:predicted_step"
+
+
+def foreseen(
+    experiment: Experiment, hardware: Hardware | None, call: Callable[..., Any]
+) -> PredictedStep | None:
+    """Return what the instrumented step of a trial will show; `None` where nobody can or need know.
+
+    Args:
+        experiment: the trial.
+        hardware: what its time is predicted for; `None` predicts none.
+        call: calls a function where torch is imported, as `Agent.call` does.
+    """
+    if not is_foreseen(experiment):
+        return None
+    try:
+        found: PredictedStep | None = call(_PREDICTION, experiment, hardware, deadline_s=PATIENCE_S)
+    except ForkServerError as error:
+        sys.stderr.write(f"acbench: runs without a prediction: {error}\n")
+        return None
+    return found
+
+
+def is_foreseen(experiment: Experiment) -> bool:
+    """Whether a prediction tells more than it costs.
+
+    A trial with fewer timed pairs than the standard's takes hardly longer than its prediction. A user's model
+    is called by its ranks alone; kernels of CUDA are not known.
+    """
+    is_long = experiment.protocol.timed_pairs >= Protocol().timed_pairs
+    is_ours = not isinstance(experiment.model, PythonSpec) and device_type(experiment.mesh) == "cpu"
+    return is_long and is_ours
