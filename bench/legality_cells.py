@@ -143,7 +143,7 @@ class KnownBad:
 def _draws_anew(cell: Cell) -> bool:
     """Whether a region around code that drops out is recomputed with other random numbers.
 
-    A graph that holds the region holds the generator's states too. Regions of `nested` hold the compiled blocks.
+    A graph that holds the region holds the generator's states too. Regions of `nested` hold compiled blocks.
     """
     is_inside = cell.compile_order == "ac_first" and cell.variant != "nested"
     return cell.preserve_rng_state is False and cell.dropout > 0 and not is_inside
