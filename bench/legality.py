@@ -140,7 +140,7 @@ def protocol() -> dict[str, Any]:
         "dtypes": DTYPES,
         "dropouts": DROPOUTS,
         "uncompiled": "every cell",
-        "compiled": f"a covering of strength {COMPILED_STRENGTH}",
+        "compiled": f"rows that hold every combination of {COMPILED_STRENGTH} values",
     }
 
 

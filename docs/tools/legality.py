@@ -1,0 +1,172 @@
+"""Write docs/legality.md from the kept result of `bench.legality`.
+
+python -m docs.tools.legality
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.legality import JUDGEMENTS, judgement, unexpected
+from bench.legality_cells import KNOWN_BAD, MESHES, Cell, cells, known_bad
+from docs.tools.readme import markdown
+
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "legality.md"
+
+_HEAD = """\
+# Legality
+
+Where each variant of activation checkpointing may stand, and whether it trains as the plain model there.
+Written by `python -m docs.tools.legality` from {link}.
+
+```console
+$ python -m bench.legality                # resumes; --minutes 3 runs a part
+```
+
+A cell is a variant with a mesh, `wrap_order`, `compile`, `compile_order`, `dtype`, dropout, `ac.early_stop`
+and `ac.preserve_rng_state`. Options that a variant does not have do not make two cells of one. Every cell is
+
+* *neutral*: bit for bit as its twin; a compiled twin is itself proven against the uncompiled model, under
+  Inductor within a tolerance;
+* *refused*, with the reason;
+* *known bad*: it differs from its twin as an entry of the [gallery](gallery/README.md) does;
+* *unexpected*: something else, or known bad and yet right. The command then exits with 1.
+"""
+
+
+def main() -> int:
+    """Rewrite the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
+    return 0
+
+
+def page() -> str:
+    """Return the page of the latest kept result."""
+    (path,) = (_ROOT / "docs" / "results").glob("legality-cpu-*.json")
+    return page_of(json.loads(path.read_text("utf-8")), f"[{path.name}](results/{path.name})", cells())
+
+
+def page_of(content: Mapping[str, Any], link: str, everything: Iterable[Cell]) -> str:
+    """Return the page of one result.
+
+    Args:
+        content: what `bench.legality` wrote.
+        link: to the file.
+        everything: all cells.
+    """
+    by_words = {cell.words: cell for cell in everything}
+    results = content["results"]
+    ran = [(by_words[words], ending) for words, ending in results["ran"].items()]
+    environment = content["environment"]
+    torch = environment["torch"].partition("+")[0]
+    machine = f"torch {torch}, Python {environment['python']}, {environment['device']}"
+    blocks = [
+        _HEAD.format(link=link),
+        f"## Counts\n\n{machine}.\n\n{_counts(content, ran)}\n",
+        f"## Cells that ran\n\n{_by_place(ran)}\n",
+        f"## Known bad\n\n{_known_bad(ran)}\n",
+        f"## Refused before anything runs\n\n{_refused(results)}\n",
+        f"## Unexpected\n\n{_unexpected(unexpected(results['ran'], by_words))}\n",
+    ]
+    return "\n".join(blocks)
+
+
+def _counts(content: Mapping[str, Any], ran: list[tuple[Cell, str]]) -> str:
+    results, protocol = content["results"], content["protocol"]
+    found = Counter(judgement(cell, ending) for cell, ending in ran)
+    refused = sum(results["refused"].values())
+    rows = [
+        ["all", f"{refused + results['legal']:,}"],
+        ["refused before anything runs", f"{refused:,}"],
+        ["legal", f"{results['legal']:,}"],
+        [
+            f"to run: {protocol['uncompiled']} that is not compiled; of the others {protocol['compiled']}",
+            f"{results['planned']:,}",
+        ],
+        ["of these not run yet", f"{results['planned'] - len(ran):,}"],
+        ["ran", f"{len(ran):,}"],
+        *(
+            [f"of these {judged}", f"{found[judged]:,}"]
+            for judged in ("neutral", "known bad", "refused", "unexpected")
+        ),
+    ]
+    times = ", ".join(
+        f"{seconds / _count(ran, compiler):.1f} s with `compile={compiler}`"
+        for compiler, seconds in results["seconds"].items()
+    )
+    return f"{markdown(('cells', 'count'), rows)}\n\nWall time of a cell, beside other work: {times}."
+
+
+def _count(ran: list[tuple[Cell, str]], compiler: str) -> int:
+    return sum(cell.compile == compiler for cell, _ in ran)
+
+
+def _by_place(ran: list[tuple[Cell, str]]) -> str:
+    """Return judgements by variant and compiler, a column a mesh."""
+    meshes = [mesh for mesh in MESHES if any(cell.mesh == mesh for cell, _ in ran)]
+    found = Counter((*_row(cell), cell.mesh, judgement(cell, ending)) for cell, ending in ran)
+    rows = [
+        [
+            f"`ac={variant}`",
+            _compiled(compiler, order),
+            *(
+                ", ".join(
+                    f"{count} {judged}"
+                    for judged in JUDGEMENTS
+                    if (count := found[variant, compiler, order, mesh, judged])
+                )
+                or "-"
+                for mesh in meshes
+            ),
+        ]
+        for variant, compiler, order in sorted({_row(cell) for cell, _ in ran}, key=str)
+    ]
+    return markdown(("variant", "compile", *(f"`{mesh}`" for mesh in meshes)), rows)
+
+
+def _row(cell: Cell) -> tuple[str, str, str | None]:
+    return cell.variant, cell.compile, cell.compile_order
+
+
+def _compiled(compiler: str, order: str | None) -> str:
+    return f"`{compiler}`" if order is None else f"`{compiler}`, `{order}`"
+
+
+def _known_bad(ran: list[tuple[Cell, str]]) -> str:
+    wrong = Counter(
+        rule for cell, ending in ran if judgement(cell, ending) == "known bad" and (rule := known_bad(cell))
+    )
+    rows = [
+        [
+            f"[{rule.number}](gallery/README.md)",
+            rule.name,
+            ", ".join(
+                f"`{name}`"
+                for name in dict.fromkeys(cell.variant for cell, _ in ran if known_bad(cell) is rule)
+            ),
+            f"{wrong[rule]:,}",
+            rule.link,
+        ]
+        for rule in KNOWN_BAD
+    ]
+    return markdown(("gallery", "what is wrong", "variants", "cells", "upstream"), rows)
+
+
+def _refused(results: Mapping[str, Any]) -> str:
+    refused = sorted(results["refused"].items(), key=lambda each: (-each[1], each[0]))
+    return markdown(("reason", "cells"), [[reason, f"{count:,}"] for reason, count in refused])
+
+
+def _unexpected(problems: Mapping[str, str]) -> str:
+    return "\n".join(f"* `{words}`: {problem}" for words, problem in problems.items()) or "Nothing."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

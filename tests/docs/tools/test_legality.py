@@ -1,0 +1,68 @@
+"""The page of the legality matrix says what the kept result says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bench.legality_cells import Cell
+from docs.tools.legality import PAGE, page, page_of
+
+GOOD = Cell(
+    variant="full",
+    mesh="single",
+    wrap_order="inside_fsdp",
+    compile="none",
+    compile_order=None,
+    dtype="fp32",
+    dropout=0.1,
+    early_stop=True,
+    preserve_rng_state=True,
+)
+REDRAWN = replace(GOOD, preserve_rng_state=False)
+COMPILED = replace(GOOD, mesh="tp2", compile="inductor", compile_order="compile_first")
+EVERYTHING = [GOOD, REDRAWN, COMPILED]
+
+
+def _content(**ran: str) -> dict[str, Any]:
+    names = {"good": GOOD, "redrawn": REDRAWN, "compiled": COMPILED}
+    return {
+        "environment": {"torch": "2.13.0+cpu", "python": "3.11.7", "device": "a machine"},
+        "protocol": {"uncompiled": "every cell", "compiled": "some"},
+        "results": {
+            "environment_id": "0" * 12,
+            "refused": {"mesh: too small": 3, "ac: no": 4},
+            "ran": {names[name].words: ending for name, ending in ran.items()},
+            "seconds": {"none": 3.0, "inductor": 20.0},
+            "legal": 5,
+            "planned": 4,
+        },
+    }
+
+
+def test_the_page_is_current() -> None:
+    assert page() == PAGE.read_text("utf-8"), "run python -m docs.tools.legality"
+
+
+def test_every_judgement_is_counted_where_it_stands() -> None:
+    told = page_of(
+        _content(good="neutral", redrawn="differs: gradients", compiled="neutral"), "a link", EVERYTHING
+    )
+    for line in (
+        "| all | 12 |",
+        "| refused before anything runs | 7 |",
+        "| ran | 3 |",
+        "| of these known bad | 1 |",
+        "| variant | compile | `single` | `tp2` |",
+        "| `ac=full` | `none` | 1 neutral, 1 known bad | - |",
+        "| `ac=full` | `inductor`, `compile_first` | - | 1 neutral |",
+        "| ac: no | 4 |",
+        "Nothing.",
+    ):
+        assert line in told.splitlines(), told
+    assert "1.5 s with `compile=none`, 20.0 s with `compile=inductor`" in told
+
+
+def test_what_is_unexpected_is_listed() -> None:
+    told = page_of(_content(redrawn="neutral", compiled="neutral"), "a link", EVERYTHING)
+    assert f"* `{REDRAWN.words}`: neutral; gallery 11 says that it differs" in told
