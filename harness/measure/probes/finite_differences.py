@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
+from strategies.estimate.tensors import tensors_held_by
 
 _LENGTHS = (1e-4, 3e-5)
 _TOLERANCE = 1e-4
@@ -49,6 +51,8 @@ def slope(
 ) -> Slope:
     """Return the slope of the loss of a model by its gradients and by differences, in float64.
 
+    Of a loss that is computed in fewer digits, a weighted sum of the outputs takes the place.
+
     Args:
         trainee: returns a fresh model at each call, of the same weights.
         batch: returns a new copy of the batch at each call.
@@ -59,12 +63,12 @@ def slope(
     def loss_at(length: float) -> tuple[Tensor, list[Tensor], Trainee]:
         made = trainee()
         made.model.double()
-        parameters = [each for each in made.model.parameters() if each.requires_grad]
+        parameters: list[Tensor] = [each for each in made.model.parameters() if each.requires_grad]
         with torch.no_grad():
             for parameter, along in zip(parameters, _direction(parameters, seed), strict=True):
                 parameter.add_(along, alpha=length)
         with seeded(seed, step=0, dp_rank=0, device=device):
-            _, loss = made.forward(batch().changed(_doubled))
+            loss = _in_float64(*made.forward(batch().changed(_doubled)))
             if not length:
                 made.backward(loss)
         return loss.detach(), parameters, made
@@ -77,10 +81,19 @@ def slope(
     longer, shorter = (float(loss_at(length)[0] - loss_at(-length)[0]) / (2 * length) for length in _LENGTHS)
     unclear = ""
     if loss.dtype is not torch.float64:
-        unclear = f"the loss is {loss.dtype}, although the model is float64"
+        unclear = f"the model is float64, and neither its loss nor an output is: {loss.dtype}"
     elif not _are_close(longer, shorter, steepest):
         unclear = f"differences of the loss do not agree, {longer:.6g} and {shorter:.6g}: a kink, or noise"
     return Slope(by_gradients=by_gradients, by_loss=shorter, steepest=steepest, unclear=unclear)
+
+
+def _in_float64(outputs: Any, loss: Tensor) -> Tensor:
+    """Return the loss; where it is of fewer digits, a weighted sum of the outputs that are not."""
+    whole = [each for each in tensors_held_by(outputs) if each.dtype is torch.float64 and each.requires_grad]
+    if loss.dtype is torch.float64 or not whole:
+        return loss
+    weights = (torch.arange(each.numel(), device=each.device).reshape(each.shape).cos() for each in whole)
+    return torch.stack([(each * weight).mean() for each, weight in zip(whole, weights, strict=True)]).sum()
 
 
 def _direction(parameters: list[Tensor], seed: int) -> list[Tensor]:

@@ -21,7 +21,7 @@ from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
 from harness.measure.probes.leak import Growth, growth
 from harness.measure.probes.micro_batches import MicroBatched, joined
-from harness.measure.probes.pass_error import PassError
+from harness.measure.probes.pass_error import PassError, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
 from harness.measure.rng import seeded
@@ -219,20 +219,21 @@ class Probing:
 
     def sloping(self) -> Asked:
         """Return that the variant's gradients are not those of its loss, where the plain model's are."""
+        small = self._smaller(self.source.batches[0])
         try:
-            slopes = [self._slope(is_variant=True)]
+            slopes = [self._slope(small, is_variant=True)]
             if not slopes[0].agrees:
-                slopes.append(self._slope(is_variant=False))
-        except (PassError, ConfigError) as error:
-            return Asked(notes=(f"no finite differences: in float64 {error}",))
+                slopes.append(self._slope(small, is_variant=False))
+        except (PassError, ConfigError) as failure:
+            error = failure.error if isinstance(failure, PassError) else failure
+            return Asked(notes=(f"no finite differences: in float64 the model raises {error}",))
         variant, *plain = slopes
         if not plain:
             return Asked(notes=(f"no finite differences: {variant.unclear}",) if variant.unclear else ())
         if not plain[0].agrees or plain[0].unclear:
-            said = f"the plain model's slope is {plain[0].by_gradients:.6g} by its gradients"
-            return Asked(
-                notes=(f"{said} and {plain[0].by_loss:.6g} by its loss, as of a straight-through estimator",)
-            )
+            own = f"{plain[0].by_gradients:.6g} by its gradients, {plain[0].by_loss:.6g} by its loss"
+            said = "the plain model's gradients are not those of its loss, as of a straight-through estimator"
+            return Asked(notes=(f"{said}: a slope of {own}",))
         finding = Finding(
             probe="finite_differences",
             verdict="differs",
@@ -245,13 +246,14 @@ class Probing:
         )
         return Asked(finding=finding)
 
-    def _slope(self, *, is_variant: bool) -> Slope:
-        return slope(
-            lambda: self.source.trainee(is_variant=is_variant),
-            lambda: self._step(self.source.batches),
-            seed=self.source.seed,
-            device=self.source.device,
-        )
+    def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
+        with told("forward", is_variant=is_variant):
+            return slope(
+                lambda: self.source.trainee(is_variant=is_variant).inner,
+                lambda: small.to(self.source.device),
+                seed=self.source.seed,
+                device=self.source.device,
+            )
 
     def is_silent(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None] | None = None) -> bool:
         """Say whether the variant takes a step that the plain model does not."""
