@@ -72,6 +72,11 @@ class Workshop:
         return 0
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is no process group."""
+        return not dist.is_initialized()
+
+    @property
     def takes_any_size(self) -> bool:
         """True: the plain model says whether it takes what is cut."""
         return True

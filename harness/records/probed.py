@@ -14,7 +14,7 @@ class Finding:
     """What one probe found.
 
     Fields:
-        probe: the probe: `between`, `leak`, `input_dependence`, `finite_differences`, `perturbation`.
+        probe: the probe: `between`, `leak`, `input_dependence` or `finite_differences`.
         verdict: `differs` or `unverified`.
         reason: a sentence.
         part: what differs: a key of `PARTS`, `hides_error`, `recomputation` or `leak`; empty where nothing
@@ -54,7 +54,6 @@ class Probed:
         finding: what the first of them found; `None` where all found the variant as the plain model.
         recomputation: the first recomputed value that forward did not make, in words; empty where all were.
         cause: what a difference looks like, and what to do; empty where nothing known does.
-        reads: state beside its inputs that the recomputation reads: it must not change before backward.
         notes: sentences on what was not asked, and why.
     """
 
@@ -62,7 +61,6 @@ class Probed:
     finding: Finding | None = None
     recomputation: str = ""
     cause: str = ""
-    reads: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -97,6 +95,5 @@ def merge_probed(ranks: Sequence[Probed]) -> Probed | None:
             "",
         ),
         cause=next((rank.cause for rank in ranks if rank.cause), ""),
-        reads=joined(rank.reads for rank in ranks),
         notes=joined(rank.notes for rank in ranks),
     )

@@ -58,6 +58,11 @@ class TrialModels:
         return accepted_by(self.link)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank."""
+        return self.link.variant.mesh.dp * self.link.variant.mesh.tp == 1
+
+    @property
     def takes_any_size(self) -> bool:
         """Whether nothing was planned or compiled for one size."""
         variant = self.link.variant

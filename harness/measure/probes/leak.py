@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from strategies.estimate.live_storages import LiveStorages
 STEPS = 20
 """Steps of a model that grows."""
 
-_FIRST_STEPS = 5
+_FIRST_STEPS = 4
 """Steps after which a model that has not grown in each of the last three is let go."""
 
 _GROWING = 3
@@ -80,10 +80,12 @@ def growth(
                 bool(Growth(live_bytes=tuple(found)).bytes_per_step)
             ):
                 break
+        seen = Growth(live_bytes=tuple(found))
+        if not seen.bytes_per_step:
+            return seen
         made_by = _largest(live.ledger)
         gc.collect()
-        is_garbage = live.ledger.total(_is_made) <= found[0]
-    return Growth(live_bytes=tuple(found), made_by=made_by, is_garbage=is_garbage)
+        return replace(seen, made_by=made_by, is_garbage=live.ledger.total(_is_made) <= found[0])
 
 
 def _largest(ledger: Ledger) -> str:

@@ -16,11 +16,12 @@ from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.probes.changed_since import Change, changed_since
+from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
 from harness.measure.probes.leak import Growth, growth
 from harness.measure.probes.micro_batches import MicroBatched, joined
-from harness.measure.probes.pass_error import PassError
+from harness.measure.probes.pass_error import PassError, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
 from harness.measure.rng import seeded
@@ -59,6 +60,10 @@ class ModelSource(Protocol):
     @property
     def accepted(self) -> Accepted | None:
         """How far numbers may be apart; `None` asks for equal bits."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank, so that parameters are whole."""
 
     @property
     def takes_any_size(self) -> bool:
@@ -113,11 +118,18 @@ class Probing:
         """
         if is_plain:
             return ("input_dependence",)
-        return ("input_dependence", "between") if is_compiled else ("input_dependence", "between", "leak")
+        seen = () if is_compiled else ("leak",)
+        alone = ("finite_differences",) if self.source.is_alone and self.source.takes_any_size else ()
+        return ("input_dependence", "between", *seen, *alone)
 
     def ask(self, probes: Sequence[str]) -> Asked:
         """Return what the first of `probes` that finds anything finds, with the notes of all so far."""
-        questions = {"input_dependence": self.vacuous, "between": self.between, "leak": self.leaking}
+        questions = {
+            "input_dependence": self.vacuous,
+            "between": self.between,
+            "leak": self.leaking,
+            "finite_differences": self.sloping,
+        }
         notes: tuple[str, ...] = ()
         for count, name in enumerate(probes, 1):
             asked = questions[name]()
@@ -204,6 +216,44 @@ class Probing:
             actual=grown.bytes_per_step,
         )
         return Asked(finding=finding)
+
+    def sloping(self) -> Asked:
+        """Return that the variant's gradients are not those of its loss, where the plain model's are."""
+        small = self._smaller(self.source.batches[0])
+        try:
+            slopes = [self._slope(small, is_variant=True)]
+            if not slopes[0].agrees:
+                slopes.append(self._slope(small, is_variant=False))
+        except (PassError, ConfigError) as failure:
+            error = failure.error if isinstance(failure, PassError) else failure
+            return Asked(notes=(f"no finite differences: in float64 the model raises {error}",))
+        variant, *plain = slopes
+        if not plain:
+            return Asked(notes=(f"no finite differences: {variant.unclear}",) if variant.unclear else ())
+        if not plain[0].agrees or plain[0].unclear:
+            own = f"{plain[0].by_gradients:.6g} by its gradients, {plain[0].by_loss:.6g} by its loss"
+            said = "the plain model's gradients are not those of its loss, as of a straight-through estimator"
+            return Asked(notes=(f"{said}: a slope of {own}",))
+        finding = Finding(
+            probe="finite_differences",
+            verdict="differs",
+            reason=f"the slope of the loss is {variant.by_gradients:.6g} by the variant's gradients and "
+            f"{variant.by_loss:.6g} by differences of its loss",
+            part="gradients",
+            name="(slope of the loss)",
+            expected=variant.by_loss,
+            actual=variant.by_gradients,
+        )
+        return Asked(finding=finding)
+
+    def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
+        with told("forward", is_variant=is_variant):
+            return slope(
+                lambda: self.source.trainee(is_variant=is_variant).inner,
+                lambda: small.to(self.source.device),
+                seed=self.source.seed,
+                device=self.source.device,
+            )
 
     def is_silent(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None] | None = None) -> bool:
         """Say whether the variant takes a step that the plain model does not."""

@@ -11,13 +11,13 @@ WRONG = Finding(probe="leak", verdict="differs", reason="grows", part="leak", na
 def test_what_differs_on_one_rank_differs() -> None:
     merged = merge_probed(
         [
-            Probed(asked=("leak",), finding=OPEN, reads=("a",), notes=("n",)),
-            Probed(asked=("leak",), finding=WRONG, recomputation="mm", reads=("b", "a"), notes=("n",)),
+            Probed(asked=("leak",), finding=OPEN, notes=("n",)),
+            Probed(asked=("leak",), finding=WRONG, recomputation="mm", notes=("n",)),
         ]
     )
     assert merged is not None
     assert (merged.finding, merged.differs, merged.unproven) == (WRONG, "grows", None)
-    assert (merged.recomputation, merged.reads, merged.notes) == ("mm on rank 1", ("a", "b"), ("n",))
+    assert (merged.recomputation, merged.notes) == ("mm on rank 1", ("n",))
 
 
 def test_nothing_is_merged_to_nothing() -> None:

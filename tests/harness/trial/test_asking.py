@@ -28,7 +28,7 @@ def _keeping(model: Stack) -> None:
     model.register_forward_hook(lambda _module, inputs, _outputs: KEPT.append(inputs[0] + 1))
 
 
-ALL = ("recomputed_values", "input_dependence", "between", "leak")
+ALL = ("recomputed_values", "input_dependence", "between", "leak", "finite_differences")
 
 
 def _probed(
@@ -63,7 +63,7 @@ def _steps(models: TrialModels) -> list[Batch]:
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None], str, tuple[str, ...], str]] = {
     "neutral": (Stack, checkpointed(), "ac=full", ALL, ""),
     "state shared by micro-batches": (stack_of(Growing), checkpointed(), "ac=full", ALL[:3], "between"),
-    "a region that keeps its inputs": (Stack, _keeping, "ac=full", ALL, "leak"),
+    "a region that keeps its inputs": (Stack, _keeping, "ac=full", ALL[:4], "leak"),
     "no variant": (Stack, checkpointed(), "ac=none", ALL[1:2], ""),
     "compiled": (Stack, checkpointed(), "ac=full compile=aot_eager", ALL[1:3], ""),
     "parity has seen it": (Stack, checkpointed(preserve_rng_state=False), "ac=full", ALL[:1], ""),
