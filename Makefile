@@ -29,9 +29,10 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m 'not matrix and not slow and not expensive'
 
-# The same as `test`, with every row of every matrix.
+# The same as `test`, with every row of every matrix; then where each variant may stand (docs/legality.md), which resumes.
 matrix: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m ''
+	$(BIN)/python -m bench.legality
 
 # Known silent defects and their controls (docs/gallery), judged; to run again with every release of torch.
 gallery: $(STAMP)

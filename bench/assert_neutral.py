@@ -30,7 +30,7 @@ from harness.models.base import Batch
 from harness.trial.assemble import build
 from harness.trial.batches import batches
 
-SETS = ("authors", "newcomer", "transformers")
+SETS = ("authors", "newcomer", "unseen", "transformers")
 _SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64,

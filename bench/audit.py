@@ -31,7 +31,7 @@ from harness.records.record import validate
 from harness.records.store import RECORD
 
 MODULES = Path(__file__).parent / "user_modules"
-SETS = ("authors", "newcomer")
+SETS = ("authors", "newcomer", "unseen")
 _NARROW = "intermediate_size: 64"
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "LlamaConfig": ("model.layers", _NARROW),

@@ -36,10 +36,11 @@ class Judged:
         part: what differs first, None where nothing does.
         culprit: its name.
         probe: what found it.
-        cause: number of the entry that the message names; None where it names none.
+        causes: numbers of the entries that the message names; the entry itself should be among them.
         message: all that the check says.
         seconds: wall time of the check, in seconds.
         is_right: the verdict is the expected one.
+        is_explained: its number is among `causes`; true for controls.
         is_named: the message has a word of the entry's `names`; true for controls.
     """
 
@@ -50,10 +51,11 @@ class Judged:
     part: str | None
     culprit: str | None
     probe: str | None
-    cause: int | None
+    causes: tuple[int, ...]
     message: str
     seconds: float
     is_right: bool
+    is_explained: bool
     is_named: bool
 
 
@@ -100,23 +102,25 @@ def judge(entry: Entry, steps: int) -> Judged:
         part=first.get("part"),
         culprit=first.get("name"),
         probe=first.get("probe"),
-        cause=_number(found.cause),
+        causes=_numbers(found.cause),
         message=message,
         seconds=round(time.perf_counter() - started, 3),
         is_right=found.verdict == expected,
+        is_explained=expected == "neutral" or entry.number in _numbers(found.cause),
         is_named=any(word in message for word in getattr(facts, "names", ("",))),
     )
 
 
-def _number(cause: str) -> int | None:
-    words = cause.replace(":", " ").split()
-    return next((int(word) for word in words if word.isdigit()), None)
+def _numbers(cause: str) -> tuple[int, ...]:
+    """Return the numbers in `looks like gallery 3 or 9: …`."""
+    begin = cause.partition(":")[0] if cause.startswith("looks like gallery") else ""
+    return tuple(int(word) for word in begin.split() if word.isdigit())
 
 
 def _not_run(name: str, lacking: str) -> Judged:
     return Judged(
-        name=name, title="", expected="", verdict="not run", part=None, culprit=None, probe=None, cause=None,
-        message=f"needs {lacking}", seconds=0.0, is_right=True, is_named=True,
+        name=name, title="", expected="", verdict="not run", part=None, culprit=None, probe=None, causes=(),
+        message=f"needs {lacking}", seconds=0.0, is_right=True, is_explained=True, is_named=True,
     )  # fmt: skip
 
 
@@ -129,6 +133,7 @@ def _arguments() -> argparse.Namespace:
 def _table(rows: list[Judged]) -> Table:
     defects, controls = ([row for row in rows if row.name.startswith(kind)] for kind in "nc")
     right = [sum(row.is_right and row.verdict != "not run" for row in kind) for kind in (defects, controls)]
+    explained = sum(row.is_explained and row.is_right for row in defects)
     named = sum(row.is_named and row.is_right for row in defects)
     return table_of(
         rows,
@@ -139,11 +144,11 @@ def _table(rows: list[Judged]) -> Table:
             "part": "part",
             "culprit": "culprit",
             "probe": "probe",
-            "looks like": "cause",
+            "looks like": lambda row: " ".join(map(str, row.causes)),
             "": lambda row: ("right" if row.is_named else "right, unnamed") if row.is_right else "WRONG",
         },
         title=f"torch {torch.__version__}: {right[0]} of {len(defects)} defects found, {named} of them with "
-        f"the culprit named; {right[1]} of {len(controls)} controls passed",
+        f"the culprit named, {explained} with their number; {right[1]} of {len(controls)} controls passed",
     )
 
 

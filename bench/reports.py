@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.output import parser, publish
 from bench.table import table_of
-from harness.measure.memory.totals import MOST_MOMENTS
+from harness.measure.memory.storage_history import MOST_MOMENTS
 from harness.records.measured import Moment
 from harness.records.record import Record, validate
 from harness.records.store import Store, trial_id

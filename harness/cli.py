@@ -34,6 +34,7 @@ from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.forkserver import ForkServerError
 from harness.ranks.last_words import last_words
 from harness.records.fields import encode
+from harness.records.predicted_step import PredictedStep
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
@@ -181,7 +182,7 @@ def point(
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
-    predicted_peak_bytes: int | None = None
+    predicted: PredictedStep | None = None
     resolved: dict[str, Any] = encode(with_mesh_name(fields))
     try:
         experiment = materialise(fields)
@@ -189,7 +190,7 @@ def point(
         if launcher is not None:
             launcher.check(experiment.mesh)
         preflight.check(experiment)
-        predicted_peak_bytes = preflight.predicted_peak_bytes(experiment)
+        predicted = preflight.predicted_step(experiment, hardware_of(config))
     except (ConfigError, StrategyError) as error:
         refusal = error
     except ForkServerError:
@@ -207,7 +208,7 @@ def point(
         experiment=experiment if refusal is None else None,
         refusal=refusal,
         yaml=to_yaml(resolved),
-        predicted_peak_bytes=predicted_peak_bytes,
+        predicted=predicted,
     )
 
 
@@ -324,7 +325,7 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
     return Preflight(
         is_done,
         built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"),
-        predicted=partial(agent.call, f"{checks.__name__}:{checks.peak_bytes.__name__}"),
+        predicted=partial(agent.call, f"{checks.__name__}:{checks.predicted_step.__name__}"),
     )
 
 

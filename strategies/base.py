@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -78,10 +79,13 @@ class Strategy:
     Attributes:
         tolerance: how far results may move in fp32; `None` where they are bitwise equal to the plain model's.
         reduced_tolerance: the same in half precision, where it is another.
+        acts_on_each_block_alone: whether it does with a block what it does with each equal one, whatever
+            their number: no budget, count or plan spans blocks. A step is then predicted from few blocks.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
+    acts_on_each_block_alone: ClassVar[bool] = False
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.
@@ -135,6 +139,44 @@ class PlansForStep(Protocol):
 
     def for_step(self, step: PlannedStep) -> Strategy:
         """Return the strategy with plans for `step`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnableStep:
+    """The training step of one rank, as the plain model takes it.
+
+    Fields:
+        run: takes the step, as often as it is called; no parameter moves.
+        model: the model, with the wrappers of its mesh.
+        device: device that computes.
+        standing: tensors that lie there during the whole step.
+        around: makes the context in which steps run.
+    """
+
+    run: Callable[[], object]
+    model: nn.Module
+    device: torch.device
+    standing: tuple[Tensor, ...]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@runtime_checkable
+class PlansFromStep(Protocol):
+    """A strategy whose plan is made of a step that the plain model takes, for all ranks alike."""
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the plan is given."""
+
+    def write_plan(self, step: RunnableStep, file: Path) -> None:
+        """Make the plan of `step` and write it to `file`.
+
+        Raises:
+            StrategyError: there is no plan.
+        """
+
+    def with_plan(self, file: Path) -> Strategy:
+        """Return the strategy with the plan in `file`."""
 
 
 class LossInputs(NamedTuple):

@@ -3,15 +3,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from tests.covering import Row, covering, matrix
+from bench.covering import Row, covering
+from tests.covering import matrix
 
 FACTORS = (range(4), "abc", (False, True), (0.0, 0.1), "xyz")
 ALL = list(product(*FACTORS))
 ALLOWED = [row for row in ALL if not (row[0] == 3 and row[1] == "c")]
 
 
-def pairs(rows: Sequence[Row]) -> set[Row]:
-    return {pair for row in rows for pair in combinations(enumerate(row), 2)}
+def pairs(rows: Sequence[Row], strength: int = 2) -> set[Row]:
+    return {pair for row in rows for pair in combinations(enumerate(row), strength)}
 
 
 def test_every_pair_that_is_allowed_stands_in_a_row() -> None:
@@ -19,6 +20,12 @@ def test_every_pair_that_is_allowed_stands_in_a_row() -> None:
         chosen = covering(rows)
         assert set(chosen) <= set(rows)
         assert pairs(chosen) == pairs(rows)
+
+
+def test_every_three_values_stand_in_a_row() -> None:
+    chosen = covering(ALLOWED, strength=3)
+    assert pairs(chosen, 3) == pairs(ALLOWED, 3)
+    assert len(chosen) <= 48  # 36 rows are the least: four values stand with three and three
 
 
 def test_a_product_needs_few_of_its_rows() -> None:

@@ -10,25 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness.check.likely_causes import Evidence, likely_cause
-from harness.check.micro_batches import given_passes, step_of
+from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
-from harness.check.probing import Probing, is_silent
-from harness.check.raised import hidden_error, raised_by_variant
-from harness.check.subject import PassError
-from harness.check.workshop import Workshop, begin_anew
+from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
-from harness.measure.probes.recomputed_values import RecomputedValues
+from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
+from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.pass_error import PassError
+from harness.measure.probes.probing import CONTROLS, Asked, Probing
+from harness.measure.probes.raised import hidden_error, raised_by_variant
+from harness.measure.probes.recomputed_values import Divergence
 from harness.measure.probes.trained_set import TrainedSet
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
 from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
-from harness.records.parity_result import PARTS, Parity, Weightless
+from harness.records.parity_result import Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
-from harness.trial.proof import CONTROLS
 from strategies import Strategy, Tolerance
 from strategies.regions.host import allocating_on_host
 
@@ -75,13 +75,18 @@ def assert_neutral(
         StrategyError: a `ValueError`; the strategy does not suit the model.
     """
     require_at_least("steps", steps, 1)
-    passes = given_passes(batch)
-    workshop = Workshop(make=make, variant=variant, loss_fn=loss_fn, passes=passes, seed=seed)
+    workshop = Workshop(
+        make=make,
+        variant=variant,
+        loss_fn=loss_fn,
+        batches=given_batches(batch),
+        seed=seed,
+        accepted=_accepted(variant, tolerance),
+    )
     with torch.enable_grad():
-        device = workshop.check()
-        check = _Check(workshop=workshop, steps=steps, accepted=_accepted(variant, tolerance), device=device)
+        workshop.check()
         try:
-            found = check.found()
+            found = _Check(workshop=workshop, steps=steps).found()
         finally:
             workshop.leave()
     if found.verdict != "neutral":
@@ -110,8 +115,6 @@ class _Check:
 
     workshop: Workshop
     steps: int
-    accepted: Accepted | None
-    device: torch.device
 
     def found(self) -> Neutrality:
         """Return what the check finds, on all ranks alike.
@@ -123,40 +126,45 @@ class _Check:
             found = self._stepwise()
         except PassError as failure:
             found = self._raised(failure)
-        probing = self._probing(found.recomputed_modules)
+        source = replace(self.workshop, recomputed=found.recomputed_modules)
+        probing = Probing(source=source)
         values = probing.values()
-        if dist.is_initialized():  # a rank that alone goes on would wait for the others
-            note = "not asked on several ranks: micro-batches in flight, leaks, and whether inputs count"
-            found = replace(found, notes=(*found.notes, note))
-        else:
-            for probe in (probing.vacuous, probing.between, probing.leaking):
-                if found.verdict in _PROBED:
-                    found = probe(found)
+        if not self.workshop.anywhere(found.verdict not in _PROBED):
+            found = _with(found, probing.ask(probing.probes()))
         found = _agreed(found)
-        evidence = _evidence(found, values, probing.written())
+        where, first = _first_of_ranks(None if values is None else values.first)
+        changed = probing.changed() if found.first is not None else ()
+        evidence = evidence_of(
+            found.first,
+            found.parity,
+            None if values is None else replace(values, first=first),
+            lost=found.lost,
+            gained=found.gained,
+            changed=changed,
+            is_compiled=self.workshop.is_compiled,
+        )
+        cause = cause_of_inert(found.reason or "") if found.verdict == "inert" else ""
         return replace(
             found,
-            recomputation=None if values is None else values.first,
+            recomputation=first,
+            recomputation_rank=where,
+            changed=tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook")),
             margins=() if values is None else values.margins,
-            cause="" if evidence is None else likely_cause(evidence),
+            cause=cause if evidence is None else likely_cause(evidence),
         )
 
     def _raised(self, failure: PassError) -> Neutrality:
         """Return what it means that one of the two raises."""
         if failure.is_variant:
-            return raised_by_variant(failure, probe="parity")
+            return _with(
+                Neutrality(verdict="neutral"), Asked(finding=raised_by_variant(failure, probe="parity"))
+            )
         said = f"{type(failure.error).__name__}: {failure.error}"
         if failure.phase == "forward":
             raise ConfigError("batch", f"the plain model's forward raises {said}") from failure.error
-        workshop = self.workshop
-        if is_silent(workshop.subject(is_variant=True), workshop.passes, workshop.seed, self.device):
-            return hidden_error(failure, probe="parity")
+        if Probing(source=self.workshop).is_silent(self.workshop.batches):
+            return _with(Neutrality(verdict="neutral"), Asked(finding=hidden_error(failure, probe="parity")))
         raise ConfigError("make", f"the plain model's backward raises {said}") from failure.error
-
-    def _probing(self, recomputed: tuple[str, ...]) -> Probing:
-        return Probing(
-            workshop=self.workshop, device=self.device, accepted=self.accepted, recomputed=recomputed
-        )
 
     def _stepwise(self) -> Neutrality:
         """Return what steps that go one after the other show."""
@@ -165,7 +173,7 @@ class _Check:
         work = variant.report.work.beyond(plain.report.work)
         idle = variant.act.is_idle(plain.act)
         result = RankResult(
-            rank=_rank(),
+            rank=self.workshop.rank,
             local_rank=0,
             memory=variant.report.memory,
             work=replace(work, calls={}, acted_otherwise=idle and self._acts_otherwise()),
@@ -179,14 +187,17 @@ class _Check:
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
         """Return what one step does, after one that fills what is made lazily."""
+        device = self.workshop.device
         subject = self.workshop.subject(is_variant=is_variant)
-        batch = step_of(self.workshop.passes)
-        with seeded(self.workshop.seed, step=0, dp_rank=0, device=self.device):
-            subject.zero_grad()
-            subject.backward(subject.forward(batch.to(self.device))[1])
-            subject.update()
-        watched = subject.with_parts(blocks=dict(subject.names.modules))
-        report = instrument(watched, batch.to(self.device), is_host=allocating_on_host, seed=seed)
+        trainee = MicroBatched(
+            inner=subject.with_parts(blocks=dict(subject.names.modules)), is_variant=is_variant
+        )
+        batch = joined(self.workshop.batches)
+        with seeded(self.workshop.seed, step=0, dp_rank=0, device=device):
+            trainee.zero_grad()
+            trainee.backward(trainee.forward(batch.to(device))[1])
+            trainee.update()
+        report = instrument(trainee, batch.to(device), is_host=allocating_on_host, seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act)
@@ -201,12 +212,12 @@ class _Check:
 
     def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
         parity = self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
-        if not _anywhere(parity.first is not None):
+        if not self.workshop.anywhere(parity.first is not None):
             return parity
         step = self.steps if parity.first is None else parity.first.step + 1
         for _ in range(CONTROLS):
             control = self._compared(recomputed, is_variant=False, count=step)
-            if _anywhere(control.first is not None):
+            if self.workshop.anywhere(control.first is not None):
                 break
         return replace(parity, control=control)
 
@@ -227,19 +238,33 @@ class _Check:
             trained: note what the plain model and the other one train.
         """
         expected_set, actual_set = trained or (TrainedSet(), TrainedSet())
-        begin_anew()
-        plain, other = (
-            self.workshop.subject(is_variant=each).with_parts(checkpointed=recomputed)
-            for each in (False, is_variant)
-        )
-        passes = self.workshop.passes
+        source = replace(self.workshop, recomputed=recomputed)
+        source.begin_anew()
+        plain, other = (source.trainee(is_variant=each) for each in (False, is_variant))
+        batch = joined(source.batches)
+        batches, others = ((batch.to(source.device) for _ in range(count)) for _ in range(2))
         return compare_steps(
-            expected_set.watching(self.workshop.trained(plain, passes, count)),
-            actual_set.watching(self.workshop.trained(other, passes, count)),
+            expected_set.watching(source.trained(plain, batches)),
+            actual_set.watching(source.trained(other, others)),
             count=count,
-            rank=_rank(),
-            tolerance=self.accepted,
+            rank=source.rank,
+            tolerance=source.accepted,
         )
+
+
+def _with(found: Neutrality, asked: Asked) -> Neutrality:
+    """Return `found` with what a probe found."""
+    found = replace(found, notes=(*found.notes, *asked.notes))
+    finding = asked.finding
+    if finding is None:
+        return found
+    return replace(
+        found,
+        verdict=finding.verdict,
+        reason=finding.reason,
+        first=finding.first,
+        parity=asked.parity or found.parity,
+    )
 
 
 def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothing: bool) -> Neutrality:
@@ -300,8 +325,14 @@ def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
     return Accepted(relative=declared.relative, parameters=declared.parameters, floor=declared.floor)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergence | None]:
+    """Return the first divergence that a rank has seen, and the rank where there are several."""
+    if not dist.is_initialized():
+        return None, divergence
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, divergence)
+    found = [(rank, each) for rank, each in enumerate(everywhere) if each is not None]
+    return found[0] if found else (None, None)
 
 
 def _agreed(found: Neutrality) -> Neutrality:
@@ -316,32 +347,6 @@ def _agreed(found: Neutrality) -> Neutrality:
     return found
 
 
-def _evidence(
-    found: Neutrality, values: RecomputedValues | None, written: tuple[str, ...]
-) -> Evidence | None:
-    """Return what is known of the first difference; `None` where nothing differs."""
-    if found.first is None:
-        return None
-    parity = found.parity
-    parts = {} if parity is None else {part: getattr(parity, part) for part in PARTS}
-    return Evidence(
-        part=found.first["part"],
-        name=found.first["name"],
-        expected=str(found.first["expected"]),
-        probe=found.first["probe"],
-        differing={
-            part: each.first_difference.name
-            for part, each in parts.items()
-            if each.first_difference is not None
-        },
-        recomputed_ops=tuple(found.recomputed_ops) if values is None else values.operators,
-        divergence=None if values is None else values.first,
-        lost=found.lost,
-        gained=found.gained,
-        written=written,
-    )
-
-
 def _gathered(result: RankResult) -> list[RankResult]:
     """Return the results of all ranks, on each of them."""
     if not dist.is_initialized():
@@ -349,12 +354,3 @@ def _gathered(result: RankResult) -> list[RankResult]:
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, result)
     return results
-
-
-def _anywhere(seen: bool) -> bool:
-    """Say whether something was seen on any rank."""
-    if not dist.is_initialized():
-        return seen
-    flags: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(flags, seen)
-    return any(flags)

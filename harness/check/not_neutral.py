@@ -29,6 +29,9 @@ class Neutrality:
         recomputed_modules: FQNs of the outermost modules that the variant calls again.
         lost, gained: parameters that get a gradient without the variant only, and with it only.
         recomputation: the first recomputed value that forward did not make; `None` where there is none.
+        recomputation_rank: the rank that made it, where there are several.
+        changed: state that is another one when backward begins than when forward read it, where anything
+            differs.
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like, and what to do; empty where nothing known does.
         notes: sentences on what was not looked at, and why.
@@ -46,6 +49,8 @@ class Neutrality:
     lost: tuple[str, ...] = ()
     gained: tuple[str, ...] = ()
     recomputation: Divergence | None = None
+    recomputation_rank: int | None = None
+    changed: tuple[str, ...] = ()
     margins: tuple[Margin, ...] = ()
     cause: str = ""
     notes: tuple[str, ...] = ()
@@ -59,12 +64,17 @@ class Neutrality:
             for what, value in (
                 ("gradient without the variant only", _listed(self.lost)),
                 ("gradient with the variant only", _listed(self.gained)),
-                ("recomputation", self.recomputation or ""),
+                (f"recomputation{_on_rank(self.recomputation_rank)}", self.recomputation or ""),
+                ("changed since forward read it", _listed(self.changed)),
                 ("likely cause", self.cause),
             )
             if value
         ]
         return "\n  ".join(lines)
+
+
+def _on_rank(rank: int | None) -> str:
+    return "" if rank is None else f" on rank {rank}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from harness.measure.parity.module_state import hooks_of
 from harness.measure.parity.snapshot import Snapshot
 
 _PREFIXES = ("length of ", "order of ", "members of ")
-_INPUT = re.compile(r"inputs\[(\d+)\]\[([01])\](.*)", re.DOTALL)
+_INPUT = re.compile(r"inputs\[(\d+)\]\[[01]\](.*)", re.DOTALL)
 _NAMED = ("gradients", "buffers", "state", "parameters")
 
 
@@ -23,7 +24,7 @@ class PlainNames:
 
     Fields:
         modules: modules of the plain model by FQN.
-        attributes: names of their own attributes, by FQN.
+        attributes: names of their own attributes and hooks, by FQN.
     """
 
     modules: Mapping[str, nn.Module]
@@ -33,7 +34,7 @@ class PlainNames:
     def of(cls, model: nn.Module) -> PlainNames:
         """Take the names of `model`, which no variant has touched yet."""
         modules = dict(model.named_modules())
-        held = {fqn: frozenset(vars(module)) for fqn, module in modules.items()}
+        held = {fqn: _held(module) for fqn, module in modules.items()}
         return cls(modules=modules, attributes=held)
 
     def renaming(self, model: nn.Module) -> Renaming:
@@ -45,7 +46,7 @@ class PlainNames:
             f"{name}.{attribute}".removeprefix(".")
             for name, fqn in fqns.items()
             if fqn is not None
-            for attribute in vars(found[name]).keys() - self.attributes[fqn]
+            for attribute in _held(found[name]) - self.attributes[fqn]
         }
         return Renaming(fqns=fqns, added=frozenset(added))
 
@@ -103,10 +104,15 @@ class Renaming:
         return {self.plain(name): leaf for name, leaf in leaves.items()}
 
 
+def _held(module: nn.Module) -> frozenset[str]:
+    """Return the names of a module's attributes and hooks."""
+    return frozenset(vars(module)) | {name for name, _ in hooks_of(module)}
+
+
 def _input_name(name: str) -> str:
     """Return an input as the caller calls it; of the first micro-batch without its number."""
     found = _INPUT.fullmatch(name)
     if found is None:
         return name
-    place, _, path = found.groups()
+    place, path = found.groups()
     return f"inputs{path}" if place == "0" else f"inputs{path} of micro-batch {place}"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.check.micro_batches import passes_of
 from harness.check.plain_names import PlainNames
 from harness.errors import ConfigError
 from harness.models.base import Batch
@@ -21,22 +19,6 @@ from strategies.estimate.tensors import tensors_held_by
 
 LEARNING_RATE = 1e-3
 _EPSILON = 1e-6  # above the smallest half-precision number, so that no update divides by zero
-
-
-class PassError(Exception):
-    """A pass of one of the two models raised.
-
-    Fields:
-        phase: `forward`, `backward` or `update`.
-        error: what it raised, with the block where a recomputation did.
-        is_variant: the variant's pass, not the plain model's.
-    """
-
-    def __init__(self, phase: str, error: Exception, *, is_variant: bool) -> None:
-        super().__init__(phase, error)
-        self.phase = phase
-        self.error = error
-        self.is_variant = is_variant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +35,6 @@ class Subject:
         names: names of the plain model for those of `model`.
         observe: returns what the strategy counted in the latest step.
         is_variant: it carries the variant.
-        between: called with the model's call between forward and backward; the passes of all micro-batches
-            are then in flight at once. `None`: each is followed by its backward.
         compiled: `None`: what a variant compiles is measured as it runs, without its graphs.
     """
 
@@ -67,56 +47,35 @@ class Subject:
     names: PlainNames
     observe: Callable[[], Observation]
     is_variant: bool
-    between: Callable[[Subject], None] | None = None
     compiled: None = None
-    _in_flight: list[Tensor] = field(default_factory=list)
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Return what the model returns, a list of it for several micro-batches, and the sum of the losses.
+        """Return what the model returns, and the loss.
 
         Raises:
-            PassError: the model or its loss raised.
             ConfigError: the loss is no scalar that backward can start from.
+            RuntimeError: the variant's loss depends on nothing to train, although the plain model's does.
         """
-        outputs: list[Any] = []
-        losses: list[Tensor] = []
-        self._in_flight.clear()
-        for inputs, keywords in passes_of(batch):
-            if self._in_flight and self.between is None:
-                self._backward(self._in_flight.pop())
-                losses[-1] = losses[-1].detach()
-            output, loss = self._pass(inputs, keywords)
-            outputs.append(output)
-            losses.append(loss)
-            self._in_flight.append(loss)
-        if len(outputs) == 1:
-            return outputs[0], losses[0]
-        return outputs, torch.stack([loss.reshape(()) for loss in losses]).sum()
+        outputs = self.call(*batch.inputs, **batch.keywords)
+        return outputs, _scalar(self.loss_fn(outputs), is_variant=self.is_variant)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of what is in flight, first come first served.
-
-        Args:
-            loss: what `forward` returned; the losses that it sums are known.
+        """Accumulate gradients.
 
         Raises:
-            PassError: backward raised.
+            RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
-        del loss
-        if self.between is not None:
-            with self._told("forward"):
-                self.between(self)
-        while self._in_flight:
-            self._backward(self._in_flight.pop(0))
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            told = explained(error, loss, self.model)
+            if told is None:
+                raise
+            raise told from error
 
     def update(self) -> None:
-        """Take one optimizer step.
-
-        Raises:
-            PassError: the optimizer raised.
-        """
-        with self._told("update"):
-            self.optimizer.step()
+        """Take one optimizer step."""
+        self.optimizer.step()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -132,33 +91,6 @@ class Subject:
             blocks=self.blocks if blocks is None else blocks,
             checkpointed={fqn: modules[fqn] for fqn in checkpointed if fqn in modules},
         )
-
-    def _pass(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Tensor]:
-        with self._told("forward"):
-            outputs = self.call(*inputs, **keywords)
-            loss = self.loss_fn(outputs)
-        return outputs, _scalar(loss, is_variant=self.is_variant)
-
-    @contextmanager
-    def _told(self, phase: str) -> Iterator[None]:
-        """Say of which model and phase an error is."""
-        try:
-            yield
-        except (ConfigError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise PassError(phase, error, is_variant=self.is_variant) from error
-
-    def _backward(self, loss: Tensor) -> None:
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except RuntimeError as error:
-            told = explained(error, loss, self.model)
-            raise PassError("backward", told or error, is_variant=self.is_variant) from error
-        except Exception as error:
-            raise PassError("backward", error, is_variant=self.is_variant) from error
 
 
 def default_loss(outputs: Any) -> Tensor:
@@ -194,15 +126,13 @@ def _scalar(loss: Any, *, is_variant: bool) -> Tensor:
     """Return `loss`.
 
     Raises:
-        ConfigError: it is no scalar of the plain model.
-        PassError: backward cannot start from the variant's, although it can from the plain model's.
+        ConfigError: it is no scalar of the plain model, or none to train by.
+        RuntimeError: backward cannot start from the variant's, although it can from the plain model's.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         got = f"a {tuple(loss.shape)} {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError("loss_fn", f"must return a real scalar tensor, got {got}")
-    if loss.requires_grad:
+    if loss.requires_grad or not torch.is_grad_enabled():
         return loss
-    if is_variant:
-        lost = RuntimeError("the loss depends on no parameter that requires a gradient")
-        raise PassError("forward", lost, is_variant=True)
-    raise ConfigError("loss_fn", "the loss depends on no parameter that requires a gradient")
+    problem = "the loss depends on no parameter that requires a gradient"
+    raise RuntimeError(problem) if is_variant else ConfigError("loss_fn", problem)

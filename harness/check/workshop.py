@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.check.micro_batches import step_of
-from harness.check.outer_state import OuterState
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
+from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
-from harness.measure.probes.interlude import Pass
+from harness.measure.probes.micro_batches import MicroBatched
+from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
 from harness.models.base import Batch
 from harness.models.parts.given_inputs import by_position
@@ -28,12 +30,6 @@ _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
 
 
-def begin_anew() -> None:
-    """Forget what earlier models have left, before the next two are made."""
-    gc.collect()
-    torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
     """Makes the models of one check.
@@ -42,24 +38,75 @@ class Workshop:
         make: returns a fresh plain model.
         variant: a strategy, or a function that turns the model into the one to use.
         loss_fn: function of the outputs; `None` for `default_loss`.
-        passes: inputs of each forward of a step.
+        batches: micro-batches of a step.
         seed: seed of everything that is drawn.
+        accepted: how far numbers may be apart; `None` asks for equal bits.
+        recomputed: FQNs of what the variant recomputes.
     """
 
     make: Callable[[], nn.Module]
     variant: Strategy | Callable[[Any], Any]
     loss_fn: Callable[[Any], Any] | None
-    passes: tuple[Pass, ...]
+    batches: tuple[Batch, ...]
     seed: int
+    accepted: Accepted | None = None
+    recomputed: tuple[str, ...] = ()
     _outer: list[OuterState] = field(default_factory=list)
+    _compiled: list[bool] = field(default_factory=list)
+    _device: list[torch.device] = field(default_factory=list)
 
-    def check(self) -> torch.device:
-        """Refuse a `make` whose models no comparison could be made of; return the device of its models.
+    @property
+    def device(self) -> torch.device:
+        """The device of the models."""
+        (device,) = self._device
+        return device
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def dp_rank(self) -> int:
+        """Zero: the random numbers of a step are the same on all ranks."""
+        return 0
+
+    @property
+    def takes_any_size(self) -> bool:
+        """True: the plain model says whether it takes what is cut."""
+        return True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether somebody has compiled something since the check began."""
+        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None and any(each is not None for each in dynamo.cached_backends.values()):
+            self._compiled.append(True)
+        return bool(self._compiled)
+
+    def anywhere(self, seen: bool) -> bool:
+        """Say whether something was seen on any rank."""
+        if not dist.is_initialized():
+            return seen
+        flags: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(flags, seen)
+        return any(flags)
+
+    def begin_anew(self) -> None:
+        """Forget what earlier models have left, before the next two are made."""
+        gc.collect()
+        if self.is_compiled:
+            torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
+
+    def check(self) -> None:
+        """Refuse a `make` whose models no comparison could be made of.
 
         Raises:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
                 each call.
         """
+        self.begin_anew()
+        self._compiled.clear()
         one = self._made()
         self._outer.append(OuterState(one))
         other = self._made()
@@ -76,7 +123,7 @@ class Workshop:
                 f"returns another model each time: {difference!r} differs although the seed is the same; "
                 "draw its numbers from the global generators of torch, Python or NumPy",
             )
-        return next(one.parameters()).device
+        self._device.append(next(one.parameters()).device)
 
     def leave(self) -> None:
         """Put back what models of the check have changed outside of themselves."""
@@ -110,13 +157,21 @@ class Workshop:
             is_variant=is_variant,
         )
 
-    def trained(self, subject: Subject, passes: tuple[Pass, ...], count: int) -> Iterator[Snapshot]:
-        """Train `subject` for `count` steps on `passes` and yield what each computed, in the plain names."""
-        device = next(subject.model.parameters()).device
-        batch = step_of(passes)
-        batches: Iterator[Batch] = (batch.to(device) for _ in range(count))
+    def trainee(self, *, is_variant: bool) -> MicroBatched:
+        """Return a fresh model that takes micro-batches.
+
+        Raises:
+            ConfigError, StrategyError: as of `subject`.
+        """
+        subject = self.subject(is_variant=is_variant).with_parts(checkpointed=self.recomputed)
+        return MicroBatched(inner=subject, is_variant=is_variant)
+
+    def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
+        """Train on `batches`, one a step, and yield what each computed, in the plain names."""
+        subject = trainee.inner
+        assert isinstance(subject, Subject), "this source has made it"
         renaming = subject.names.renaming(subject.model)
-        snapshots = steps(subject, batches, seed=self.seed)
+        snapshots = steps(trainee, batches, seed=self.seed)
         outer = self._outer[0].forked()  # the other model trains in between
         while True:
             with outer.entered():
@@ -127,7 +182,7 @@ class Workshop:
             del snapshot  # the consumer decides how long it lives
 
     def _made(self) -> nn.Module:
-        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_device()):
+        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_default_device()):
             made = self.make()
         if not isinstance(made, nn.Module):
             raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")
@@ -135,7 +190,7 @@ class Workshop:
 
     def _varied(self, model: nn.Module) -> Any:
         """Return `model` as the variant returns it; what returns nothing has changed it in place."""
-        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_device()):
+        with seeded(self.seed, step=_MAKING, dp_rank=0, device=_default_device()):
             returned = self._applied(model)
         if returned is None:
             return model
@@ -147,13 +202,13 @@ class Workshop:
     def _applied(self, model: nn.Module) -> Any:
         if not isinstance(self.variant, Strategy):
             return self.variant(model)
-        inputs, keywords = self.passes[0]
+        inputs, keywords = self.batches[0].inputs, self.batches[0].keywords
         if keywords and not inputs:
             inputs = _positions(model, keywords)
         return self.variant.apply(model, inputs)
 
 
-def _device() -> torch.device:
+def _default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -186,7 +186,7 @@ class Experiment(Recipe):
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
-            "protocol": dataclasses.asdict(self.protocol),
+            "protocol": _protocol(self.protocol),
         }
         for group in ("ac", "chunk", "shard"):
             strategy = getattr(self, group)
@@ -201,7 +201,8 @@ class Experiment(Recipe):
         if self._saves_memory:
             return self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
         if self.is_compiled:
-            return (tolerance_of(self.compile, is_reduced=self.is_reduced),)
+            may_drop_out = self.model.dropout > 0 or name_of(self.model) == "python"
+            return (tolerance_of(self.compile, is_reduced=self.is_reduced, may_drop_out=may_drop_out),)
         return (self._tolerance_of(self.shard if self.is_sharded else self.ac),)
 
     def _tolerance_of(self, strategy: Strategy | Sharding) -> Tolerance | None:
@@ -227,8 +228,19 @@ class Experiment(Recipe):
             )
         if isinstance(self.ac, LimitsCompilation):
             self.ac.check_compilation(self.compile_order, self.compile_scope)
-        if name_of(self.ac) != "none" and not isinstance(self.ac, SetsPartitioner):
+        if isinstance(self.ac, SetsPartitioner):
+            self._require_measurable_graphs()
+        elif name_of(self.ac) != "none":
             self._require_compile_order()
+
+    def _require_measurable_graphs(self) -> None:
+        """Refuse graphs that hold a device mesh, of which torch's partitioner cannot tell the bytes."""
+        if self.mesh.tp > 1:
+            raise ConfigError(
+                "mesh.tp",
+                f"must be 1 for ac={name_of(self.ac)}, got {self.mesh.tp}: torch's partitioner cannot size "
+                "the device mesh in graphs of sharded tensors; use mesh=shard2 or another ac",
+            )
 
     def _require_compile_order(self) -> None:
         """Refuse an order of AC and compilation that their places, or torch, do not allow."""
@@ -308,6 +320,14 @@ class Experiment(Recipe):
                 "backward; use ac.use_reentrant=false, wrap_order=outside_fsdp or "
                 "mesh.sharding_strategy=NO_SHARD",
             )
+
+
+def _protocol(protocol: Protocol) -> dict[str, Any]:
+    """Return the options of a protocol; that of probes, which came later, only where there are any."""
+    options = dataclasses.asdict(protocol)
+    return (
+        options if protocol.probes else {name: value for name, value in options.items() if name != "probes"}
+    )
 
 
 def _asked(model: ModelSpec) -> dict[str, Any]:

@@ -17,6 +17,8 @@ class Protocol:
         warmup_steps: untimed steps of each side before the timed ones.
         timed_pairs: timed steps of each side, taken A B B A; 0 measures no time.
         deterministic: deterministic kernels during the parity steps.
+        probes: after the parity steps the models are asked what steps in a row do not show: micro-batches in
+            flight, recomputed values, leaks.
         deadline_s: wall-clock limit of the whole trial in seconds.
     """
 
@@ -26,6 +28,7 @@ class Protocol:
     timed_pairs: int = 20
     deterministic: bool = True
     deadline_s: float = 600.0
+    probes: bool = False
 
     def __post_init__(self) -> None:
         require_at_least("protocol.parity_steps", self.parity_steps, 1)

@@ -93,7 +93,7 @@ def _run(
         ),
         outcome.results,
         environment=environment,
-        predicted_peak_bytes=task.predicted_peak_bytes,
+        predicted=task.predicted,
         note=note_of(task.experiment, mode),
     )
     # a rank counts the cores of the machine

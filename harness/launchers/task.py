@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.experiment.experiment import Experiment
 from harness.launchers.resource_shape import Shape, shape_of
+from harness.records.predicted_step import PredictedStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +20,7 @@ class Point:
         experiment: `None` when it was refused.
         refusal: why it was refused.
         yaml: `resolved` for people.
-        predicted_peak_bytes: what the instrumented step will hold at most; `None` where nobody has asked.
+        predicted: the instrumented step as predicted; `None` where nobody has asked.
     """
 
     trial_id: str
@@ -27,7 +28,7 @@ class Point:
     experiment: Experiment | None
     refusal: ValueError | None
     yaml: str
-    predicted_peak_bytes: int | None = None
+    predicted: PredictedStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class Task:
     """One trial to run; it pickles, so that it can run on another machine.
 
     Fields:
-        trial_id, resolved, yaml, experiment, predicted_peak_bytes: those fields of its point.
+        trial_id, resolved, yaml, experiment, predicted: those fields of its point.
         environment_id: id of the environment in which it is to run, as the driver knows it.
         place: what stands for parts of that environment in its address, see `Launcher.place`.
         label: what progress calls it.
@@ -48,7 +49,7 @@ class Task:
     environment_id: str
     place: dict[str, Any]
     label: str
-    predicted_peak_bytes: int | None = None
+    predicted: PredictedStep | None = None
 
     @property
     def shape(self) -> Shape:

@@ -35,6 +35,7 @@ _PACKAGES = (
     "transformers",
     "triton",
     "nvidia-ml-py",
+    "torch-remat",
 )
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}

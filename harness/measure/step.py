@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,14 +18,17 @@ from harness.measure.memory import allocator
 from harness.measure.memory.allocator import LiveTotals
 from harness.measure.memory.compiled_buffers import buffers_seen
 from harness.measure.memory.locator import Locator
-from harness.measure.memory.totals import StepTotals
+from harness.measure.memory.storage_history import StorageHistory
+from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from harness.measure.work.compiled_graphs import CompiledGraphs, Recomputed
-from harness.measure.work.counter import OperatorListener, WorkCounter
+from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
+from strategies.base import RunnableStep
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
+from strategies.estimate.patched import Wrappings
 from strategies.estimate.position import Phase
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
 
@@ -36,12 +39,16 @@ class StepReport:
 
     Fields:
         memory, work: what the two meters counted; the allocator's numbers are not among them.
+        history: storages of the step, of which `memory` is the sum.
+        operators: operators of the step, of which `work` is the sum.
         live: what the device's allocator should have seen, for `allocator_truth`.
         workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """
 
     memory: MeasuredMemory
     work: MeasuredWork
+    history: StorageHistory
+    operators: Sequence[CountedOperator]
     live: LiveTotals
     workspaces: Workspaces | None
 
@@ -96,9 +103,12 @@ def instrument(
     ):
         totals.start(batch)
         _step(trainee, batch, totals, locator)
+    history = totals.history()
     return StepReport(
-        memory=totals.memory(),
+        memory=history.memory(),
         work=recomputed(work.report()),
+        history=history,
+        operators=work.operators,
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(live.ledger),
     )
@@ -114,6 +124,28 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
     device = compute_device(trainee, batch)
     with _repeatable(trainee, device), settled_collectives():
         return allocator.measure(lambda: _step(trainee, batch), device=device.type, live=live)
+
+
+def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
+    """Return the step that `instrument` watches, for who watches it otherwise.
+
+    Args:
+        trainee, batch: as of `instrument`, with the step before that it asks for.
+    """
+
+    def run() -> None:
+        with AsUnwatched(Wrappings()):
+            _step(trainee, batch)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with _repeatable(trainee, device), settled_collectives():
+            yield
+
+    device = compute_device(trainee, batch)
+    return RunnableStep(
+        run=run, model=trainee.model, device=device, standing=standing(trainee, batch), around=around
+    )
 
 
 def compute_device(trainee: Trainee, batch: Any) -> torch.device:
@@ -166,6 +198,8 @@ def _step(
             locator.phase = phase
 
     trainee.zero_grad()
+    if totals is not None:
+        totals.on_dropped()
     outputs, loss = trainee.forward(batch)
     if totals is not None:
         totals.on_forward((outputs, loss))

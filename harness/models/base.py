@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -84,9 +84,15 @@ class ModelSpec:
 
     Every other number among the fields of a model is a size.
 
+    Attributes:
+        repeats_one_block: whether the model calls `n_layers` equal blocks, the children of `layers_fqn`, one
+            after another, and nothing else in it depends on their number. A step is then predicted from few.
+
     Raises:
         ConfigError: a size is below 1, or the dropout outside [0, 1).
     """
+
+    repeats_one_block: ClassVar[bool] = False
 
     name: str
     layers_fqn: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class EvoformerSpec(ModelSpec):
         n_tokens: kinds of residues, >= 2; the last is the mask.
         n_bins: bins of the distogram, >= 2.
     """
+
+    repeats_one_block: ClassVar[bool] = True
 
     n_layers: int
     msa_width: int

@@ -6,7 +6,7 @@ Shapes: D width, F hidden width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from harness.models.base import LanguageModelSpec
 from harness.models.parts import token_mlp
@@ -24,6 +24,8 @@ class MLPSpec(LanguageModelSpec):
         width: residual width D, >= 1.
         hidden_width: width F between the two linears of a block, >= 1.
     """
+
+    repeats_one_block: ClassVar[bool] = True
 
     n_layers: int
     width: int

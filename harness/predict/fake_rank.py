@@ -6,12 +6,14 @@ The code is that of a trial: `assemble` builds the model, `warm_up` takes the st
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -23,14 +25,17 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.measure.memory.locator import Locator
+from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.step import instrument
+from harness.measure.work.counter import CountedOperator, work_of
 from harness.predict.trace import Trace
-from harness.predict.tracer import Tracer
+from harness.predict.tracer import TracedCall, Tracer, trace_of
 from harness.predict.without_data import as_with_values
 from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
+from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
@@ -49,6 +54,26 @@ DEVICES = ("cpu",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepLog:
+    """All that the instrumented step of one experiment does on rank 0, in order of time.
+
+    Fields:
+        history: storages.
+        operators: operators as they are counted.
+        block_calls: forward calls by block, recomputation included.
+        calls: what takes time.
+        observation, trained: as a trial measures them.
+    """
+
+    history: StorageHistory
+    operators: Sequence[CountedOperator]
+    block_calls: Mapping[str, int]
+    calls: Sequence[TracedCall]
+    observation: Observation
+    trained: TrainedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FakeStep:
     """What the instrumented step of one experiment would show on rank 0.
 
@@ -64,8 +89,19 @@ class FakeStep:
     trace: Trace
 
 
-def fake_step(experiment: Experiment, device: str) -> FakeStep:
-    """Return what one instrumented step of `experiment` shows on rank 0.
+def fake_step(log: StepLog, device: str) -> FakeStep:
+    """Return what a step shows that does what `log` says, on a type of device."""
+    return FakeStep(
+        memory=log.history.memory(),
+        work=work_of(log.operators, log.block_calls),
+        observation=log.observation,
+        trained=log.trained,
+        trace=trace_of(log.calls, device=device, computes_in=log.trained.computes_in),
+    )
+
+
+def step_log(experiment: Experiment, device: str) -> StepLog:
+    """Run one instrumented step of `experiment` on rank 0 and return what it does.
 
     Args:
         experiment: the variant or its twin.
@@ -88,11 +124,14 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
     fakes = Fakes(allow_non_fake_inputs=True)
     given = batches(experiment, on, dp_rank=0)
     batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
-    with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors():
+    with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
-        with as_with_data(), as_with_values(), fakes:
-            trainee = assemble(experiment, on, devices, batch[0], sharding=sharding)
+        make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
+        with as_with_data(), as_with_values(), TemporaryDirectory() as folder, fakes:
+            file, steps = Path(folder) / PLAN_FILE, _warm_up_steps(mesh)
+            experiment = with_plan(experiment, make, batch.__getitem__, file, warm_up_steps=steps)
+            trainee = make(experiment)
             warm_up(trainee, batch.__getitem__, steps=_warm_up_steps(mesh))
             tracers: list[Tracer] = []
             report = instrument(
@@ -101,12 +140,13 @@ def fake_step(experiment: Experiment, device: str) -> FakeStep:
                 is_host=allocating_on_host,
                 listener=partial(_tracer, tracers, mesh),
             )
-            return FakeStep(
-                memory=report.memory,
-                work=report.work,
+            return StepLog(
+                history=report.history,
+                operators=report.operators,
+                block_calls=report.work.calls,
+                calls=tracers[0].calls,
                 observation=trainee.observe(),
                 trained=trainee.trained,
-                trace=tracers[0].trace(device, trainee.trained.computes_in),
             )
 
 
@@ -134,6 +174,16 @@ def _ranks(mesh: Mesh) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _little_garbage() -> Iterator[None]:
+    """Collect garbage of the step alone: to go through all of torch takes longer than a step."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -20,8 +20,10 @@ _POSITIVE = (
     "link_bytes_per_s",
     "network_bytes_per_s",
     "host_bytes_per_s",
+    "attention_share",
     "efficiency",
 )
+_SHARES = ("attention_share", "efficiency")
 _DELAYS = ("launch_s", "half_rows", "latency_s", "network_latency_s")
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -44,6 +46,8 @@ class Hardware:
         network_bytes_per_s: the same between nodes, for each device, > 0.
         network_latency_s: the same between nodes, >= 0.
         host_bytes_per_s: bytes a second between one device and host memory, each direction, > 0.
+        attention_share: share of the rate of matrix multiplications that fused attention reaches, in (0, 1].
+        functions_per_s: elements a second of erf, tanh and gelu, > 0; `None` where memory limits them.
         efficiency: share of these peaks that large kernels and collectives reach, in (0, 1].
         sources: where the numbers come from, by field.
 
@@ -64,6 +68,8 @@ class Hardware:
     network_bytes_per_s: float
     network_latency_s: float
     host_bytes_per_s: float
+    attention_share: float = 1.0
+    functions_per_s: float | None = None
     efficiency: float = 1.0
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -75,8 +81,9 @@ class Hardware:
                 raise ConfigError(f"hardware.{where}", f"must be above 0 and finite, got {value}")
         for name in _DELAYS:
             require_at_least(f"hardware.{name}", getattr(self, name), 0)
-        if self.efficiency > 1:
-            raise ConfigError("hardware.efficiency", f"must be at most 1, got {self.efficiency}")
+        for name in _SHARES:
+            if getattr(self, name) > 1:
+                raise ConfigError(f"hardware.{name}", f"must be at most 1, got {getattr(self, name)}")
 
     @property
     def usable_bytes(self) -> int:
@@ -129,4 +136,6 @@ class Hardware:
 
     def _rates(self) -> Iterator[tuple[str, float]]:
         yield from ((name, getattr(self, name)) for name in _POSITIVE)
+        if self.functions_per_s is not None:
+            yield "functions_per_s", self.functions_per_s
         yield from ((f"flops_per_s.{dtype}", rate) for dtype, rate in self.flops_per_s.items())

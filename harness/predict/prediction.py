@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
@@ -13,11 +13,14 @@ from typing import TypeAlias
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
-from harness.predict.fake_rank import FakeStep, fake_step
+from harness.predict.fake_rank import FakeStep, StepLog, fake_step, step_log
+from harness.predict.repeated_blocks import composed, is_deep
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
+from harness.records.predicted_step import PredictedStep
 from harness.records.record import Ending, Identity, Record, build
+from harness.records.statistics import Ratio
 from harness.records.store import trial_id
 from strategies import StrategyError
 
@@ -66,13 +69,22 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
         name="prediction",
         experiment=resolved,
     )
-    return build(who, ending, [encode(result)], environment=environment, note=_NOTE)
+    return _exact(build(who, ending, [encode(result)], environment=environment, note=_NOTE))
 
 
-def peak_bytes(experiment: Experiment) -> int | None:
-    """Return the peak bytes of the instrumented step on the CPU; `None` where the model cannot be faked."""
+def predicted_step(experiment: Experiment, seconds: Seconds | None = None) -> PredictedStep | None:
+    """Return what the instrumented step will show on the CPU; `None` where the model cannot be faked.
+
+    Args:
+        experiment: a trial that is about to run.
+        seconds: gives the step its time; without it, or where it refuses a dtype, there is none.
+    """
     try:
-        return step_of(experiment, "cpu").memory.peak_bytes
+        step = step_of(experiment, "cpu")
+        measured = {**asdict(step.memory), **asdict(step.work), **asdict(step.observation)}
+        known = {each.name: measured[each.name] for each in fields(PredictedStep) if each.name in measured}
+        step_time_s = None if seconds is None else seconds(step.trace).step_s
+        return PredictedStep(**known, step_time_s=step_time_s)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
@@ -86,8 +98,16 @@ def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]
 
 
 def step_of(experiment: Experiment, device: str) -> FakeStep:
-    """Return what `fake_step` returns; the latest are remembered."""
-    return _shared(_Traced(experiment), device)
+    """Return what the step of `experiment` shows on rank 0; the latest are remembered.
+
+    Args:
+        experiment: the variant or its twin.
+        device: one of `fake_rank.DEVICES`.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
+    """
+    return _shared_step(_Traced(experiment), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +124,16 @@ class _Traced:
 
 
 @lru_cache(maxsize=_MOST_SHARED)
-def _shared(traced: _Traced, device: str) -> FakeStep:
-    return fake_step(traced.experiment, device)
+def _shared_step(traced: _Traced, device: str) -> FakeStep:
+    experiment, log = traced.experiment, None
+    if is_deep(experiment):
+        log = composed(experiment, lambda few: _shared_log(_Traced(few), device))
+    return fake_step(step_log(experiment, device) if log is None else log, device)
+
+
+@lru_cache(maxsize=_MOST_SHARED)
+def _shared_log(traced: _Traced, device: str) -> StepLog:
+    return step_log(traced.experiment, device)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
@@ -116,6 +144,17 @@ def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
         tokens_per_step=experiment.batch_size * experiment.sequence_length if reads_tokens else None,
         peak_flops_per_s=variant.peak_flops_per_s,
         peak_flops_per_s_source=variant.source,
+    )
+
+
+def _exact(record: Record) -> Record:
+    """Return a prediction with the ratio of its step times as it is: there is nothing to resample."""
+    time = record.time
+    if time is None or time.ratio_to_baseline is None:
+        return record
+    median = time.ratio_to_baseline.median
+    return replace(
+        record, time=replace(time, ratio_to_baseline=Ratio(median=median, low=median, high=median))
     )
 
 

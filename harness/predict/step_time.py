@@ -1,7 +1,8 @@
 """How long a predicted step takes on named hardware.
 
 An operator takes a roofline: its FLOPs at the peak rate of its dtype or its bytes at the memory's bandwidth,
-whichever is longer, and a launch. A collective takes alpha-beta: a latency, and the bytes that a rank sends
+whichever is longer, and a launch. Matrix products with few rows are slower, and so are fused attention and,
+on a CPU, functions such as gelu. A collective takes alpha-beta: a latency, and the bytes that a rank sends
 over the slowest link of its group. A host copy takes its bytes over the host link. Rates are the hardware's
 times its efficiency.
 
@@ -18,6 +19,11 @@ from harness.predict.hardware import Hardware
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Times, Trace
 
 _PHASES = ("forward", "backward", "optimizer")
+_ATTENTION = "_scaled_dot_product"
+_FUNCTIONS = frozenset({"erf", "gelu", "gelu_backward", "tanh"})
+"""Pointwise operators that a CPU computes more slowly than it moves their bytes."""
+
+_ITEM_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 _SENT_TWICE = ("all_reduce",)
 
 
@@ -57,7 +63,12 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
 
 def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
     machine = hardware.machine(call.dtype if call.flops else computes_in)
-    return machine.operator_s(call.flops, call.read_bytes + call.written_bytes)
+    operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
+    flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)
+    seconds = machine.operator_s(flops, call.read_bytes + call.written_bytes, call.rows)
+    if operator not in _FUNCTIONS or hardware.functions_per_s is None:
+        return seconds
+    return max(seconds, call.written_bytes / _ITEM_BYTES.get(call.dtype, 4) / hardware.functions_per_s)
 
 
 def _collective_s(call: CollectiveCall, computes_in: str, hardware: Hardware) -> float:

@@ -19,6 +19,7 @@ class OperatorCall:
         is_recomputed: a forward operator of the backward pass.
         dtype: dtype of the first tensor that it is given, or else makes.
         flops: those of one call.
+        rows: smallest outer size of a matrix product; 0 for other operators.
         read_bytes, written_bytes: distinct elements of operands and results of one call, in bytes.
         count: number of equal calls.
     """
@@ -30,6 +31,7 @@ class OperatorCall:
     flops: int
     read_bytes: int
     written_bytes: int
+    rows: int = 0
     count: int = 1
 
 

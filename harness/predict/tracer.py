@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
@@ -17,7 +17,8 @@ from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
 from strategies.estimate.liveness import key_of
-from strategies.estimate.tensors import tensors_in
+from strategies.estimate.operator_cost import rows_of
+from strategies.estimate.tensors import tensors_in, tensors_written
 from strategies.regions.host import allocating_on_host
 
 _aten = torch.ops.aten
@@ -34,7 +35,7 @@ _WAITED = "_c10d_functional"
 _ROWS_READ = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather})
 """Operators that read as many elements of their first operand as they give."""
 
-_Call: TypeAlias = OperatorCall | CollectiveCall | HostCopy
+TracedCall: TypeAlias = OperatorCall | CollectiveCall | HostCopy
 
 
 class Tracer:
@@ -43,46 +44,36 @@ class Tracer:
     Args:
         locator: says where in the step an operator runs.
         ranks_per_node: ranks of the trial that share a node.
+
+    Attributes:
+        calls: what the step has done so far, in order of time; each has the count 1.
     """
 
     def __init__(self, locator: Locator, *, ranks_per_node: int) -> None:
         self._locator = locator
         self._ranks_per_node = ranks_per_node
-        self._calls: Counter[_Call] = Counter()
+        self.calls: list[TracedCall] = []
+        self._known: dict[TracedCall, TracedCall] = {}
         self._on_host: WeakSet[torch.UntypedStorage] = WeakSet()
 
     def heard(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, flops: int
     ) -> None:
         """Note one operator."""
+        call = self._call(func, args, kwargs, result, flops)
+        if call is not None:
+            self.calls.append(self._known.setdefault(call, call))
+
+    def _call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, flops: int
+    ) -> TracedCall | None:
         name = collective_name(func)
         if name is not None:
-            self._calls[self._collective(func, name, args, result)] += 1
-            return
+            return self._collective(func, name, args, result)
         direction = self._direction(func, args, result)
         if direction is not None:
-            nbytes = _nbytes(args[0])
-            self._calls[HostCopy(phase=self._locator.phase, direction=direction, nbytes=nbytes)] += 1
-            return
-        call = self._operator(func, args, kwargs, result, flops)
-        if call is not None:
-            self._calls[call] += 1
-
-    def trace(self, device: str, computes_in: str) -> Trace:
-        """Return what was noted.
-
-        Args:
-            device: type of the device that computes.
-            computes_in: dtype of most matrix multiplications.
-        """
-        calls = [replace(call, count=count) for call, count in self._calls.items()]
-        return Trace(
-            device=device,
-            computes_in=computes_in,
-            operators=tuple(call for call in calls if isinstance(call, OperatorCall)),
-            collectives=tuple(call for call in calls if isinstance(call, CollectiveCall)),
-            host_copies=tuple(call for call in calls if isinstance(call, HostCopy)),
-        )
+            return HostCopy(phase=self._locator.phase, direction=direction, nbytes=_nbytes(args[0]))
+        return self._operator(func, args, kwargs, result, flops)
 
     def _operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, flops: int
@@ -92,7 +83,7 @@ class Tracer:
         operands = _distinct(tensors_in((args, kwargs)))
         known = {key_of(tensor) for tensor in operands}
         made = [tensor for tensor in _distinct(tensors_in(result)) if key_of(tensor) not in known]
-        changed = _changed(func, args, kwargs)
+        changed = _distinct(tensors_written(func, args, kwargs))
         if packet in _ALLOCATIONS or not (made or changed):
             return None
         written = sum(map(_nbytes, (*made, *changed)))
@@ -108,6 +99,7 @@ class Tracer:
             flops=flops,
             read_bytes=read,
             written_bytes=written,
+            rows=rows_of(func, args, result),
         )
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:
@@ -138,20 +130,26 @@ class Tracer:
         return tensor.untyped_storage() in self._on_host
 
 
+def trace_of(calls: Iterable[TracedCall], *, device: str, computes_in: str) -> Trace:
+    """Return the trace of a step: equal calls are one.
+
+    Args:
+        calls: all of the step, in order of time.
+        device: type of the device that computes.
+        computes_in: dtype of most matrix multiplications.
+    """
+    counted = [replace(call, count=count) for call, count in Counter(calls).items()]
+    return Trace(
+        device=device,
+        computes_in=computes_in,
+        operators=tuple(call for call in counted if isinstance(call, OperatorCall)),
+        collectives=tuple(call for call in counted if isinstance(call, CollectiveCall)),
+        host_copies=tuple(call for call in counted if isinstance(call, HostCopy)),
+    )
+
+
 def _distinct(tensors: Iterator[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the operands that an operator writes to, as its schema says."""
-    schema = getattr(func, "_schema", None)  # higher-order operators have none
-    arguments = [] if schema is None else schema.arguments
-    written = [
-        args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return _distinct(tensors_in(written))
 
 
 def _nbytes(tensor: Tensor) -> int:

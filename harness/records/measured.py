@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.records.parity_result import Parity
+from harness.records.probed import Probed
 
 PEAK_PARTS = (
     "parameters", "unsharded_parameters", "gradients", "optimizer", "buffers", "inputs", "saved", "outputs",
@@ -247,6 +248,7 @@ class RankResult:
     observation: Observed = field(default_factory=Observed)
     baseline: MeasuredBaseline | None = None
     parity: Parity | None = None
+    probes: Probed | None = None
     time: MeasuredTime | None = None
     trained: TrainedModel | None = None
     environment: dict[str, Any] = field(default_factory=dict)

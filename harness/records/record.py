@@ -5,7 +5,7 @@ Records are append-only and versioned. Bytes are integers, maxima over ranks unl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from harness.records.fields import decode, encode
 from harness.records.measured import RankResult, TrainedModel
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
 from harness.records.parity_result import Parity
+from harness.records.predicted_step import Outlook, PredictedStep
+from harness.records.probed import Probed, merge_probed
 from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
@@ -20,6 +22,8 @@ _PREDICTED = "predicted"
 _NOTHING_SHOWN = Verdict(word="unverified")
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
 _FAULTLESS = frozenset({"ok", "predicted"})
+_TOLD = {"peak_bytes": "a peak of", "saved_bytes": "that forward saves", "host_peak_bytes": "on the host"}
+"""Bytes of which a trial says that they were predicted otherwise, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,9 @@ class Record:
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
         trained: the model before any strategy; `None` in records of earlier versions, and without numbers.
         note: what a reader should know beside the numbers.
+        probes: what was asked beyond the parity steps; `None` where the protocol asks nothing.
+        predicted: what was predicted before the trial ran; `None` where nobody has asked.
+        outlook: what a plan says of a point that nobody has run; `None` of trials.
     """
 
     schema_version: int
@@ -78,6 +85,9 @@ class Record:
     environment: dict[str, Any]
     note: str | None = None
     trained: TrainedModel | None = None
+    probes: Probed | None = None
+    predicted: PredictedStep | None = None
+    outlook: Outlook | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -117,7 +127,7 @@ def build(
     rank_results: Sequence[Mapping[str, Any]] = (),
     *,
     environment: Mapping[str, Any] | None = None,
-    predicted_peak_bytes: int | None = None,
+    predicted: PredictedStep | None = None,
     note: str | None = None,
 ) -> Record:
     """Return the record of a trial that was started.
@@ -131,7 +141,7 @@ def build(
         rank_results: what the ranks wrote, in any order; all of them when the status is `ok`,
             and of a `timeout` what they had measured by then.
         environment: as the driver sees it; rank 0's own description wins where there is one.
-        predicted_peak_bytes: what was predicted before the trial ran.
+        predicted: what was predicted before the trial ran.
         note: remark for readers.
 
     Raises:
@@ -142,8 +152,10 @@ def build(
         return _record(identity, ending, environment=dict(environment or {}), note=note)
     ranks = sorted(decoded, key=lambda rank: rank.rank)
     first, is_plain = ranks[0], is_baseline(identity.experiment)
+    predicted_peak_bytes = None if predicted is None else predicted.peak_bytes
     memory = merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes)
     work, parity = merge_work(ranks, is_plain=is_plain), merge_parity(ranks)
+    probed = merge_probed([rank.probes for rank in ranks if rank.probes is not None])
     unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
@@ -153,19 +165,22 @@ def build(
         memory=memory,
         work=work,
         parity=parity,
+        probed=probed,
     )
     return _record(
         identity,
         ending,
         shown=shown,
         parity=parity,
+        probes=probed,
         memory=memory,
         work=work,
         time=merge_time(ranks, work),
         plan=first.observation.plan,
         trained=first.trained,
         environment=dict(environment or {}) | _known(first.environment),
-        note="; ".join(each for each in (note, unneeded, _missed(memory)) if each) or None,
+        predicted=predicted,
+        note="; ".join(each for each in (note, unneeded, *_missed(predicted, memory)) if each) or None,
     )
 
 
@@ -243,12 +258,12 @@ def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:
     return {choice.get("name") if isinstance(choice, Mapping) else None for choice in chosen}
 
 
-def _missed(memory: Memory) -> str | None:
-    """Say that the peak is not the one that was predicted."""
-    predicted, measured = memory.predicted_peak_bytes, memory.peak_bytes
-    if predicted in (None, measured):
-        return None
-    return f"predicted a peak of {predicted:,} bytes and measured {measured:,}"
+def _missed(predicted: PredictedStep | None, memory: Memory) -> Iterator[str]:
+    """Yield a sentence for each number of bytes that is not the one that was predicted."""
+    for name, words in _TOLD.items() if predicted is not None else ():
+        expected, measured = getattr(predicted, name), getattr(memory, name)
+        if expected != measured:
+            yield f"predicted {words} {expected:,} bytes and measured {measured:,}"
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,5 +295,5 @@ def _record(
         reason=shown.reason,
         environment=environment,
         note=note or None,
-        **(dict.fromkeys(("parity", "memory", "work", "time", "plan", "trained")) | measured),
+        **(dict.fromkeys(("parity", "memory", "work", "time", "plan", "trained", "predicted")) | measured),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.records.merge_ranks import Memory, Work
 from harness.records.parity_result import Parity
+from harness.records.probed import Probed
 
 VERDICTS = ("neutral", "differs", "inert", "unverified")
 
@@ -31,6 +32,7 @@ def verdict(
     memory: Memory | None,
     work: Work | None,
     parity: Parity | None,
+    probed: Probed | None = None,
 ) -> Verdict:
     """Return the verdict of a trial.
 
@@ -38,18 +40,18 @@ def verdict(
         saves_nothing: neither AC nor chunking is enabled, or chunks alone that nothing needs; such a trial
             promises nothing and is never inert.
         is_compiled: a compiler is asked for, which promises at least one graph.
-        memory, work, parity: `None` where the trial did not get so far. A trial that did not end well
+        memory, work, parity, probed: `None` where the trial did not get so far. A trial that did not end well
             has none of them and is `unverified`.
 
     Returns:
-        `differs`: variant and twin are not equal, although the plain model repeats itself; it outranks
-            everything, a wrong result is no result.
+        `differs`: variant and twin are not equal, or a probe tells them apart, although the plain model
+            repeats itself; it outranks everything, a wrong result is no result.
         `unverified`: the plain model was seen not to repeat itself, there was nothing to compare with, or
             what was compared proves nothing; the first outranks `inert`, which chance may make of it.
         `inert`: the strategy is enabled and did nothing that it promises, whatever the random numbers.
         `neutral`: equal in all parts.
     """
-    seen = None if parity is None else _different(parity)
+    seen = _different(parity, probed)
     if seen is not None:
         return seen
     if is_compiled and work is not None and not work.compiled_graphs:
@@ -59,8 +61,9 @@ def verdict(
         return Verdict(word="inert", reason=idle)
     if parity is None:
         return Verdict(word="unverified")  # the note says why there was nothing to compare with
-    if parity.unproven is not None:
-        return Verdict(word="unverified", reason=parity.unproven)
+    unproven = parity.unproven or (probed and probed.unproven)
+    if unproven:
+        return Verdict(word="unverified", reason=unproven)
     return Verdict(word="neutral")
 
 
@@ -69,12 +72,15 @@ def _uncompiled(work: Work) -> str:
     return "nothing was compiled" if reason is None else f"nothing was compiled: {reason}"
 
 
-def _different(parity: Parity) -> Verdict | None:
+def _different(parity: Parity | None, probed: Probed | None) -> Verdict | None:
     """Return what it means that something differs; `None` where nothing does."""
-    if any(link.blamed for link in parity.links):
+    if parity is not None and any(link.blamed for link in parity.links):
         return Verdict(word="differs", reason=next(parity.differences(), None))
-    unrepeated = parity.unrepeated
-    return None if unrepeated is None else Verdict(word="unverified", reason=unrepeated)
+    unrepeated = None if parity is None else parity.unrepeated
+    if unrepeated is not None:
+        return Verdict(word="unverified", reason=unrepeated)
+    found = None if probed is None else probed.differs
+    return None if found is None else Verdict(word="differs", reason=found)
 
 
 def inert_because(memory: Memory, work: Work) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+from dataclasses import replace
 from typing import Any
 
 from harness.experiment.experiment import Experiment
+from harness.predict import prediction, step_time
+from harness.predict.hardware import Hardware
+from harness.records.predicted_step import PredictedStep
 from harness.sweep.planning_log import planning_shown
 from harness.trial import preflight
 
@@ -16,7 +19,13 @@ def refusal(*arguments: Any) -> preflight.Refusal:
         return preflight.built_refusal(*arguments)
 
 
-def peak_bytes(experiment: Experiment) -> int | None:
-    """Return the peak that `harness.predict` predicts; `None` where it predicts none."""
-    found: int | None = importlib.import_module("harness.predict.prediction").peak_bytes(experiment)
-    return found
+def predicted_step(experiment: Experiment, hardware: Hardware | None) -> PredictedStep | None:
+    """Return what `harness.predict` predicts of a trial; `None` where it predicts nothing.
+
+    Args:
+        experiment: the trial.
+        hardware: what to predict the step time for; `None` predicts none.
+    """
+    seconds = None if hardware is None else step_time.timed_on(hardware)
+    found = prediction.predicted_step(experiment, seconds)
+    return found if found is None or hardware is None else replace(found, hardware=hardware.name)

@@ -123,7 +123,7 @@ def _task(point: Point, experiment: Experiment, label: str, address: str, launch
         environment_id=address,
         place=launcher.place(experiment.mesh),
         label=label,
-        predicted_peak_bytes=point.predicted_peak_bytes,
+        predicted=point.predicted,
     )
 
 

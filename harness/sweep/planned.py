@@ -12,8 +12,9 @@ from harness.launchers.run_task import now
 from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.predict.hardware import Hardware
+from harness.records.predicted_step import SolvedField
 from harness.records.record import Identity, Record, refused
-from harness.report.content.plan_table import PlannedPoint, SolvedField
+from harness.report.content.plan_table import PlannedPoint
 from harness.report.facts.labels import point_labels
 from harness.report.facts.number_words import human_bytes
 from harness.sweep import predictions

@@ -242,7 +242,9 @@ def _observe(
     plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
     if sharding is not None:
         plans["sharding"] = sharding.as_json()
-    return replace(of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_chunk.unneeded)
+    return replace(
+        of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_ac.unneeded or of_chunk.unneeded
+    )
 
 
 def build(experiment: Experiment, device: torch.device) -> tuple[nn.Module, LossFunction, dict[str, int]]:

@@ -21,6 +21,7 @@ from harness.experiment.protocol import Protocol
 from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
+from harness.records.predicted_step import PredictedStep
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError, shard_variants
 
@@ -46,14 +47,14 @@ class Preflight:
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
         built: calls `built_refusal`, here or in a process that has imported torch.
-        predicted: returns the peak bytes of an experiment, where they can be predicted.
+        predicted: returns the step of an experiment on hardware, where it can be predicted.
     """
 
     def __init__(
         self,
         is_done: Callable[[Experiment], bool] = lambda _experiment: False,
         built: Callable[..., Refusal] = built_refusal,
-        predicted: Callable[[Experiment], int | None] = lambda _experiment: None,
+        predicted: Callable[[Experiment, Any], PredictedStep | None] = lambda *_: None,
     ) -> None:
         self._is_done = is_done
         self._built = built
@@ -94,19 +95,22 @@ class Preflight:
             usual = replace(experiment, shard=shard_variants["none"](), protocol=Protocol(), seed=0)
             self._once(deadline_s, "check_chunk", model, usual)
 
-    def predicted_peak_bytes(self, experiment: Experiment) -> int | None:
-        """Return what a checked experiment will hold at most in its instrumented step.
+    def predicted_step(self, experiment: Experiment, hardware: object) -> PredictedStep | None:
+        """Return what a checked experiment will show in its instrumented step.
 
         `None` where that costs more than it tells: a trial with fewer timed pairs than the standard's takes
-        hardly longer than its prediction, and chunks would be planned once more. A user's model is called by
-        its ranks alone; the kernels of CUDA are not known here.
+        hardly longer than its prediction. A user's model is called by its ranks alone; the kernels of CUDA
+        are not known here.
+
+        Args:
+            experiment: a trial that may run.
+            hardware: what it is timed for, as `predicted` takes it.
         """
         is_short = experiment.protocol.timed_pairs < Protocol().timed_pairs
-        is_planned = name_of(experiment.chunk) != "none"
         is_foreign = isinstance(experiment.model, PythonSpec) or device_type(experiment.mesh) != "cpu"
-        if is_short or is_planned or is_foreign or self._is_done(experiment):
+        if is_short or is_foreign or self._is_done(experiment):
             return None
-        return self._predicted(experiment)
+        return self._predicted(experiment, hardware)
 
     def _once(
         self, deadline_s: float, check: Callable[..., None] | str, model: ModelSpec, *others: Any

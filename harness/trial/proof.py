@@ -16,13 +16,11 @@ from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.module_outputs import first_wrong, module_outputs
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
+from harness.measure.probes.probing import CONTROLS
 from harness.models.base import Batch
 from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
 from harness.trial.without_dropout import WithoutDropout
-
-CONTROLS = 3
-"""Pairs of plain models that are compared before a variant is blamed."""
 
 _UNREACHED = (
     "the tensor parallel plan was not compared with the dense model, which does not fit into a rank; "
@@ -148,7 +146,7 @@ class Prover:
         if self.is_sequential or link.is_dense:
             expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
             actual = (snapshot.to_host() for snapshot in actual)
-        return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=_accepted(link))
+        return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=accepted_by(link))
 
     def _baseline(self, link: Link) -> Iterator[Snapshot]:
         return self._trained(link, link.baseline, is_dense=link.is_dense)
@@ -178,7 +176,8 @@ class Prover:
             del snapshot  # as in `trained_steps`
 
 
-def _accepted(link: Link) -> Accepted | None:
+def accepted_by(link: Link) -> Accepted | None:
+    """Return how far the two of a link may be apart; `None` asks for equal bits."""
     tolerance = link.tolerance
     if tolerance is None:
         return None

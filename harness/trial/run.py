@@ -24,13 +24,17 @@ from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, in
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
+from harness.records.fields import encode
 from harness.records.measured import MeasuredWork, Observed
 from harness.records.parity_result import Parity
+from harness.records.probed import Probed
 from harness.trial.act import Act
+from harness.trial.asking import TrialModels, first_link
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.compilation import Backends, compiling
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
@@ -105,6 +109,10 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             batch=batch,
             sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
         )
+        planned = with_plan(plan.experiment, bench.assemble, bench.batch, context.trial_dir / PLAN_FILE)
+        gc.collect()  # the model that the plan was made with
+        plan = replace(plan, experiment=planned)
+        bench = replace(bench, plan=plan)
         variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
         context.phase("parity")
         measured: dict[str, Any] = {
@@ -113,6 +121,7 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             **variant,
             "baseline": None,
             "parity": None,
+            "probes": None,
             "time": None,
             # a record has that of rank 0
             "environment": {} if context.rank else describe(context.device, plan.experiment.files),
@@ -125,8 +134,12 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             acts = _acts_otherwise(bench, _act(variant), _act(twin))
             measured["work"] = asdict(replace(work, acted_otherwise=acts))
             context.keep(measured)
-            measured["parity"] = _prove(bench).as_json()
+            parity = _prove(bench)
+            measured["parity"] = parity.as_json()
             context.keep(measured)
+            if plan.experiment.protocol.probes and plan.baseline == "paired":  # else there is no room for two
+                measured["probes"] = encode(_probe(bench, parity))
+                context.keep(measured)
         context.phase("timing")
         computes_in: torch.dtype = getattr(torch, variant["trained"]["computes_in"])
         return measured | {"time": _time(bench, computes_in)}
@@ -221,6 +234,22 @@ def _prove(bench: _Bench) -> Parity:
     )
     with _deterministic(enabled=experiment.protocol.deterministic):
         return prover.prove(experiment)
+
+
+def _probe(bench: _Bench, parity: Parity) -> Probed:
+    """Ask variant and twin what steps in a row do not show."""
+    experiment, context = bench.plan.experiment, bench.context
+    models = TrialModels(
+        link=first_link(experiment),
+        assembled=bench.assemble,
+        batch=bench.batch,
+        device=context.device,
+        rank=context.rank,
+        dp_rank=dp_rank(experiment.mesh, context.rank),
+        earliest=partial(_earliest, context.device),
+    )
+    with _deterministic(enabled=experiment.protocol.deterministic):
+        return models.asked(parity)
 
 
 def _once(

@@ -6,15 +6,17 @@ Hydra imports it in every Hydra application of the environment, so it imports no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatch
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
 
-ASKED_FOR = ("compiler_budget",)
-"""Variants of AC that a glob leaves out: they need what a command must ask for, such as a compiler."""
+ASKED_FOR = ("budget", "compiler_budget", "torch_remat")
+"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler or a package of an extra."""
 
 
 class ProductSweeper(BasicSweeper):
@@ -32,7 +34,7 @@ class ProductSweeper(BasicSweeper):
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         for override in overrides:
             _add_where_missing(override)
-            _leave_out(override)
+            _choose(override)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
 
@@ -42,10 +44,37 @@ def _add_where_missing(override: Override) -> None:
         override.type = OverrideType.FORCE_ADD
 
 
-def _leave_out(override: Override) -> None:
+def _choose(override: Override) -> None:
+    """Let a glob leave out what must be asked for.
+
+    Raises:
+        HydraException: nothing is left.
+    """
     value = override.value()
-    if override.key_or_group == "ac" and isinstance(value, Glob):
-        value.exclude.extend(ASKED_FOR)
+    if not isinstance(value, Glob):
+        return
+    assert override.config_loader is not None
+    options = override.config_loader.get_group_options(override.key_or_group)
+    if override.key_or_group == "ac":
+        value.exclude.extend(left_out(value.include, options))
+    if not value.filter(options):
+        pattern = (override.input_line or "").partition("=")[2]
+        known = f"none of {', '.join(options)}" if options else "nothing, because it is no group"
+        raise HydraException(f"{override.key_or_group}: {pattern} matches {known}; give values by name")
+
+
+def left_out(patterns: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return the variants that a glob over `ac` does not mean.
+
+    A pattern asks for what must be asked for, if it matches nothing else: `compiler*` does, `*` does not.
+
+    Args:
+        patterns: those of the glob.
+        options: names of all variants.
+    """
+    usual = [name for name in options if name not in ASKED_FOR]
+    asking = [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in usual)]
+    return [name for name in ASKED_FOR if not any(fnmatch(name, pattern) for pattern in asking)]
 
 
 # a plain node, as for the launcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from strategies.ac.base import Recomputing
 
@@ -20,3 +21,5 @@ class Full(Recomputing):
 
     Source: Chen et al. 2016, arXiv:1604.06174, section 4.1; `torch.utils.checkpoint`.
     """
+
+    acts_on_each_block_alone: ClassVar[bool] = True

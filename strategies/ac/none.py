@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Strategy
 from strategies.regions import region
@@ -22,6 +22,8 @@ class NoCheckpoints(Strategy):
     Recomputed: nothing.
     Moved: nothing.
     """
+
+    acts_on_each_block_alone: ClassVar[bool] = True
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)
         """Return `model` untouched."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
 from strategies.regions import offloading
@@ -23,6 +24,8 @@ class Offload(ActivationCheckpointing):
 
     Source: Ren et al. 2021, arXiv:2101.06840; `torch.autograd.graph.saved_tensors_hooks`.
     """
+
+    acts_on_each_block_alone: ClassVar[bool] = True
 
     def _region_maker(self) -> RegionMaker:
         ledger = offloading.HostLedger()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
 from strategies.errors import StrategyError
@@ -36,6 +36,8 @@ class SelectiveOp(Recomputing):
     Source: https://pytorch.org/blog/activation-checkpointing-techniques; Korthikanti et al. 2022,
         arXiv:2205.05198, section 5; torchtitan for every second matmul.
     """
+
+    acts_on_each_block_alone: ClassVar[bool] = True
 
     save_ops: Any = ("matmul", "attention")  # a name or a list of names; OmegaConf has no such union
     matmul_recompute_every: int | None = None

@@ -18,8 +18,8 @@ from strategies.chunk.running.schedule_code import lower
 from strategies.regions.blocks import unwrapped
 from strategies.tracing.code_text import code_text
 
-_MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes)_")
-_WHOLE_DIMENSIONS = re.compile(r"(Axis\(\d+, \d+, \d+), 1, 0, 0\)")
+_MODULES = re.compile(r"\bstrategies_chunk_(?:running|flow)_(runtime|axes|row_window|windowed_rows)_")
+_WHOLE_DIMENSIONS = re.compile(r"(Axis\(\d+, \d+, \d+), 1, 0, 0, 0, 0\)")
 _ABOUT = """Bytes alive while each operator of one forward runs, by sort of scope. What was alive before it,
 such as its inputs and what other scopes keep for backward, is not among them."""
 

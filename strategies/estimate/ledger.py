@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate
+from typing import NamedTuple
 
 
 class Kind(Enum):
@@ -54,8 +54,15 @@ class Peak:
     module: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class SizeChange(NamedTuple):
+    """A storage is made, gets another size, or dies.
+
+    Fields:
+        life: its number.
+        delta: bytes by which it grows.
+        phase, module: where the step is.
+    """
+
     life: int
     delta: int
     phase: str
@@ -67,7 +74,7 @@ class Ledger:
     """Storage lives by number, in order of birth, and the changes of their sizes in order of time."""
 
     lives: list[Life] = field(default_factory=list)
-    _changes: list[_Change] = field(default_factory=list)
+    changes: list[SizeChange] = field(default_factory=list)
 
     def add_standing(self, life: Life) -> int:
         """Enter a storage that was there before the step, however late it is known; return its number."""
@@ -77,15 +84,20 @@ class Ledger:
     def add(self, life: Life) -> int:
         """Enter a storage that an operator has just made; return its number."""
         number = self.add_standing(life)
-        self._changes.append(_Change(number, life.nbytes, life.phase, life.module))
+        self.changes.append(SizeChange(number, life.nbytes, life.phase, life.module))
         return number
 
     def resize(self, number: int, nbytes: int, *, phase: str, module: str) -> None:
         """Note that a storage has another size from now on; 0 is its death."""
         life = self.lives[number]
         if nbytes != life.nbytes:
-            self._changes.append(_Change(number, nbytes - life.nbytes, phase, module))
+            self.changes.append(SizeChange(number, nbytes - life.nbytes, phase, module))
             life.nbytes = nbytes
+
+    @property
+    def moment(self) -> int:
+        """The number of changes so far."""
+        return len(self.changes)
 
     def total(self, selected: Callable[[Life], bool]) -> int:
         """Return the bytes of the selected storages now."""
@@ -93,7 +105,7 @@ class Ledger:
 
     def start_bytes(self, selected: Callable[[Life], bool]) -> int:
         """Return the bytes of the selected storages before the first change."""
-        changed = sum(change.delta for change in self._changes if selected(self.lives[change.life]))
+        changed = sum(change.delta for change in self.changes if selected(self.lives[change.life]))
         return self.total(selected) - changed
 
     def peak(self, selected: Callable[[Life], bool]) -> Peak:
@@ -101,7 +113,7 @@ class Ledger:
         chosen = [selected(life) for life in self.lives]
         running = self.start_bytes(selected)
         peak = Peak(nbytes=running, phase="forward", module="(model)")
-        for change in self._changes:
+        for change in self.changes:
             if not chosen[change.life]:
                 continue
             running += change.delta
@@ -109,37 +121,10 @@ class Ledger:
                 peak = Peak(nbytes=running, phase=change.phase, module=change.module)
         return peak
 
-    def at_peak(self, selected: Callable[[Life], bool]) -> dict[int, int]:
-        """Return the bytes of each selected storage at the moment of their highest total, by number."""
-        chosen = [selected(life) for life in self.lives]
-        deltas = (change.delta if chosen[change.life] else 0 for change in self._changes)
-        totals = list(accumulate(deltas, initial=0))
-        until = totals.index(max(totals))
-        sizes = [life.nbytes for life in self.lives]
-        for change in self._changes[until:]:
-            sizes[change.life] -= change.delta
-        return {number: size for number, size in enumerate(sizes) if chosen[number] and size}
-
-    def timeline(self, selected: Callable[[Life], bool]) -> list[Peak]:
-        """Return the highest total of the selected storages in each stay in a module, in order of time."""
-        chosen = [selected(life) for life in self.lives]
-        running = self.start_bytes(selected)
-        stays: list[Peak] = []
-        for change in self._changes:
-            if not chosen[change.life]:
-                continue
-            running += change.delta
-            here = Peak(nbytes=running, phase=change.phase, module=change.module)
-            if stays and (stays[-1].phase, stays[-1].module) == (here.phase, here.module):
-                stays[-1] = max(stays[-1], here, key=lambda stay: stay.nbytes)
-            else:
-                stays.append(here)
-        return stays
-
     def largest(self, selected: Callable[[Life], bool]) -> dict[str, int]:
         """Return the largest birth of a selected storage by the operator that made it, largest first."""
         largest: dict[str, int] = {}
-        for change in self._changes:
+        for change in self.changes:
             life = self.lives[change.life]
             if selected(life):
                 largest[life.op] = max(largest.get(life.op, 0), change.delta)

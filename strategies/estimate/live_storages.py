@@ -30,8 +30,6 @@ _aten = torch.ops.aten
 _GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
 # backward nodes whose formula reads the promoted number that forward has saved, and promotes none
 _NUMBER_READERS = frozenset({"MulBackward0", "DivBackward0"})
-# what a fake tensor is asked in the middle of an operator
-_QUESTION = torch.ops.prim.device.default
 
 
 class WorkspaceProbe(Protocol):
@@ -101,14 +99,17 @@ class LiveStorages(OperatorMode):
         keys = map(key_of, tensors)
         return {self._live[key][0] for key in keys if key in self._live}
 
+    def number(self, tensor: Tensor) -> int | None:
+        """Return the number in the ledger of the storage of a plain tensor; `None` of an unknown one."""
+        known = self._live.get(key_of(tensor))
+        return None if known is None else known[0]
+
     def add_made(self, tensor: Tensor, op: str) -> None:
         """Enter the storage of a plain tensor that `op` has just made outside of dispatch."""
         self._enter_result(tensor, op)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and enter what it made."""
-        if func is _QUESTION:
-            return func(*args, **kwargs)
         self._settle_numbers()
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself

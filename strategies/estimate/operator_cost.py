@@ -128,14 +128,32 @@ def bytes_of(value: Any) -> int:
     return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
 
 
+def rows_of(function: Any, operands: Sequence[Any], result: Any) -> int:
+    """Return the smallest outer size of a matrix product, attention or convolution; 0 for other operators.
+
+    Args:
+        function: the operator.
+        operands: its positional arguments.
+        result: what it returns.
+    """
+    if function in _MATRICES:
+        left, right = (operands[position].shape for position in _MATRICES[function])
+        return int(min(left[-2], right[-1]))
+    if function in _ATTENTIONS:
+        return int(operands[0].shape[2])
+    if function is _aten.convolution.default and isinstance(result, Tensor):
+        return result.numel() // max(1, result.shape[1])
+    return 0
+
+
 def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
+    operands: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
+    rows = rows_of(node.target, operands, value)
     if node.target in _MATRICES:
-        left, right = (node.args[position].meta["val"].shape for position in _MATRICES[node.target])  # type: ignore[union-attr, index]
-        return 2 * prod(left) * right[-1], min(left[-2], right[-1])
+        left, right = (operands[position].shape for position in _MATRICES[node.target])
+        return 2 * prod(left) * right[-1], rows
     if node.target in _ATTENTIONS:
-        query, key = (operand.meta["val"].shape for operand in node.args[:2])  # type: ignore[union-attr]
-        return 4 * prod(query) * key[2], query[2]
+        return 4 * prod(operands[0].shape) * operands[1].shape[2], rows
     if node.target is _aten.convolution.default and isinstance(value, Tensor):
-        weight = node.args[1].meta["val"].shape  # type: ignore[union-attr]
-        return 2 * value.numel() * prod(weight[1:]), value.numel() // max(1, value.shape[1])
+        return 2 * value.numel() * prod(operands[1].shape[1:]), rows
     return 0, 0

@@ -6,7 +6,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+_QUESTION = torch.ops.prim.device.default
 
 
 class OperatorMode(TorchDispatchMode):
@@ -31,6 +35,9 @@ class OperatorMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, unless it has a wrapper among its operands and must come back with local tensors."""
+        if func is _QUESTION and isinstance(args[0], FakeTensor):
+            # a fake tensor is asked in the middle of an operator, more often than operators run
+            return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         return self.run(func, args, kwargs or {})

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch.autograd.graph import Node
 
+from strategies.estimate.recomputing import is_marked
+
 Phase = Literal["forward", "backward", "optimizer"]
 
 # autograd runs an AccumulateGrad node as soon as it is ready: its sequence number is the largest there is
@@ -32,9 +34,9 @@ class Position:
     def is_recomputing(self) -> bool:
         """Whether the executing operator is a forward operator of a backward pass.
 
-        A backward pass runs without recording, and recomputation records.
+        A backward pass runs without recording; recomputation records, or says what it is.
         """
-        return running_node() is not None and torch.is_grad_enabled()
+        return running_node() is not None and (torch.is_grad_enabled() or is_marked())
 
     @property
     def is_accumulating(self) -> bool:

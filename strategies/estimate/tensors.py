@@ -44,6 +44,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, field.name))
 
 
+def tensors_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the operands that an operator writes to, as its schema says."""
+    schema = getattr(func, "_schema", None)  # higher-order operators have none
+    for position, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
+
+
 def held_by(value: Any) -> dict[str, Any] | None:
     """Return what a value holds by the path to it, `[0]`, `['key']` or `.name`; `None` if it holds nothing.
 

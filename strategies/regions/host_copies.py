@@ -48,7 +48,8 @@ class HostLedger:
         self._traffic: dict[Hashable, Traffic] = {}
         self._copies: weakref.WeakValueDictionary[int, HostCopy] = weakref.WeakValueDictionary()
         self._latest: weakref.ref[HostCopy] | None = None
-        self._in_use: weakref.WeakSet[HostCopy] = weakref.WeakSet()
+        # in order: a set would free them in another order in each process
+        self._in_use: weakref.WeakKeyDictionary[HostCopy, None] = weakref.WeakKeyDictionary()
         self._node: int | None = None
         self._backward_ran = False
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -102,7 +103,7 @@ class HostLedger:
                 other.drop()
             self._in_use.clear()
             self._node = node
-        self._in_use.add(copy)
+        self._in_use[copy] = None
         flat = copy.fetched(self._stream(copy.device))
         self._fetch_ahead(copy)
         return flat

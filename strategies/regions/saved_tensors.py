@@ -50,7 +50,7 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
     local = local.resolve_conj().resolve_neg()
     copy = ledger.copy_of(local, version, region)
     dtype, view = local.dtype, (local.size(), local.stride(), local.storage_offset())
-    placed = _placed_as(saved) if isinstance(saved, DTensor) else None
+    placed = placed_as(saved) if isinstance(saved, DTensor) else None
 
     @torch.no_grad()
     def unpack() -> Tensor:  # holds the memory of neither argument
@@ -61,7 +61,7 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
     return unpack
 
 
-def _placed_as(saved: DTensor) -> Callable[[Tensor], DTensor]:
+def placed_as(saved: DTensor) -> Callable[[Tensor], DTensor]:
     """Return what makes a DTensor like `saved` of a local tensor."""
     return partial(
         DTensor.from_local,

@@ -43,6 +43,8 @@ class KnownValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(isinstance(each, Tensor) and id(each) not in self._values for each in args):
+            return func(*args, **kwargs)  # most calls; what follows looks at all operands
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         known = self._are_known(tensors)
         name = getattr(func, "__name__", "")

@@ -15,6 +15,8 @@ def test_what_is_measured_is_hardware() -> None:
         "bytes_per_s": calibrate._copied_bytes_per_s(),
         "launch_s": calibrate._launch_s(),
         "half_rows": 6.0,
+        "attention_share": 0.5,
+        "functions_per_s": calibrate._functions_per_s(),
         "ranks_per_node": 2,
         "link_bytes_per_s": 1e9,
         "latency_s": 1e-4,

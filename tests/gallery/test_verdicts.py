@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gallery import judged
-from harness.check.likely_causes import CAUSES
+from harness.measure.probes.likely_causes import CAUSES
 from tests.gallery.entries import CONTROLS, DEFECTS
 from tests.gallery.rows import rows_of
 
@@ -13,21 +13,21 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is part
 
 UNNAMED = frozenset(
     {
-        "n23_captured_average_updated_before_backward",
         "n31_save_list_that_never_matches",
         "n53_wrapper_keeps_its_inputs",
         "n54_own_recomputation_never_frees",
     }
 )
-"""Defects of which the message has no module, parameter or value: an error of autograd, and bytes."""
+"""Defects of which the message has no module, parameter or value: what never took place, and bytes."""
 
 
 @pytest.mark.parametrize("name", rows_of(DEFECTS, CONTROLS))
 def test_every_verdict_is_right(name: str) -> None:
-    (found,) = judged([name], steps=1)
+    (found,) = judged([name])
     if found.verdict == "not run":
         pytest.skip(found.message)
     assert found.verdict == found.expected, found.message
+    assert found.is_explained, found.message
     assert found.is_named is (name not in UNNAMED), found.message
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import Any
 
+from harness.records.predicted_step import PredictedStep
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.store import trial_id
 
@@ -12,7 +14,7 @@ STARTED, FINISHED = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:15.000+00
 OK = Ending(status="ok", error=None, started_at=STARTED, finished_at=FINISHED)
 PARTS = ("outputs", "loss", "gradients", "buffers", "rng_state", "parameters")
 
-_MEMORY = {
+_MEMORY: dict[str, Any] = {
     "saved_bytes": 3_145_728,
     "peak_bytes": 10_485_760,
     "activation_peak_bytes": 4_194_304,
@@ -59,7 +61,7 @@ _MEMORY = {
     ],
     "saved_by_module": {"layers.0": 2_097_152, "layers.1": 1_048_576},
 }
-_WORK = {
+_WORK: dict[str, Any] = {
     "forward_flops": 1_000_000_000,
     "backward_flops": 3_000_000_000,
     "recomputed_flops": 1_000_000_000,
@@ -113,6 +115,16 @@ def rank_result(rank: int = 0) -> dict[str, Any]:
             },
         }
     )
+
+
+def predicted_step(memory: dict[str, Any], **off_by: int) -> PredictedStep:
+    """Return the prediction of a step that measures `memory` and the fixture's work; `off_by` is added."""
+    known = {each.name for each in fields(PredictedStep)}
+    numbers = {
+        "host_peak_bytes": 0,
+        **{key: value for key, value in (_WORK | memory).items() if key in known},
+    }
+    return PredictedStep(**numbers | {key: numbers[key] + value for key, value in off_by.items()})
 
 
 def experiment(ac: str = "full", mesh: str = "single", /, **changes: Any) -> dict[str, Any]:

@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness import cli
 from harness.ranks.forkserver import ForkServer
-from hydra_plugins.acbench import sweeper
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished
@@ -364,11 +361,27 @@ def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path
     ]
 
 
-def test_a_glob_leaves_out_what_must_be_asked_for() -> None:
-    (override,) = OverridesParser.create().parse_overrides(["ac=glob(*)"])
-    sweeper._leave_out(override)
-    chosen: Any = override.value()
-    assert set(ac_variants) - set(chosen.filter([*ac_variants])) == set(sweeper.ASKED_FOR)
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(
+            ["ac=glob(compiler*)", "compile=aot_eager"], 0, "1 to run", id="what is asked for alone"
+        ),
+        pytest.param(
+            ["ac=glob(x*)"], 2, "acbench: ac: glob(x*) matches none of compiler_budget, full, ", id="nothing"
+        ),
+        pytest.param(
+            ["seed=glob(*)"],
+            2,
+            "acbench: seed: glob(*) matches nothing, because it is no group; give values by name\n",
+            id="no group",
+        ),
+    ],
+)
+def test_a_glob_sweeps_something_or_is_refused(acbench: Run, words: list[str], code: int, said: str) -> None:
+    done = acbench(*SMALL, "--dry-run", "-m", *words)
+    assert done.code == code
+    assert said in done.stdout + done.stderr
 
 
 def test_none_has_no_option_that_nobody_has(acbench: Run) -> None:

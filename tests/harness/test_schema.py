@@ -48,6 +48,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     np.save(path, np.arange(1000, dtype=np.uint16) % 256)
     return {
         ("model", "python"): "model.factory=tests.harness.user_models:healthy",
+        ("ac", "budget"): "ac.fraction=0.9",
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
@@ -76,8 +77,8 @@ def test_every_option_of_every_group_is_an_experiment(
 @pytest.mark.parametrize("mesh", ["single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2"])
 @pytest.mark.parametrize("ac", sorted(ac_variants))
 def test_every_variant_composes_with_every_mesh(ac: str, mesh: str) -> None:
-    compiler = "compile=aot_eager" if ac == "compiler_budget" else ""
-    resolved = experiment_of(f"ac={ac} mesh={mesh} {compiler}").to_dict()
+    asked = {"compiler_budget": "compile=aot_eager", "budget": "ac.fraction=0.9"}.get(ac, "")
+    resolved = experiment_of(f"ac={ac} mesh={mesh} {asked}").to_dict()
     assert (resolved["ac"]["name"], resolved["mesh"]["name"]) == (ac, mesh)
 
 

@@ -91,6 +91,10 @@ _steps: dict[str, list[Snapshot]] = {}
 """Steps of models that neither recompute nor chunk nor are sharded by a plan: twins of many cases."""
 
 
+_ASKED: dict[str, dict[str, Any]] = {"budget": {"fraction": 0.97}}
+"""What a variant has no default for."""
+
+
 def experiment(
     *,
     model: str = "gpt",
@@ -108,11 +112,12 @@ def experiment(
     **recipe: Any,
 ) -> Experiment:
     """Return one case; `options` are the AC variant's, `sharding` and `chunk_options` those of the others."""
-    layers = {} if variant == "none" or "module_classes" in (options or {}) else {"layers_fqn": "layers"}
+    options = {**_ASKED.get(variant, {}), **(options or {})}
+    layers = {} if variant == "none" or "module_classes" in options else {"layers_fqn": "layers"}
     return Experiment(
         model=replace({**MODELS, **OF_SAMPLES}[model], dropout=dropout),
         mesh=mesh or Mesh(),
-        ac=ac_variants[variant](**layers, **(options or {})),
+        ac=ac_variants[variant](**layers, **options),
         chunk=chunk_variants[chunk](**(chunk_options or {})),
         shard=shard_variants[shard](**(sharding or {})),
         data=Synthetic(),

@@ -31,7 +31,9 @@ _INSIDE_BLOCKS = {
 
 
 _OF_EVERY_KIND = [
-    variant for variant in eager_variants if variant not in {"none", "selective_layer", "offload"}
+    variant
+    for variant in eager_variants
+    if variant not in {"none", "selective_layer", "offload", "torch_remat"}
 ]
 """What recomputes, saves by operator and records; the others do not depend on what is in a block."""
 _NEUTRAL = [

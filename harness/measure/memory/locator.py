@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strategies.estimate.patched import Wrappings, wrapped
 from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
+from strategies.estimate.recomputing import is_marked
 
 MODEL = "(model)"
 LOSS = "(loss)"
@@ -79,12 +80,12 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def is_recomputing(self) -> bool:
         """Whether the executing operator is a forward operator of a backward pass.
 
-        A backward pass runs without recording, recomputation records; only a reentrant region inside another
-        one recomputes without recording, and it does so inside the `forward` of a module.
+        A backward pass runs without recording, and recomputation records, or says what it is. Only a
+        reentrant region inside another one recomputes without either, inside the `forward` of a module.
         """
         if self.phase != "backward" or running_node() is None:
             return False
-        return torch.is_grad_enabled() or bool(self._inside)
+        return torch.is_grad_enabled() or bool(self._inside) or is_marked()
 
     def _follow(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # the class of a checkpointed block calls the `forward` of the plain class: one call, not two

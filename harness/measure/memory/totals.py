@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain, pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.measure.memory.allocator import LiveTotals
+from harness.measure.memory.storage_history import Change, StorageHistory
 from harness.measure.trainee import Trainee
-from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
+from harness.records.measured import SavedTensor
 from strategies.estimate.ledger import (
     Kind,
     Ledger,
     Life,
+    SizeChange,
     is_activation,
     is_on_device,
     is_on_host,
@@ -32,8 +34,11 @@ from strategies.estimate.tensors import (
     tensors_held_by,
 )
 
-LARGEST_SAVED = 20
-MOST_MOMENTS = 200
+
+def standing(trainee: Trainee, batch: Any) -> tuple[Tensor, ...]:
+    """Return the plain tensors that stand before a step, but for the gradients of the step before."""
+    parts = _standing_by_part(trainee, batch)
+    return tuple(chain.from_iterable(parts[part] for part in parts if part != "gradients"))
 
 
 class StepTotals:
@@ -50,6 +55,7 @@ class StepTotals:
         self._parameter_bytes = 0
         self._stale_bytes = 0
         self._gradient_bytes = 0
+        self._ends: list[int] = []
         self._saved: list[SavedTensor] = []
         self._numbers: dict[str, set[int]] = {}
 
@@ -58,58 +64,58 @@ class StepTotals:
         model = self._trainee.model
         self._parameter_bytes = _storage_bytes(parameters_of(model))
         self._stale_bytes = _storage_bytes(gradients_of(model))
-        standing = {
-            "parameters": parameters_of(model),
-            "buffers": plain_tensors(model.buffers()),
-            "gradients": gradients_of(model),
-            "optimizer": optimizer_state_of(self._trainee.optimizer),
-            "inputs": plain_tensors(tensors_held_by(batch)),
-        }
-        self._numbers = {part: self._live.add_standing(tensors) for part, tensors in standing.items()}
+        parts = _standing_by_part(self._trainee, batch)
+        self._numbers = {part: self._live.add_standing(tensors) for part, tensors in parts.items()}
+
+    def on_dropped(self) -> None:
+        """Note that the gradients of the step before have been dropped."""
+        self._ends.append(len(self._live.ledger.changes))
 
     def on_forward(self, returned: tuple[Any, Tensor]) -> None:
         """Take what forward has left; call it when forward has returned."""
         mark_forward(self._live, self._trainee.model, returned)
+        self._ends.append(len(self._live.ledger.changes))
         self._saved = _saved_tensors(self._live.ledger)
         lives = enumerate(self._live.ledger.lives)
         self._numbers["saved"] = {number for number, life in lives if is_saved(life)}
 
     def on_backward(self) -> None:
         """Take the gradients; call it when backward has returned."""
+        self._ends.append(len(self._live.ledger.changes))
         mark_backward(self._live, self._trainee.model)
         self._gradient_bytes = _storage_bytes(gradients_of(self._trainee.model))
 
-    def memory(self) -> MeasuredMemory:
-        """Return the bytes of the step, at its end."""
+    def history(self) -> StorageHistory:
+        """Return all storages of the step, at its end."""
         ledger = self._live.ledger
-        peak = ledger.peak(is_on_device)
-        by_module: Counter[str] = Counter()
-        for tensor in self._saved:
-            by_module[tensor.module] += tensor.bytes
-        return MeasuredMemory(
-            saved_bytes=sum(tensor.bytes for tensor in self._saved),
-            peak_bytes=peak.nbytes,
-            activation_peak_bytes=ledger.peak(is_activation).nbytes,
-            peak_phase=peak.phase,
-            peak_module=peak.module,
-            peak_parts=self._parts_at_peak(),
+        parts = self._parts()
+        start = Counter(dict.fromkeys(parts, 0))
+        for life, part in zip(ledger.lives, parts, strict=True):
+            start[part] += life.nbytes if is_on_device(life) else 0
+        for change in ledger.changes:
+            start[parts[change.life]] -= change.delta if is_on_device(ledger.lives[change.life]) else 0
+        ends = [0, *self._ends, len(ledger.changes)]
+        return StorageHistory(
+            start=dict(+start),
+            start_host_bytes=ledger.start_bytes(is_on_host),
+            stretches=[
+                [
+                    _change(change, ledger.lives[change.life], parts[change.life])
+                    for change in ledger.changes[first:last]
+                    if is_storage(ledger.lives[change.life])
+                ]
+                for first, last in pairwise(ends)
+            ],
+            saved=self._saved,
             parameter_bytes=self._parameter_bytes,
             gradient_bytes=self._gradient_bytes,
             optimizer_bytes=_storage_bytes(optimizer_state_of(self._trainee.optimizer)),
-            host_peak_bytes=ledger.peak(is_on_host).nbytes,
-            largest_saved=tuple(self._saved[:LARGEST_SAVED]),
-            saved_by_module=dict(by_module),
-            timeline=_timeline(ledger),
         )
 
-    def _parts_at_peak(self) -> dict[str, int]:
-        """Return what lies on the device at the moment of the peak; the parts sum to it."""
-        ledger = self._live.ledger
+    def _parts(self) -> list[str]:
+        """Return the part of each storage, by number."""
         owners = {number: part for part, numbers in self._numbers.items() for number in numbers}
-        parts: Counter[str] = Counter()
-        for number, nbytes in ledger.at_peak(is_on_device).items():
-            parts[owners.get(number) or _part_of(ledger.lives[number])] += nbytes
-        return {part: parts[part] for part in PEAK_PARTS if parts[part]}
+        return [owners.get(number) or _part_of(life) for number, life in enumerate(self._live.ledger.lives)]
 
     def live_totals(self, device: str) -> LiveTotals:
         """Return what the allocator of `device` should have seen."""
@@ -148,24 +154,29 @@ def mark_backward(live: LiveStorages, model: nn.Module) -> None:
 
 
 def _saved_tensors(ledger: Ledger) -> list[SavedTensor]:
-    """Return what forward has left, largest first."""
-    lives = sorted(filter(is_saved, ledger.lives), key=lambda life: -life.nbytes)
+    """Return what forward has left, in order of birth."""
     return [
         SavedTensor(bytes=life.nbytes, op=life.op, module=life.module, shape=life.shape, dtype=life.dtype)
-        for life in lives
+        for life in filter(is_saved, ledger.lives)
     ]
 
 
-def _timeline(ledger: Ledger) -> tuple[Moment, ...]:
-    """Return the step in order of time; where there are too many stays, the highest of neighbours."""
-    stays = ledger.timeline(is_on_device)
-    width = math.ceil(len(stays) / MOST_MOMENTS) or 1
-    groups = (stays[start : start + width] for start in range(0, len(stays), width))
-    highest = (max(group, key=lambda stay: stay.nbytes) for group in groups)
-    return tuple(Moment(bytes=stay.nbytes, phase=stay.phase, module=stay.module) for stay in highest)
+def _change(change: SizeChange, life: Life, part: str) -> Change:
+    return Change(change.delta, change.phase, change.module, part, is_activation(life), life.on_host)
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the distinct storages of plain `tensors`."""
     sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
+
+
+def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
+    model = trainee.model
+    return {
+        "parameters": parameters_of(model),
+        "buffers": plain_tensors(model.buffers()),
+        "gradients": gradients_of(model),
+        "optimizer": optimizer_state_of(trainee.optimizer),
+        "inputs": plain_tensors(tensors_held_by(batch)),
+    }

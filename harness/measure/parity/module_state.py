@@ -6,13 +6,14 @@ twice.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import marshal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from types import FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
+from types import FunctionType, MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ _NAMES = (type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufun
 """What is of Python modules, and of no model."""
 _WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
 _OWN = frozenset(vars(nn.Module())) - {"training"}
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
 _STRANGE = ("torch", "harness", "strategies")
 """Packages whose objects hold bookkeeping of their own."""
 _SILENT = _STRANGE[1:]
@@ -64,6 +71,18 @@ def module_state(model: nn.Module) -> HeldState:
         if not isinstance(module, _WRAPPERS):
             reader.module(module, fqn)
     return HeldState(values=reader.values, uncompared=tuple(reader.uncompared))
+
+
+def hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the hooks that people have put on a module, by kind and place: `forward hook 0`.
+
+    Those of torch, of its wrappers and of strategies are left out.
+    """
+    for attribute, kind in _HOOKS.items():
+        hooks = [
+            hook for hook in getattr(module, attribute).values() if _package(_function(hook)) not in _STRANGE
+        ]
+        yield from ((f"{kind} {place}", hook) for place, hook in enumerate(hooks))
 
 
 class StateChanges:
@@ -120,6 +139,8 @@ class _Reader:
         for name, value in list(vars(module).items()):
             if name not in _OWN and not _is_bookkeeping(name):
                 self._read(value, prefix + name, depth)
+        for name, hook in hooks_of(module):
+            self._read(hook, prefix + name, depth)
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             self._attributes(tensor, prefix + name, depth)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
@@ -231,6 +252,13 @@ def _is_of_units(value: Any) -> bool:
 def _package(value: Any) -> str:
     where = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
     return (where or "").partition(".")[0]
+
+
+def _function(hook: Any) -> Any:
+    """Return the function behind a hook."""
+    while isinstance(hook, functools.partial | MethodType):
+        hook = hook.func if isinstance(hook, functools.partial) else hook.__func__
+    return hook
 
 
 def _is_ours(value: Any) -> bool:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from harness.models.base import Batch
-
-Pass = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""Positional and keyword inputs of one forward."""
 
 
 def interlude(model: nn.Module, evaluate: Callable[[], object], device: torch.device) -> None:
@@ -37,7 +33,7 @@ def interlude(model: nn.Module, evaluate: Callable[[], object], device: torch.de
     np.random.rand()  # noqa: NPY002 (as above)
 
 
-def smaller(given: Pass) -> list[Pass]:
+def smaller(given: Batch) -> list[Batch]:
     """Return smaller micro-batches made of `given`, smallest first, and at last `given` itself.
 
     Cut are rows, and the second dimension too where tokens have one and all tensors of more than one
@@ -52,27 +48,26 @@ def smaller(given: Pass) -> list[Pass]:
     return [*found, given]
 
 
-def _tensors(given: Pass) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves((given[0], dict(given[1])))  # noqa: SLF001 (no public name)
+def _tensors(given: Batch) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves((given.inputs, dict(given.keywords), given.targets))  # noqa: SLF001 (no public name)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _shared(given: Pass, dimension: int) -> int:
+def _shared(given: Batch, dimension: int) -> int:
     """Return the size of a dimension in all tensors that have it; 0 where they do not agree."""
     sizes = {tensor.size(dimension) for tensor in _tensors(given) if tensor.dim() > dimension}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _has_integers(given: Pass) -> bool:
+def _has_integers(given: Batch) -> bool:
     return any(tensor.dtype is torch.int64 and tensor.dim() > 1 for tensor in _tensors(given))
 
 
-def _cut(given: Pass, rows: int, columns: int | None) -> Pass:
+def _cut(given: Batch, rows: int, columns: int | None) -> Batch:
     def cut(tensor: Tensor) -> Tensor:
         share = tensor.detach()[:rows] if tensor.dim() else tensor.detach()
         if columns is not None and tensor.dim() > 1:
             share = share[:, :columns]
         return share.clone().requires_grad_(tensor.requires_grad)
 
-    batch = Batch(inputs=given[0], targets=None, keywords=given[1]).changed(cut)
-    return batch.inputs, batch.keywords
+    return given.changed(cut)

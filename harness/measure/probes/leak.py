@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from harness.measure.gloo.wait import settled_collectives
 from harness.measure.memory.locator import Locator
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.estimate.ledger import Kind, Life, is_storage
+from strategies.estimate.ledger import Kind, Ledger, Life, is_storage
 from strategies.estimate.live_storages import LiveStorages
 
 STEPS = 20
@@ -33,10 +34,12 @@ class Growth:
 
     Fields:
         live_bytes: bytes of live storages made since the first step began, after each.
+        made_by: operator and module that made most of what lives at the end.
         is_garbage: what has grown lives in reference cycles until Python collects garbage.
     """
 
     live_bytes: tuple[int, ...]
+    made_by: str = ""
     is_garbage: bool = False
 
     @property
@@ -46,7 +49,15 @@ class Growth:
         return max(0, min((after - before for before, after in itertools.pairwise(later)), default=0))
 
 
-def growth(trainee: Trainee, batch: Callable[[], Any], *, seed: int, device: torch.device) -> Growth:
+def growth(
+    trainee: Trainee,
+    batch: Callable[[], Any],
+    *,
+    seed: int,
+    device: torch.device,
+    dp_rank: int = 0,
+    anywhere: Callable[[bool], bool] = bool,
+) -> Growth:
     """Return what `trainee` holds after each of up to `STEPS` steps, none of which garbage is collected in.
 
     Args:
@@ -54,26 +65,44 @@ def growth(trainee: Trainee, batch: Callable[[], Any], *, seed: int, device: tor
         batch: returns a new copy of the batch at each call.
         seed: seed of every step.
         device: device that computes.
+        dp_rank: index of the rank's batch among all data-parallel ones.
+        anywhere: says whether something was seen on any rank; all take as many steps.
     """
-    live = LiveStorages(Locator(trainee.model, {}), device=device.type, is_host=lambda: False)
+    locator = Locator(trainee.model, {})
+    live = LiveStorages(locator, device=device.type, is_host=lambda: False)
     found: list[int] = []
-    with _without_collections(), settled_collectives(), live:
+    with _without_collections(), settled_collectives(), locator, live:
         for step in range(STEPS):
-            with seeded(seed, step=step, dp_rank=0, device=device):
-                _step(trainee, batch())
+            with seeded(seed, step=step, dp_rank=dp_rank, device=device):
+                _step(trainee, batch(), locator)
             found.append(live.ledger.total(_is_made))
-            if step + 1 >= _FIRST_STEPS and not Growth(live_bytes=tuple(found)).bytes_per_step:
+            if step + 1 >= _FIRST_STEPS and not anywhere(
+                bool(Growth(live_bytes=tuple(found)).bytes_per_step)
+            ):
                 break
+        made_by = _largest(live.ledger)
         gc.collect()
         is_garbage = live.ledger.total(_is_made) <= found[0]
-    return Growth(live_bytes=tuple(found), is_garbage=is_garbage)
+    return Growth(live_bytes=tuple(found), made_by=made_by, is_garbage=is_garbage)
 
 
-def _step(trainee: Trainee, batch: Any) -> None:
+def _largest(ledger: Ledger) -> str:
+    """Return who made most of the bytes that live."""
+    made: Counter[str] = Counter()
+    for life in ledger.lives:
+        if _is_made(life):
+            made[f"{life.op} in {life.module!r}"] += life.nbytes
+    return max(made, key=made.__getitem__, default="")
+
+
+def _step(trainee: Trainee, batch: Any, locator: Locator) -> None:
     """Train by one step of which nothing is left but the state of the optimizer."""
+    locator.phase = "forward"
     trainee.zero_grad()
     _, loss = trainee.forward(batch)
+    locator.phase = "backward"
     trainee.backward(loss)
+    locator.phase = "optimizer"
     trainee.update()
     trainee.zero_grad()
 

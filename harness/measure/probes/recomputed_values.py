@@ -24,7 +24,10 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _aten = torch.ops.aten
-_COPIES = ("aten.detach", "aten.alias", "aten.clone", "aten.copy_", "aten.lift", "prim.", "c10d")
+_COPIES = (
+    *("aten.detach", "aten.alias", "aten.clone", "aten.copy_", "aten.lift", "prim."),
+    *("c10d", "_c10d_functional"),  # what has not arrived yet holds anything
+)
 _UNWRITTEN = ("aten.empty", "aten.new_empty", "aten.resize", "aten.set_")
 """Operators of bookkeeping, which forward need not have run, and those whose results hold nothing yet."""
 
@@ -78,15 +81,19 @@ class RecomputedValues:
         count: values that were looked up.
         first: the first divergence; `None` where there is none.
         margins: margin of each `topk`, in the order of forward.
+        forward_operators: those that forward ran.
     """
 
     operators: tuple[str, ...]
     count: int
     first: Divergence | None
     margins: tuple[Margin, ...] = ()
+    forward_operators: tuple[str, ...] = ()
 
 
-def recomputed_values(trainee: Trainee, batch: Any, *, seed: int, device: torch.device) -> RecomputedValues:
+def recomputed_values(
+    trainee: Trainee, batch: Any, *, seed: int, device: torch.device, dp_rank: int = 0
+) -> RecomputedValues:
     """Return how the recomputations of one step of `trainee` compare with its forward.
 
     Args:
@@ -94,10 +101,11 @@ def recomputed_values(trainee: Trainee, batch: Any, *, seed: int, device: torch.
         batch: what it reads, on `device`.
         seed: seed of what the step draws.
         device: device that computes.
+        dp_rank: index of the rank's batch among all data-parallel ones.
     """
     locator = Locator(trainee.model, {})
     values = _Values(locator)
-    with seeded(seed, step=0, dp_rank=0, device=device), settled_collectives(), locator, values:
+    with seeded(seed, step=0, dp_rank=dp_rank, device=device), settled_collectives(), locator, values:
         trainee.zero_grad()
         _, loss = trainee.forward(batch)
         locator.phase = "backward"
@@ -140,7 +148,13 @@ class _Values(OperatorMode):
             for place, (module, scores, chosen) in enumerate(self._choices)
         )
         operators = tuple(dict.fromkeys(operator for operator, _ in self._runs))
-        return RecomputedValues(operators=operators, count=self._count, first=self._first, margins=margins)
+        return RecomputedValues(
+            operators=operators,
+            count=self._count,
+            first=self._first,
+            margins=margins,
+            forward_operators=tuple(self._known),
+        )
 
     def _look_up(self, name: str, result: Any) -> None:
         module = self._locator.module

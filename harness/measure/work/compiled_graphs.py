@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
-from harness.measure.work.flops import called, flops_of
+from strategies.estimate.flops import called, flops_of
 
 _BACKWARD = "is_backward"
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.measure.work.flops import called, flops_of, is_causal, repeated_scores
 from harness.records.measured import MeasuredWork
+from strategies.estimate.flops import called, flops_of, is_causal, repeated_scores
 from strategies.estimate.operator_mode import OperatorMode
 
-# no work of the model: checkpointing detaches what it stashes, and fake tensors are asked for their device
-_BOOKKEEPING = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
+# no work of the model: checkpointing detaches what it stashes
+_BOOKKEEPING = torch.ops.aten.detach.default
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -27,62 +28,105 @@ class OperatorListener(Protocol):
         """Take an operator, what it was given, what it gave, and its FLOPs."""
 
 
+class CountedOperator(NamedTuple):
+    """One operator of a step.
+
+    Fields:
+        phase: `forward`, `backward` or `optimizer`.
+        name: name and overload.
+        is_recomputed: a forward operator of the backward pass, and no bookkeeping.
+        flops: those of the call.
+        repeated_flops: those of them that a backward kernel of attention computes once more.
+        is_causal: attention with a causal mask.
+        collective: its name in records, `None` of what is none.
+        payload_bytes: bytes of the collective.
+    """
+
+    phase: str
+    name: str
+    is_recomputed: bool
+    flops: int
+    repeated_flops: int
+    is_causal: bool
+    collective: str | None
+    payload_bytes: int
+
+
 class WorkCounter(OperatorMode):
     """Counts the operators between `__enter__` and `__exit__`; of DTensors, those on their local tensors.
 
     Args:
         locator: says where in the step an operator runs.
         listener: is told of each.
+
+    Attributes:
+        operators: those so far, in order of time.
     """
 
     def __init__(self, locator: Locator, listener: OperatorListener | None = None) -> None:
         super().__init__()
         self._locator = locator
         self._listener = listener
-        self._flops: Counter[str] = Counter()
-        self._recomputed_flops = 0
-        self._repeated_in_kernels = 0
-        self._causal_flops = 0
-        self._recomputed_ops: Counter[str] = Counter()
-        self._collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.operators: list[CountedOperator] = []
+        self._known: dict[CountedOperator, CountedOperator] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and count it."""
         result = func(*args, **kwargs)
         func, args = called(func, args)
         flops = flops_of(func, args, kwargs, result)
-        self._count(func, flops)
-        if flops:
-            self._repeated_in_kernels += repeated_scores(func, args, flops)
-            self._causal_flops += flops if is_causal(func, args, kwargs) else 0
-        self._count_collective(func, args, result)
-        if self._listener is not None and func not in _BOOKKEEPING:
+        is_work = func is not _BOOKKEEPING
+        collective = collective_name(func)
+        counted = CountedOperator(
+            phase=self._locator.phase,
+            name=str(func),
+            is_recomputed=is_work and self._locator.is_recomputing,
+            flops=flops,
+            repeated_flops=repeated_scores(func, args, flops) if flops else 0,
+            is_causal=flops > 0 and is_causal(func, args, kwargs),
+            collective=collective,
+            payload_bytes=0 if collective is None else payload_bytes(args, result),
+        )
+        self.operators.append(self._known.setdefault(counted, counted))
+        if self._listener is not None and is_work:
             self._listener.heard(func, args, kwargs, result, flops=flops)
         return result
 
     def report(self) -> MeasuredWork:
         """Return the counts so far."""
-        return MeasuredWork(
-            forward_flops=self._flops["forward"],
-            backward_flops=self._flops["backward"],
-            recomputed_flops=self._recomputed_flops,
-            kernel_recomputed_flops=self._repeated_in_kernels,
-            causal_attention_flops=self._causal_flops,
-            recomputed_ops=dict(sorted(self._recomputed_ops.items())),
-            calls=dict(self._locator.calls),
-            collectives={phase: dict(self._collectives[phase]) for phase in PHASES},
-            collective_bytes={phase: dict(self._collective_bytes[phase]) for phase in PHASES},
-        )
+        return work_of(self.operators, self._locator.calls)
 
-    def _count(self, func: Any, flops: int) -> None:
-        self._flops[self._locator.phase] += flops
-        if self._locator.is_recomputing and func not in _BOOKKEEPING:
-            self._recomputed_ops[str(func)] += 1
-            self._recomputed_flops += flops
 
-    def _count_collective(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        name = collective_name(func)
-        if name is not None:
-            self._collectives[self._locator.phase][name] += 1
-            self._collective_bytes[self._locator.phase][name] += payload_bytes(args, result)
+def work_of(operators: Iterable[CountedOperator], calls: Mapping[str, int]) -> MeasuredWork:
+    """Return the work of a step.
+
+    Args:
+        operators: all of the step.
+        calls: forward calls by block, recomputation included.
+    """
+    flops: Counter[str] = Counter()
+    recomputed_ops: Counter[str] = Counter()
+    collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    recomputed_flops = repeated_flops = causal_flops = 0
+    for each, count in Counter(operators).items():
+        flops[each.phase] += count * each.flops
+        repeated_flops += count * each.repeated_flops
+        causal_flops += count * each.flops * each.is_causal
+        if each.is_recomputed:
+            recomputed_ops[each.name] += count
+            recomputed_flops += count * each.flops
+        if each.collective is not None:
+            collectives[each.phase][each.collective] += count
+            collective_bytes[each.phase][each.collective] += count * each.payload_bytes
+    return MeasuredWork(
+        forward_flops=flops["forward"],
+        backward_flops=flops["backward"],
+        recomputed_flops=recomputed_flops,
+        kernel_recomputed_flops=repeated_flops,
+        causal_attention_flops=causal_flops,
+        recomputed_ops=dict(sorted(recomputed_ops.items())),
+        calls=dict(calls),
+        collectives={phase: dict(collectives[phase]) for phase in PHASES},
+        collective_bytes={phase: dict(collective_bytes[phase]) for phase in PHASES},
+    )

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from harness.records.record import STATUSES, Record, is_baseline
 from harness.records.verdict import VERDICTS
-from harness.report.content.columns import first_line, is_like_baseline, mark, notes, number_cell, ratio
+from harness.report.content.columns import (
+    NOTHING,
+    first_line,
+    is_like_baseline,
+    mark,
+    notes,
+    number_cell,
+    ratio,
+)
 from harness.report.content.columns import ratio_with_interval as interval
 from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
 from harness.report.facts import quantities
@@ -42,7 +50,8 @@ def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
     """Return how all trials ended, with the first that must not be trusted and the first that failed."""
     records = sweep.records
     statuses = Counter(record.status for record in records)
-    verdicts = Counter(record.verdict for record in records)
+    is_plan = statuses["predicted"] == len(records)  # which shows nothing
+    verdicts = Counter() if is_plan else Counter(record.verdict for record in records)
     ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
     ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
     line: list[LinePart] = [_count(len(records), "records"), " trial" if len(records) == 1 else " trials"]
@@ -77,11 +86,17 @@ def _what_was_trained(sweep: SweepRecords) -> Statement:
         parts += [" with ", size, f" of parameters{ranks}"]
     found = [f"{words} {experiment[key]}" for key, words in _SIZES.items() if key in experiment]
     found += [str(experiment[key]) for key in ("dtype", "optimizer") if experiment.get(key)]
-    device = first.record.environment.get("device") or "an unknown device"
-    cpu = " (CPU)" if is_on_cpu(first.record) and device != "cpu" else ""
     others = f", {first.other_fields}" if first.other_fields else ""
-    parts += ["".join(f", {each}" for each in found), others, f", on {device}{cpu}: {_meshes(sweep)}."]
+    parts += ["".join(f", {each}" for each in found), others, f", {_where(first.record)}: {_meshes(sweep)}."]
     return sentence(*parts, of=sweep.entries)
+
+
+def _where(record: Record) -> str:
+    """Return the device of a trial, or what a plan is for."""
+    if record.outlook is not None:
+        return f"predicted for {record.outlook.hardware or 'any hardware'}"
+    device = record.environment.get("device") or "an unknown device"
+    return f"on {device}{' (CPU)' if is_on_cpu(record) and device != 'cpu' else ''}"
 
 
 def _meshes(sweep: SweepRecords) -> str:
@@ -236,7 +251,7 @@ def _saving(entry: Entry) -> Line:
     """Return `full saves 49% of the peak memory (24.2 MiB of 47.1 MiB)`, or what it needs."""
     saved, whole = entry.number(quantities.PEAK_SAVING), entry.number(quantities.BASELINE_PEAK)
     shown = mark(entry).text
-    name: Line = (CodeText(text=entry.choice), "" if shown == "neutral" else f" ({shown})")
+    name: Line = (CodeText(text=entry.choice), "" if shown in {"neutral", NOTHING} else f" ({shown})")
     share = entry.number(quantities.PEAK_SHARE)
     if saved is None or share is None or whole is None:
         return (*name, " needs ", *_peak(entry))

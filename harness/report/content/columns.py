@@ -43,6 +43,8 @@ def notes(record: Record) -> Iterator[str]:
     if unread := record.parity and joined(link.uncompared for link in record.parity.links):
         more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
         yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
+    if record.probes is not None:
+        yield from (f"probes: {each}" for each in record.probes.notes)
     yield from plan_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"
@@ -76,6 +78,11 @@ def differences(record: Record) -> Iterator[str]:
     """Yield the first difference from the twin in time, and that of every link of the chain."""
     if record.verdict == "differs" and record.parity is not None:
         yield from record.parity.differences()
+    probes = record.probes
+    if record.verdict == "differs" and probes is not None:
+        finding = (f"{each.reason} (probe {each.probe})",) if (each := probes.finding) is not None else ()
+        recomputed = (f"recomputation: {probes.recomputation}",) if probes.recomputation else ()
+        yield from (*finding, *recomputed, *((probes.cause,) if probes.cause else ()))
 
 
 def phases_of(by_phase: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
@@ -86,6 +93,8 @@ def phases_of(by_phase: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
 def mark(entry: Entry) -> Mark:
     """Return the verdict, with what explains it."""
     record, about = entry.record, "; ".join(notes(entry.record))
+    if record.status == "predicted" and record.parity is None:
+        return Mark(text=NOTHING, about=about)
     if record.verdict == "neutral" and record.parity is not None and record.parity.level == "tolerance":
         return Mark(text="neutral (tolerance)", about=about)
     return Mark(text=record.verdict, about=about)
@@ -104,13 +113,15 @@ def ratio_with_interval(entry: Entry) -> Line:
     )
     if median is None or low is None or high is None:
         return (NOTHING,)
+    if entry.record.status == "predicted":  # there was nothing to sample
+        return (median,)
     return (median, " [", low, ", ", high, "]")
 
 
 def is_like_baseline(entry: Entry) -> bool:
     """Whether a step time was measured that cannot be told from the baseline's."""
     time = entry.record.time
-    if time is None or time.ratio_to_baseline is None:
+    if time is None or time.ratio_to_baseline is None or entry.record.status == "predicted":
         return False
     return not is_distinguishable(time.ratio_to_baseline)
 
@@ -119,6 +130,13 @@ def peak(entry: Entry) -> Line:
     """Return the peak, marked where it is what a GPU would need and not this CPU."""
     line = number_cell(entry, quantities.PEAK)
     return (*line, " ", AS_ON_GPU) if entry.is_as_on_gpu else line
+
+
+def _predicted_peak(entry: Entry) -> Line:
+    """Return the predicted peak, marked where the trial holds other bytes than were predicted."""
+    line = number_cell(entry, quantities.PREDICTED_PEAK)
+    wrong = quantities.missed(entry.record)
+    return (*line, " ", Mark(text="≠", about=f"measured otherwise: {', '.join(wrong)}")) if wrong else line
 
 
 def number_cell(entry: Entry, quantity: Quantity) -> Line:
@@ -163,7 +181,7 @@ _CELLS: dict[str, Callable[[Entry], Line]] = {
     "peak": peak,
     "step time vs baseline": ratio,
     "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
-    "predicted peak": _number(quantities.PREDICTED_PEAK),
+    "predicted peak": _predicted_peak,
     "tokens/s": lambda entry: (entry.speed(quantities.TOKENS_PER_S) or NOTHING,),
     "MFU / HFU": _utilisation,
     "collectives": _collectives,

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from harness.records.record import Record
 from harness.report.content.answer import answer, differing, ending
 from harness.report.content.details import MOST_DETAILED, detailed, details
 from harness.report.content.figures import MOST_BARS, figures
+from harness.report.content.predicted_tables import beside_measured, fastest, outlooks
 from harness.report.content.tables import (
     collectives,
     commands,
     environment,
     failures,
     first_differences,
-    prediction,
     remarks,
     results,
     savings,
@@ -33,6 +34,7 @@ def document(sweep: SweepRecords) -> Document:
     """Return the report on `sweep`; parts that no record has numbers for are left out."""
     chosen, found = detailed(sweep), workloads(sweep)
     sections = (
+        Section(key="plan", title="Plan", statements=fastest(sweep), items=_filled([outlooks(sweep)])),
         Section(
             key="trials",
             title="Trials",
@@ -43,10 +45,14 @@ def document(sweep: SweepRecords) -> Document:
             key="parity",
             title="Is the mathematics unchanged?",
             statements=first_differences(sweep),
-            items=_filled([verdicts(sweep)]),
+            items=_filled(
+                [verdicts(sweep)] if {each.status for each in sweep.records} - {"predicted"} else []
+            ),
         ),
         Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
-        Section(key="traffic", title="More numbers", items=_filled([collectives(chosen), prediction(sweep)])),
+        Section(
+            key="traffic", title="More numbers", items=_filled([beside_measured(sweep), collectives(chosen)])
+        ),
         Section(
             key="details",
             title="Each trial",
@@ -79,7 +85,7 @@ def partial(*sweeps: SweepRecords) -> str:
 def subtitle(sweep: SweepRecords) -> Line:
     """Return where and when the sweep ran, and whether more of it is to come."""
     environments = [record.environment for record in sweep.records]
-    devices = Counter(str(each["device"]) for each in environments if each.get("device"))
+    devices = Counter(device for record in sweep.records if (device := _device(record)) is not None)
     torches = sorted({str(each["torch"]) for each in environments if each.get("torch")})
     times = sorted(record.finished_at for record in sweep.records)
     where = ", ".join(device for device, _ in devices.most_common(_MOST_DEVICES))
@@ -91,6 +97,14 @@ def subtitle(sweep: SweepRecords) -> Line:
         total = waiting + len(sweep.entries)
         parts.append(f"partial: {len(sweep.entries)} of {total} trials have a record")
     return (" · ".join(filter(None, parts)),)
+
+
+def _device(record: Record) -> str | None:
+    """Return what a trial ran on, or what a plan is for."""
+    if record.outlook is not None:
+        return f"plan for {record.outlook.hardware or 'any hardware'}"
+    device = record.environment.get("device")
+    return str(device) if device else None
 
 
 def _chapter(number: int, workload: Workload) -> Chapter:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.records.fields import encode
+from harness.records.predicted_step import Outlook, SolvedField
 from harness.records.record import Record
 from harness.report.content.columns import NOTHING, failure
 from harness.report.content.terminal_table import Sheet
@@ -23,21 +24,6 @@ KERNELS = (
     "Bytes and FLOPs follow the CPU's kernels, because torch cannot fake CUDA's:\n"
     "workspaces of CUDA's kernels, and what its allocator loses, are not in them."
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SolvedField:
-    """The field that a point was solved for.
-
-    Fields:
-        field: its name on the command line.
-        value: the largest or smallest value that fits; `None` where none does.
-        is_limit: whether nothing beyond the value is possible, whatever the memory.
-    """
-
-    field: str
-    value: int | None
-    is_limit: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +55,19 @@ class PlannedPoint:
     @property
     def fits(self) -> bool | None:
         """Whether the step fits; `None` where no hardware was named or nothing is predicted."""
-        if self.usable_bytes is None or self.needed_bytes is None:
-            return None
-        return self.needed_bytes <= self.usable_bytes
+        return self.outlook.fits
+
+    @property
+    def outlook(self) -> Outlook:
+        """What the record of the point says beside its prediction."""
+        return Outlook(
+            state=self.state,
+            hardware=self.hardware,
+            usable_bytes=self.usable_bytes,
+            needed_bytes=self.needed_bytes,
+            is_stand_in=self.is_stand_in,
+            solved=self.solved,
+        )
 
     @property
     def speed(self) -> float | None:
@@ -91,7 +87,7 @@ class PlannedPoint:
             "state": self.state,
         }
         solved = {} if self.solved is None else {"solved": encode(self.solved)}
-        return self.record.to_dict() | further | solved
+        return replace(self.record, outlook=self.outlook).to_dict() | further | solved
 
 
 def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:

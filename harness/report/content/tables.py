@@ -207,22 +207,6 @@ def collectives(entries: Sequence[Entry]) -> Table:
     )
 
 
-def prediction(sweep: SweepRecords) -> Table:
-    """Return predicted and measured peaks, and how far they are apart."""
-    shown = (quantities.PREDICTED_PEAK, quantities.PEAK, quantities.PREDICTED_SHARE)
-    return Table(
-        key="predictions",
-        title="Predicted and measured peak",
-        columns=("trial", "predicted", "measured", "predicted of measured"),
-        rows=tuple(
-            ((entry.trial,), *(number_cell(entry, quantity) for quantity in shown))
-            for entry in sweep.entries
-            if entry.number(quantities.PREDICTED_SHARE) is not None
-        ),
-        is_folded=True,
-    )
-
-
 def environment(sweep: SweepRecords) -> Table:
     """Return on what and how it was measured: every value that occurs."""
     rows: list[tuple[Line, ...]] = []

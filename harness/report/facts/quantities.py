@@ -6,12 +6,13 @@ name the same field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, cast
 
 from harness.records.merge_ranks import Memory, Time, Work
+from harness.records.predicted_step import PredictedStep
 from harness.records.record import Record
 from harness.report.facts.number_words import Unit
 
@@ -84,7 +85,6 @@ PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, Unit.SHARE)
 PEAK_SAVING = Quantity(unit=Unit.SHARE, read=lambda record: 1 - PEAK_SHARE.read(record))
 """Share of the baseline's peak that a trial does without; below zero where it needs more."""
 
-PREDICTED_SHARE = _quotient(PREDICTED_PEAK, PEAK, Unit.UTILISATION)
 ALLOCATOR: Sequence[tuple[str, Quantity]] = (
     ("peak requested", _memory(lambda memory: some(memory.allocator).peak_requested_bytes)),
     ("peak allocated", _memory(lambda memory: some(some(memory.allocator).peak_allocated_bytes))),
@@ -113,6 +113,37 @@ STEP_TIMES: Sequence[tuple[str, Quantity]] = (
     ("90th percentile", _time(lambda time: time.step_time_s.p90, Unit.SECONDS)),
 )
 """Step times by their names in words."""
+
+NEEDED = Quantity(unit=Unit.BYTES, read=lambda record: some(some(record.outlook).needed_bytes))
+USABLE = Quantity(unit=Unit.BYTES, read=lambda record: some(some(record.outlook).usable_bytes))
+
+
+def _predicted(read: Callable[[PredictedStep], float | None], unit: Unit = Unit.BYTES) -> Quantity:
+    return Quantity(unit=unit, read=lambda record: some(read(some(record.predicted))))
+
+
+PREDICTED: Mapping[str, tuple[Quantity, Quantity]] = {
+    "peak": (PREDICTED_PEAK, PEAK),
+    "saved": (_predicted(lambda step: step.saved_bytes), SAVED),
+    "host peak": (_predicted(lambda step: step.host_peak_bytes), HOST_PEAK),
+    "parameters": (_predicted(lambda step: step.parameter_bytes), PARAMETERS),
+    "gradients": (_predicted(lambda step: step.gradient_bytes), GRADIENTS),
+    "optimizer": (_predicted(lambda step: step.optimizer_bytes), OPTIMIZER),
+    "forward FLOPs": (_predicted(lambda step: step.forward_flops, Unit.FLOPS), FORWARD_FLOPS),
+    "backward FLOPs": (_predicted(lambda step: step.backward_flops, Unit.FLOPS), BACKWARD_FLOPS),
+    "offloaded": (_predicted(lambda step: step.offloaded_bytes), OFFLOADED),
+}
+"""Numbers that are predicted exactly, each as predicted and as measured, by their names in words."""
+
+
+def missed(record: Record) -> list[str]:
+    """Return the names of those numbers of `PREDICTED` that were measured otherwise."""
+    found = ((name, one.of(record), other.of(record)) for name, (one, other) in PREDICTED.items())
+    return [name for name, one, other in found if None not in (one, other) and one != other]
+
+
+PREDICTED_TIME = (_predicted(lambda step: step.step_time_s, Unit.SECONDS), STEP_TIME)
+"""The step time as predicted for named hardware, and as measured."""
 
 ERROR_RANK = Quantity(unit=Unit.COUNT, read=lambda record: some(some(record.error).rank))
 

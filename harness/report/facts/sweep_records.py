@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from harness.records.claims import is_abandoned
 from harness.records.record import Record, validate
-from harness.records.store import Store, Unreadable, parsed
+from harness.records.store import Store, Unreadable, parsed, trial_id
 from harness.report.facts.document import LinePart, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
@@ -148,6 +149,8 @@ class SweepRecords:
 
 def is_on_cpu(record: Record) -> bool:
     """Whether the ranks of a trial computed on a CPU, whose host memory is the memory of the device."""
+    if record.outlook is not None and record.outlook.is_stand_in:
+        return False
     return bool(record.environment) and record.environment.get("driver") is None
 
 
@@ -264,9 +267,27 @@ def _kept(path: Path) -> list[Record]:
         values = parsed(path.read_text(encoding="utf-8"))
         if not isinstance(values, list):
             _refuse(f"must be a list of records, got a {type(values).__name__}")
-        return _each_once([validate(value) for value in values])
+        return _each_once(_told_apart([_with_hardware(validate(value)) for value in values]))
     except ValueError as error:
         raise UnreadableError(f"{path}: {error}") from error
+
+
+def _with_hardware(record: Record) -> Record:
+    """Return a point of a plan with what it is planned for among its fields: points differ in that too."""
+    if record.outlook is None or record.outlook.hardware is None:
+        return record
+    return replace(record, experiment=record.experiment | {"hardware": record.outlook.hardware})
+
+
+def _told_apart(records: list[Record]) -> list[Record]:
+    """Return `records` with ids of their own for points of a plan that are there for several hardwares."""
+    counts = Counter(record.trial_id for record in records if record.outlook is not None)
+    return [
+        replace(record, trial_id=trial_id(record.experiment))
+        if counts[record.trial_id] > 1 and "hardware" in record.experiment
+        else record
+        for record in records
+    ]
 
 
 def _each_once(records: list[Record]) -> list[Record]:

@@ -22,6 +22,8 @@ class Axis(NamedTuple):
         size: number of positions of the axis.
         span: number of dimensions that are seen as one.
         before, behind: positions in front of the axis and behind it, which no chunk has.
+        low, high: the halo: neighbouring positions of the dimension that a chunk has beside its own, in front
+            and behind, where the dimension has them. Only axes of one dimension, which repeat once, have one.
     """
 
     dim: int
@@ -30,6 +32,8 @@ class Axis(NamedTuple):
     span: int = 1
     before: int = 0
     behind: int = 0
+    low: int = 0
+    high: int = 0
 
     @property
     def dims(self) -> range:
@@ -46,6 +50,34 @@ class Axis(NamedTuple):
         """Whether the chunks together are the whole tensor."""
         return self.size == self.extent
 
+    @property
+    def core(self) -> Axis:
+        """The axis without its halo."""
+        return self._replace(low=0, high=0) if self.has_halo else self
+
+    @property
+    def has_halo(self) -> bool:
+        """Whether chunks overlap."""
+        return bool(self.low or self.high)
+
+    def covers(self, other: Axis) -> bool:
+        """Whether chunks of the axis hold those of another one."""
+        return self.low >= other.low and self.high >= other.high and self.core == other.core
+
+    def with_halo_of(self, other: Axis) -> Axis:
+        """Return the axis whose chunks hold those of both."""
+        return self._replace(low=max(self.low, other.low), high=max(self.high, other.high))
+
+    def places(self, start: int, length: int) -> tuple[int, int]:
+        """Return the first and the end position of the dimension that a chunk has, its halo included.
+
+        Args:
+            start, length: positions of the axis.
+        """
+        first = (self.before + start) * self.inner - self.low
+        end = (self.before + start + length) * self.inner + self.high
+        return max(first, 0), min(end, self.extent * self.inner)
+
     def at(self, dim: int, span: int = 1) -> Axis:
         """Return the same axis inside other dimensions."""
         return self._replace(dim=dim, span=span)
@@ -59,8 +91,12 @@ class Axis(NamedTuple):
         return self._width(shape) // self.extent
 
     def share(self, nbytes: int) -> int:
-        """Return the bytes that all chunks have of a tensor of `nbytes`."""
+        """Return the bytes that all chunks have of a tensor of `nbytes`, without their halos."""
         return nbytes * self.size // self.extent
+
+    def halo_bytes(self, nbytes: int) -> int:
+        """Return the bytes of the halo of one chunk of a tensor of `nbytes`."""
+        return nbytes * (self.low + self.high) // (self.extent * self.inner)
 
     def is_one_stride(self, tensor: Tensor) -> bool:
         """Whether the dimensions of the axis lie in `tensor` as one would."""
@@ -86,8 +122,10 @@ def through_view(source: Sequence[int], target: Sequence[int], axis: Axis) -> Ax
     """Return the axis of a tensor of shape `source` after a view to shape `target`.
 
     A view keeps the order of elements, so the axis keeps its stride in that order. `None` means that no
-    neighbouring dimensions of the target hold the whole axis.
+    neighbouring dimensions of the target hold the whole axis, or that the axis has a halo.
     """
+    if axis.has_halo:
+        return None
     stride = axis.inner * prod(source[axis.dim + axis.span :])
     top = stride * axis.extent
     below, last, bottom = 1, None, 1
@@ -112,9 +150,9 @@ def through_slice(target: Sequence[int], axis: Axis, first: int, width: int) -> 
         width: positions of the new dimension.
 
     Returns:
-        `None` where positions of the axis are cut off, or parts of a position.
+        `None` where positions of the axis are cut off, or parts of a position, or the axis has a halo.
     """
-    if axis.span > 1 or axis.outer(target) > 1 or first % axis.inner or width % axis.inner:
+    if axis.has_halo or axis.span > 1 or axis.outer(target) > 1 or first % axis.inner or width % axis.inner:
         return None
     before = axis.before + first // axis.inner
     behind = width // axis.inner - before - axis.size

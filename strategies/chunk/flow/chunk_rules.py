@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from strategies.chunk.flow.axes import Axis, through_slice, through_view
 from strategies.chunk.flow.chunk_region import Axes
+from strategies.chunk.flow.row_window import ROWS, RowWindow
 from strategies.estimate.operator_cost import is_view, remembered
 
 _aten = torch.ops.aten
@@ -131,6 +132,15 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | Non
         return None if source is None else ((source,), (axis,))
     if groups_of(node) > 1 and axis.dim == 1:
         return _axes_of_groups(node, axis, shape_of(node))
+    if axis.has_halo and (node.target in SHAPED or node.target in FACTORIES):
+        return None
+    window = window_of(node)
+    if window is not None and index == 0 and axis.dim == ROWS:
+        return _axes_of_rows(node, window, axis)
+    return _inputs_by_rules(node, index, axis)
+
+
+def _inputs_by_rules(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | None:
     values = _outputs(node)
     if index >= len(values) or not isinstance(values[index], Tensor):
         return None
@@ -164,6 +174,10 @@ def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
     if groups_of(node) > 1 and slot == 0 and axis.dim == 1:
         axes = _axes_of_groups(node, axis, shape_of(source))
         return [] if axes is None else [each for each in axes[1] if each is not None]
+    window = window_of(node)
+    if window is not None and slot == 0 and axis.dim == ROWS:
+        passed = window.passed(axis, _outputs(node)[0].shape)
+        return [] if passed is None else [passed]
     ways = [
         [way.outs[0] for way in rules_of(node) if way.ins[slot] == dim and way.outs[0] not in {None, SUM}]
         for dim in _wide(axis, shape_of(source))
@@ -175,6 +189,36 @@ def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
         except _Apart:
             continue
     return [each for each in found if each is not None]
+
+
+@remembered
+def window_of(node: fx.Node) -> RowWindow | None:
+    """Return which rows an operator on pictures takes; `None` for one that takes no rows beside its own."""
+    if node.op != "call_function" or node.target not in _WINDOWED:
+        return None
+    given = _given(node)
+    if node.target is _aten.upsample_nearest2d.default:
+        source, made = shape_of(slots(node)[0])[ROWS], shape_of(node)[ROWS]
+        is_whole = made % source == 0 and given["scales_h"] in {None, made / source}
+        return RowWindow(factor=made // source) if is_whole else None
+    if node.target is _aten.convolution.default:
+        kernel, is_cut = shape_of(slots(node)[1])[ROWS], not given["transposed"]
+    else:
+        kernel, is_cut = given["kernel_size"][0], not given["ceil_mode"]
+    stride = given["stride"][0] if given["stride"] else kernel
+    dilation = given.get("dilation", [1])[0]
+    window = RowWindow(stride=stride, padding=given["padding"][0], reach=dilation * (kernel - 1) + 1)
+    is_pool = node.target is _aten.avg_pool2d.default  # it counts the rows that it makes up
+    return None if not is_cut or window == RowWindow() or (is_pool and window.padding) else window
+
+
+def _axes_of_rows(node: fx.Node, window: RowWindow, axis: Axis) -> tuple[Axes, Axes] | None:
+    made = _outputs(node)
+    found = window.axes(axis, shape_of(slots(node)[0]), made[0].shape)
+    if found is None:
+        return None
+    taken, given = found
+    return (taken, *[None] * (len(slots(node)) - 1)), (given, *[None] * (len(made) - 1))
 
 
 def is_slice_along(node: fx.Node, axis: Axis) -> bool:
@@ -453,6 +497,14 @@ _POINTWISE = frozenset(
         _aten.rsqrt.default,
         _aten.hardswish.default,
         _aten.detach.default,
+    }
+)
+_WINDOWED = frozenset(
+    {
+        _aten.convolution.default,
+        _aten.max_pool2d_with_indices.default,
+        _aten.avg_pool2d.default,
+        _aten.upsample_nearest2d.default,
     }
 )
 _OPERATORS: dict[Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]], str] = {

@@ -24,7 +24,9 @@ from strategies.chunk.flow.chunk_rules import (
     shape_of,
     slots,
     sums,
+    window_of,
 )
+from strategies.chunk.flow.row_window import ROWS
 from strategies.estimate.operator_cost import is_view, remembered
 
 _ATTEMPTS = 12
@@ -36,7 +38,7 @@ class _Decided:
     """What has been decided.
 
     Fields:
-        axes, needs: axes of the outputs and of the inputs of members, in the order of the decisions.
+        axes, needs: axes of the outputs and of the inputs of members, in the order in which these joined.
         firm: bit mask of the members that must not also run in front of the loop.
         before: bit mask of the nodes that must run in front of the loop.
     """
@@ -45,16 +47,25 @@ class _Decided:
     needs: dict[fx.Node, Axes] = field(default_factory=dict)
     firm: int = 0
     before: int = 0
+    _earlier: list[tuple[fx.Node, Axes | None, Axes]] = field(default_factory=list)
+
+    def decide(self, node: fx.Node, outs: Axes, ins: Axes) -> None:
+        """Make a node a member, or give a member other axes."""
+        self._earlier.append((node, self.axes.get(node), self.needs.get(node, ())))
+        self.axes[node], self.needs[node] = outs, ins
 
     def mark(self) -> tuple[int, int, int]:
         """Return what `undo_to` needs to forget all decisions from now on."""
-        return len(self.axes), self.firm, self.before
+        return len(self._earlier), self.firm, self.before
 
     def undo_to(self, mark: tuple[int, int, int]) -> None:
         count, self.firm, self.before = mark
-        while len(self.axes) > count:
-            self.axes.popitem()
-            self.needs.popitem()
+        while len(self._earlier) > count:
+            node, outs, ins = self._earlier.pop()
+            if outs is None:
+                del self.axes[node], self.needs[node]
+            else:
+                self.axes[node], self.needs[node] = outs, ins
 
 
 class RegionGrower:
@@ -110,7 +121,7 @@ class RegionGrower:
         )
 
     def _enter(self, node: fx.Node, outs: Axes, ins: Axes, state: _Decided) -> None:
-        state.axes[node], state.needs[node] = outs, ins
+        state.decide(node, outs, ins)
         if node not in self._free:
             state.firm |= 1 << self._inside[node]
 
@@ -118,20 +129,21 @@ class RegionGrower:
         """Make a chunk of `node` available in the loop; false if members need it along another axis."""
         if node.target is not operator.getitem or isinstance(node.args[0].meta["val"], Tensor):  # type: ignore[union-attr]
             return self._demand_output(node, 0, axis, state)
-        if node in state.axes:
-            return state.axes[node] == (axis,)
+        if node in state.axes and _covers(state.axes[node], 0, axis):
+            return True
         maker, index = node.args
         if not self._demand_output(maker, index, axis, state):  # type: ignore[arg-type]
             return False
         if maker in state.axes:
-            self._enter(node, (axis,), (axis,), state)
+            made = state.axes[maker][index]  # type: ignore[index]
+            self._enter(node, (made,), (made,), state)
         else:
             state.before |= self._ancestors.get(node, 0)
         return True
 
     def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
         if node in state.axes:
-            return index < len(state.axes[node]) and state.axes[node][index] == axis
+            return _covers(state.axes[node], index, axis) or self._widen(node, index, axis, state)
         found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
         if found is not None:
             ins, outs = found
@@ -142,6 +154,24 @@ class RegionGrower:
             state.undo_to(earlier)  # its inputs are cut in another way: a chunk of its whole value will do
         state.before |= self._ancestors.get(node, 0)
         return True
+
+    def _widen(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
+        """Give the chunks of a member a halo that its users need; false where they need another axis."""
+        made = state.axes[node][index] if index < len(state.axes[node]) else None
+        if made is None or made.core != axis.core:
+            return False
+        found = inputs_for(node, index, made.with_halo_of(axis))
+        if found is None:
+            return False
+        ins, outs = found
+        earlier = state.mark()
+        self._enter(node, outs, ins, state)
+        for part in (user for user in node.users if user.target is operator.getitem and user in state.axes):
+            self._joins_as_part(part, state)
+        if all(self._take(source, need, state) for source, need in zip(slots(node), ins, strict=True)):
+            return True
+        state.undo_to(earlier)
+        return False
 
     def _take(self, source: fx.Node, axis: Axis | None, state: _Decided) -> bool:
         if axis is not None:
@@ -167,7 +197,7 @@ class RegionGrower:
             given = state.axes.get(source)
             if not given or given[0] is None or state.before >> self._inside[source] & 1:
                 continue
-            for axis in output_for(node, slot, given[0]):
+            for axis in output_for(node, slot, given[0].core):
                 earlier = state.mark()
                 is_member = self._demand_output(node, 0, axis, state) and node in state.axes
                 if is_member and not state.firm & state.before:
@@ -223,6 +253,12 @@ class RegionGrower:
         return before, after
 
 
+def _covers(made: Axes, index: int, axis: Axis) -> bool:
+    """Whether chunks of an output are made that hold those along `axis`."""
+    given = made[index] if index < len(made) else None
+    return given is not None and given.covers(axis)
+
+
 def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> list[fx.Node]:
     """Return the members without copies that no other member uses."""
     used: set[fx.Node] = set()
@@ -242,7 +278,7 @@ def seeds_of(node: fx.Node) -> list[RegionSeed]:
     if not isinstance(value, Tensor) or not value.numel():
         return []
     found = [
-        RegionSeed(node=node, axis=whole(dim, value.shape), way=("dim", dim))
+        RegionSeed(node=node, axis=_evenly(node, whole(dim, value.shape)), way=("dim", dim))
         for dim, size in enumerate(value.shape)
         if size > 1
     ]
@@ -261,6 +297,23 @@ def seeds_of(node: fx.Node) -> list[RegionSeed]:
         if 1 < groups < sum(channels):
             found.append(RegionSeed(node=node, axis=Axis(1, channels[0] // groups, groups), way=("groups",)))
     return found
+
+
+def _evenly(node: fx.Node, axis: Axis) -> Axis:
+    """Return the axis of rows in steps of those that an operator near by repeats together."""
+    near = [node] if axis.dim == ROWS else []
+    for each in near:  # grows
+        window = window_of(each)
+        if window is not None and window.factor > 1 and axis.size % window.factor == 0:
+            return axis._replace(inner=window.factor, size=axis.size // window.factor)
+        if len(near) < _FAR:
+            near += [source for source in each.all_input_nodes if _has_rows(source, axis.size)]
+    return axis
+
+
+def _has_rows(node: fx.Node, rows: int) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() > ROWS + 1 and value.shape[ROWS] == rows
 
 
 def _parts(node: fx.Node, dim: int) -> list[tuple[int, Axis]]:

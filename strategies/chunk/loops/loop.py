@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -51,9 +52,14 @@ class LoopInput:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all chunks."""
+        """Bytes of all chunks, without their halos."""
         whole_bytes = bytes_of(self.node.meta["val"])
         return whole_bytes if self.axis is None else self.axis.share(whole_bytes)
+
+    @property
+    def halo_bytes(self) -> int:
+        """Bytes of one chunk that others have too."""
+        return 0 if self.axis is None else self.axis.halo_bytes(bytes_of(self.node.meta["val"]))
 
     @property
     def is_copied(self) -> bool:
@@ -113,6 +119,7 @@ class Loop:
         losses: members that make a loss of each row in the memory of scores, each with the logarithm of the
             softmax of these.
         backward: memory of the body in backward, which runs it again for its gradients.
+        widest: axis along which an input is taken, where members need it with several halos, by need.
     """
 
     region: ChunkRegion
@@ -124,6 +131,7 @@ class Loop:
     overwrites: Mapping[fx.Node, Overwrite] = field(default_factory=dict)
     losses: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     backward: BodyMemory | None = None
+    widest: Mapping[tuple[fx.Node, Axis | None], Axis] = field(default_factory=dict)
 
     @property
     def chunks(self) -> int:
@@ -138,9 +146,9 @@ class Loop:
         """Return what input `slot` of a member takes from outside; `None` for what the body makes."""
         source, need = slots(node)[slot], self.region.needs[node][slot]
         made = self.region.axes.get(source)
-        if need is not None and made and (node.target is operator.getitem or made[0] == need):
+        if need is not None and made and (node.target is operator.getitem or made[0].covers(need)):  # type: ignore[union-attr]
             return None
-        return LoopInput(node=source, axis=need)
+        return LoopInput(node=source, axis=self.widest.get((source, need), need))
 
     def updates(self, operand: LoopInput) -> bool:
         """Whether members write to an input, running statistics that nobody else takes."""
@@ -198,7 +206,7 @@ class Loop:
         for index, node in enumerate(self.region.members):
             for operand, span in copied.items():
                 if span[0] == index:
-                    step(set(), {operand: operand.nbytes}, {})
+                    step(set(), {operand: operand.nbytes}, {operand: operand.halo_bytes})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
             held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
             for source in self._local_sources(node):
@@ -249,7 +257,8 @@ class Loop:
         }
         made = storages.made[node].items()
         growing: dict[Key, int] = {key: cut[key].share(size) for key, size in made if key in cut}
-        return growing, {key: size for key, size in made if key not in cut}
+        fixed = {key: cut[key].halo_bytes(size) if key in cut else size for key, size in made}
+        return growing, {key: size for key, size in fixed.items() if size or key not in cut}
 
     def _aliased(self, node: fx.Node, copied: Iterable[LoopInput], storages: Storages) -> Iterator[LoopInput]:
         """Yield the copied chunks that a member's value lies on."""
@@ -274,13 +283,19 @@ class Loop:
         """Return the time of all runs."""
         share = self.length / self.size
         body = sum(
-            cost_of(node).seconds(machine, share=share)
+            cost_of(node).seconds(machine, share=share * self._repeated(node))
             for node in self.region.members
             if node.target is not operator.getitem
         )
         copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
         copied += sum(operand.nbytes for operand in self.inputs if operand.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
+
+    def _repeated(self, node: fx.Node) -> float:
+        """Return the rows that a member makes in one chunk / those that belong to the chunk."""
+        axes = self.region.axes[node]
+        axis = axes[0] if axes else None
+        return 1.0 if axis is None else 1.0 + (axis.low + axis.high) / (axis.inner * self.length)
 
 
 def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -306,7 +321,15 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
     if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
         return None
     empty = BodyMemory(size=size, totals=())
-    loop = Loop(region=region, size=size, length=length, inputs=(), outputs=tuple(outputs), memory=empty)
+    loop = Loop(
+        region=region,
+        size=size,
+        length=length,
+        inputs=(),
+        outputs=tuple(outputs),
+        memory=empty,
+        widest=_widest(region),
+    )
     inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
     chains = _overwritten_scores(loop, outside)
     over = {chain[0]: Overwrite(log_softmax_over, frozenset(chain[1:])) for chain in chains.values()}
@@ -317,6 +340,21 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
         losses={loss: chain[0] for loss, chain in chains.items()},
     )
     return replace(loop, memory=loop.body(storages))
+
+
+def _widest(region: ChunkRegion) -> dict[tuple[fx.Node, Axis | None], Axis]:
+    """Return the axes with which inputs are taken that members need with several halos, by value and need."""
+    needed: dict[tuple[fx.Node, Axis], set[Axis]] = {}
+    for node in region.members:
+        for source, need in zip(slots(node), region.needs[node], strict=True):
+            if need is not None:
+                needed.setdefault((source, need.core), set()).add(need)
+    return {
+        (source, need): reduce(Axis.with_halo_of, needs)
+        for (source, _), needs in needed.items()
+        if len(needs) > 1
+        for need in needs
+    }
 
 
 def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
@@ -349,7 +387,8 @@ def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
         return []
     axes = [region.axes[node] for node in used]
     return [
-        LoopOutput(node=node, axis=each[0] if each else None) for node, each in zip(used, axes, strict=True)
+        LoopOutput(node=node, axis=each[0].core if each and each[0] else None)
+        for node, each in zip(used, axes, strict=True)
     ]
 
 

@@ -38,7 +38,8 @@ def take_chunk(tensor: Tensor, axis: Axis, start: int, length: int, *, copy: boo
     """
     dim, is_one_piece = axis.dim, axis.outer(tensor.shape) == 1
     if axis.span == 1 and is_one_piece:
-        chunk = tensor.narrow(dim, (axis.before + start) * axis.inner, length * axis.inner)
+        first, end = axis.places(start, length)
+        chunk = tensor.narrow(dim, first, end - first)
     else:
         chunk = _part(tensor, axis, start, length).flatten(dim, dim + 2)
         chunk = chunk.unflatten(dim, (*[1] * (axis.span - 1), -1))
@@ -62,6 +63,18 @@ def write_chunk(buffer: Tensor, axis: Axis, start: int, chunk: Tensor) -> None:
     else:
         part = chunk.flatten(dim, last).unflatten(dim, (outer, length, axis.inner))
         _part(buffer, axis, start, length).copy_(part)
+
+
+def add_chunk(total: Tensor, axis: Axis, start: int, length: int, chunk: Tensor) -> None:
+    """Add a chunk of an axis with a halo to the positions of `total` that it has."""
+    first, end = axis.places(start, length)
+    total.narrow(axis.dim, first, end - first).add_(chunk)
+
+
+def narrowed(chunk: Tensor, given: Axis, wanted: Axis, start: int, length: int) -> Tensor:
+    """Return the part of a chunk of the axis `given` that a chunk of the axis `wanted` is."""
+    first, end = wanted.places(start, length)
+    return chunk.narrow(wanted.dim, first - given.places(start, length)[0], end - first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,10 +239,12 @@ class ChunkLoop(nn.Module):
         return buffers
 
     def spans(self, inputs: Sequence[Tensor]) -> list[tuple[int, int]]:
-        """Return start and length of each chunk; of more than three that do the same without data, of two."""
+        """Return start and length of each chunk; without data, of more than three of those that differ."""
         starts: Sequence[int] = range(0, self.size, self.length)
         if any(isinstance(operand, FakeTensor) for operand in inputs) and not _is_watched():
-            starts = starts if self.chunks <= _FEW else starts[:2]
+            meets_border = any(axis is not None and axis.has_halo for axis in self.axes)
+            few = (*starts[:2], starts[-1]) if meets_border else starts[:2]
+            starts = starts if self.chunks <= _FEW else few
         return [(start, min(self.length, self.size - start)) for start in starts]
 
 
@@ -271,7 +286,7 @@ def _backward(
     ]
     totals: list[Tensor | None] = []
     for leaf, axis, is_wanted in zip(leaves, loop.axes, wanted, strict=True):
-        is_added_to = axis is None or not axis.is_complete
+        is_added_to = axis is None or axis.has_halo or not axis.is_complete
         totals.append(_total(leaf, is_sum=is_added_to) if is_wanted else None)
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
@@ -314,7 +329,11 @@ def _backward_chunk(
     if outputs:
         torch.autograd.backward(outputs, given)
     for chunk, total, axis in zip(chunks, totals, loop.axes, strict=True):
-        if total is not None and axis is not None:
+        if total is not None and axis is not None and axis.has_halo:
+            if chunk.grad is not None:
+                add_chunk(total, axis, start, length, chunk.grad)
+            chunk.grad = None
+        elif total is not None and axis is not None:
             gradient = total.new_zeros(()).expand(chunk.shape) if chunk.grad is None else chunk.grad
             write_chunk(total, axis, start, gradient)
             chunk.grad = None

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from strategies.chunk.flow.axes import Axis
-from strategies.chunk.flow.chunk_rules import FACTORIES, SHAPED, groups_of, is_slice_along, slots
+from strategies.chunk.flow.chunk_rules import (
+    FACTORIES,
+    SHAPED,
+    groups_of,
+    is_slice_along,
+    slots,
+    window_of,
+)
+from strategies.chunk.flow.row_window import ROWS
 from strategies.chunk.loops.accumulating_products import product
 from strategies.chunk.loops.backward import differentiable, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
@@ -23,9 +31,11 @@ from strategies.chunk.running.runtime import (
     call_giving,
     call_under,
     dense_strides,
+    narrowed,
     take_chunk,
     write_chunk,
 )
+from strategies.chunk.running.windowed_rows import run_on_rows
 from strategies.estimate.in_place_reuse import Overwrite
 
 _aten = torch.ops.aten
@@ -173,16 +183,13 @@ class _BodyWriter:
         """Return the body."""
         for node in self._loop.region.members:
             self._add(node)
-        results = tuple(self._made[node] for node in self._outputs) if not self._is_writing else None
+        results = tuple(self._result(node) for node in self._outputs) if not self._is_writing else None
         self._graph.output(results)
         return fx.GraphModule({}, self._graph, "body")
 
     def _add(self, node: fx.Node) -> None:
         loop, graph = self._loop, self._graph
-        operands = [(source, loop.local(node, slot)) for slot, source in enumerate(slots(node))]
-        inputs = iter(
-            [self._made[source] if operand is None else self._taken(operand) for source, operand in operands]
-        )
+        inputs = iter([self._input(node, slot) for slot in range(len(slots(node)))])
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))
         if node in self._buffers and self._outputs[node].adds_in_place:
             graph.call_function(ADDING[node.target], (self._buffers[node], *args))
@@ -194,11 +201,35 @@ class _BodyWriter:
         else:
             self._call(node, args, kwargs)  # type: ignore[arg-type]
         if node in self._buffers:
-            self._write(self._buffers[node], self._outputs[node].axis, self._made[node])
+            self._write(self._buffers[node], self._outputs[node].axis, self._result(node))
+
+    def _input(self, node: fx.Node, slot: int) -> fx.Node:
+        """Return what a member takes in the body, without what it does not need of a halo."""
+        source, need = slots(node)[slot], self._loop.region.needs[node][slot]
+        operand = self._loop.local(node, slot)
+        if operand is not None:
+            return self._narrowed(self._taken(operand), operand.axis, need)
+        made = None if node.target is operator.getitem else self._loop.region.axes[source][0]
+        return self._narrowed(self._made[source], made, need)
+
+    def _result(self, node: fx.Node) -> fx.Node:
+        """Return what the body makes of an output of the loop, without a halo."""
+        axes = self._loop.region.axes[node]
+        return self._narrowed(self._made[node], axes[0] if axes else None, self._outputs[node].axis)
+
+    def _narrowed(self, made: fx.Node, given: Axis | None, wanted: Axis | None) -> fx.Node:
+        if given is None or wanted is None or given == wanted:
+            return made
+        return self._graph.call_function(narrowed, (made, given, wanted, self._start, self._length))
 
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, graph = self._local(node, args), self._graph
-        made = graph.create_node("call_function", self._called(node), args, kwargs, name=node.name)
+        called, args = self._called(node), self._local(node, args)
+        axes, window = self._loop.region.axes[node], window_of(node)
+        if window is not None and axes and axes[0] is not None and axes[0].dim == ROWS:
+            taken: Any = (self._loop.region.needs[node][0], axes[0])
+            args = (called, window, taken, (self._start, self._length), *args)
+            called = run_on_rows
+        made = self._graph.create_node("call_function", called, args, kwargs, name=node.name)
         made.meta["val"] = node.meta["val"]
         self._made[node] = made
 

@@ -11,18 +11,17 @@ of its own. Solved to optimality by HiGHS (Huangfu, Hall 2018, doi:10.1007/s1253
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from operator import attrgetter
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from strategies.errors import StrategyError
+from strategies.estimate.scipy_modules import scipy
 from strategies.shard.model.graph import Choice, ModelGraph, Node
 from strategies.shard.model.module_options import NodeOption
 from strategies.shard.model.placement_state import WHOLE, State
@@ -182,7 +181,7 @@ class _Variables:
 
     def minimise(self, objective: Size, rows: list[_Row]) -> Choice | None:
         costs = np.array([objective(option) for option in self._options])
-        optimize = _scipy("optimize")
+        optimize = scipy("optimize")
         solution = optimize.milp(
             costs / (costs.max() or 1.0),
             integrality=np.ones(len(costs)),
@@ -206,14 +205,9 @@ def _constraints(rows: list[_Row], variables: int) -> Any:
     row_of = [row for row, each in enumerate(rows) for _ in each.coefficients]
     column_of = [at for each in rows for at in each.coefficients]
     values = [value for each in rows for value in each.coefficients.values()]
-    matrix = _scipy("sparse").csr_array((values, (row_of, column_of)), shape=(len(rows), variables))
+    matrix = scipy("sparse").csr_array((values, (row_of, column_of)), shape=(len(rows), variables))
     bounds = [row.low for row in rows], [row.high for row in rows]
-    return _scipy("optimize").LinearConstraint(matrix, *bounds)
-
-
-def _scipy(name: str) -> ModuleType:
-    """Return a part of SciPy, an import of half a second that only those pay who solve a program."""
-    return importlib.import_module(f"scipy.{name}")
+    return scipy("optimize").LinearConstraint(matrix, *bounds)
 
 
 def _undominated(options: tuple[NodeOption, ...]) -> list[NodeOption]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,8 @@ def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
 
 @pytest.mark.parametrize("name", sorted(ac_variants))
 def test_a_variant_is_named_by_its_module(name: str) -> None:
-    assert name_of(ac_variants[name]()) == name
+    fields: dict[str, Any] = {"fraction": 0.9} if name == "budget" else {}
+    assert name_of(ac_variants[name](**fields)) == name
 
 
 def test_refuses_a_recipe_that_says_nothing() -> None:
@@ -188,6 +190,11 @@ def test_the_twin_of_what_is_compiled(line: str, twin: tuple[str, str]) -> None:
         pytest.param("compile=inductor", 1e-3, id="generated kernels round otherwise"),
         pytest.param("compile=inductor dtype=bf16", 1e-1, id="in half precision"),
         pytest.param("compile=inductor ac=full", None, id="AC under the same compiler"),
+        pytest.param("compile=aot_eager dtype=bf16", None, id="kernels alike in half precision"),
+        pytest.param("compile=aot_eager model.dropout=0.1", None, id="kernels alike with dropout"),
+        pytest.param(
+            "compile=aot_eager dtype=bf16_mixed model.dropout=0.1", 1e-1, id="dropout in half precision"
+        ),
     ],
 )
 def test_the_tolerance_of_a_compiler(line: str, relative: float | None) -> None:
@@ -206,6 +213,7 @@ def test_the_tolerance_of_a_compiler(line: str, relative: float | None) -> None:
             "ac=nested compile_scope=model": "compile_scope: model leaves no calls of modules for ac=nested to follow; use blocks",
             "ac=nested ac.labels={layers.0.feed_forward:[0]}": "ac.labels: 'layers.0.feed_forward' lies inside a compiled block, whose calls no tape follows; label blocks, or use compile=none",
             "ac=full mesh=tp2": "compile_order: ac_first does not suit mesh.tp=2: torch does not compile regions of sharded tensors; use compile_order=compile_first",
+            "ac=compiler_budget mesh=tp2": "mesh.tp: must be 1 for ac=compiler_budget, got 2: torch's partitioner cannot size the device mesh in graphs of sharded tensors; use mesh=shard2 or another ac",
             "ac=full wrap_order=call_site": "compile_order: ac_first needs wrap_order=inside_fsdp: with call_site regions stand around what is compiled; use compile_order=compile_first",
             "ac=full compile_order=compile_first compile_scope=model": "compile_order: compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled model can be made a region; use compile_scope=blocks or compile_order=ac_first",
         }

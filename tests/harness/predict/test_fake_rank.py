@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.predict.fake_rank import fake_step
+from harness.predict.fake_rank import fake_step, step_log
 from tests.harness.composing import experiment_of
 from tests.harness.predict.measured_step import measured_step, step_of_rank
 from tests.rank_pool import RankPool
@@ -41,7 +41,7 @@ def _rows(common: Mapping[str, str], further: Mapping[str, str]) -> list[Any]:
 def test_one_rank_is_predicted_to_the_byte(line: str) -> None:
     size = _TOKENS if "vit" not in line else _SMALL
     experiment = experiment_of(f"{size} {line}")
-    predicted, measured = fake_step(experiment, "cpu"), measured_step(experiment)
+    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), measured_step(experiment)
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.observation == measured.observation
 
@@ -79,7 +79,7 @@ def test_meshes_of_two_dimensions(line: str, pool4: RankPool) -> None:
 
 def _compare(line: str, pool: RankPool) -> None:
     experiment = experiment_of(f"{_TOKENS} {line}")
-    predicted, measured = fake_step(experiment, "cpu"), pool.run(step_of_rank, experiment)[0]
+    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), pool.run(step_of_rank, experiment)[0]
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.observation == measured.observation
 
@@ -107,4 +107,4 @@ def _compare(line: str, pool: RankPool) -> None:
 )
 def test_what_cannot_be_predicted_is_refused(line: str, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        fake_step(experiment_of(f"{_TOKENS} {line}"), device)
+        fake_step(step_log(experiment_of(f"{_TOKENS} {line}"), device), device)

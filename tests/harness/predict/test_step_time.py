@@ -27,15 +27,24 @@ _HARDWARE: dict[str, Any] = {
 }
 
 
-def operator(flops: int = 0, nbytes: int = 0, count: int = 1, dtype: str = "float32") -> OperatorCall:
+def operator(
+    flops: int = 0,
+    nbytes: int = 0,
+    count: int = 1,
+    dtype: str = "float32",
+    name: str = "aten.mm.default",
+    written: int = 0,
+    rows: int = 0,
+) -> OperatorCall:
     return OperatorCall(
         phase="forward",
-        name="aten.mm.default",
+        name=name,
         is_recomputed=False,
         dtype=dtype,
         flops=flops,
         read_bytes=nbytes,
-        written_bytes=0,
+        written_bytes=written,
+        rows=rows,
         count=count,
     )
 
@@ -93,6 +102,25 @@ def test_a_step_takes_the_sum_of_its_phases(calls: list[Any], seconds: float) ->
 def test_on_a_cpu_nothing_overlaps() -> None:
     times = timed_on(Hardware(device="cpu", **_HARDWARE))(trace(COMPUTED, collective(), copy("to_host", 30)))
     assert times.step_s == 22.0 + 5.0 + 30.0
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        pytest.param(operator(flops=1000, rows=3), 21.0, id="a matrix product with few rows"),
+        pytest.param(operator(flops=1000, rows=0), 11.0, id="one whose rows limit nothing"),
+        pytest.param(
+            operator(flops=1000, name="aten._scaled_dot_product_flash_attention.default"),
+            21.0,
+            id="attention",
+        ),
+        pytest.param(operator(name="aten.gelu.default", written=80), 40.0, id="a function of 20 elements"),
+        pytest.param(operator(name="aten.add.Tensor", written=80), 9.0, id="arithmetic"),
+    ],
+)
+def test_what_keeps_an_operator_from_the_peak(call: OperatorCall, seconds: float) -> None:
+    slow = _HARDWARE | {"half_rows": 3, "attention_share": 0.5, "functions_per_s": 0.5}
+    assert timed_on(Hardware(device="cpu", **slow))(trace(call)).step_s == seconds
 
 
 def test_a_dtype_without_a_rate_is_refused() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.predict.fake_rank import FakeStep, fake_step
+from harness.predict.fake_rank import FakeStep, fake_step, step_log
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall
 from tests.harness.composing import experiment_of
 
@@ -19,7 +19,7 @@ _LINE = (
 
 
 def _step(line: str) -> FakeStep:
-    return fake_step(experiment_of(f"{_LINE} {line}"), "cpu")
+    return fake_step(step_log(experiment_of(f"{_LINE} {line}"), "cpu"), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def _bytes(copies: tuple[HostCopy, ...], direction: str) -> int:
 
 def test_a_collective_has_its_group() -> None:
     experiment = experiment_of(f"{_LINE} mesh=hsdp2x2")
-    step = fake_step(replace(experiment, mesh=replace(experiment.mesh, nodes=2)), "cpu")
+    step = fake_step(step_log(replace(experiment, mesh=replace(experiment.mesh, nodes=2)), "cpu"), "cpu")
     groups = {(call.name, call.group_size, call.crosses_nodes) for call in step.trace.collectives}
     assert groups == {("all_gather", 2, False), ("reduce_scatter", 2, False), ("all_reduce", 2, True)}
     for phase, payload in step.work.collective_bytes.items():

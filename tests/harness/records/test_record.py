@@ -20,6 +20,7 @@ from tests.harness.records_fixture import (
     experiment,
     failed,
     identity,
+    predicted_step,
     rank_result,
     record,
 )
@@ -572,7 +573,14 @@ def test_the_summary_is_flat() -> None:
 
 @pytest.mark.parametrize(("difference", "is_told"), [(0, False), (8, True)], ids=["as predicted", "not so"])
 def test_a_peak_that_was_not_predicted_is_told(*, difference: int, is_told: bool) -> None:
-    measured = rank_result()["memory"]["peak_bytes"]
-    found = build(identity(), OK, [rank_result()], predicted_peak_bytes=measured + difference)
-    said = f"predicted a peak of {measured + difference:,} bytes and measured {measured:,}"
+    measured = rank_result()["memory"]
+    step = predicted_step(measured, peak_bytes=difference, saved_bytes=difference)
+    found = build(identity(), OK, [rank_result()], predicted=step)
+    peak, saved = measured["peak_bytes"], measured["saved_bytes"]
+    said = (
+        f"predicted a peak of {peak + difference:,} bytes and measured {peak:,}; "
+        f"predicted that forward saves {saved + difference:,} bytes and measured {saved:,}"
+    )
     assert found.note == (said if is_told else None)
+    assert found.memory is not None
+    assert (found.predicted, found.memory.predicted_peak_bytes) == (step, peak + difference)

@@ -120,6 +120,19 @@ def test_unverified(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "unverified"
 
 
+PROBED = {"probe": "leak", "reason": "each step leaves more", "part": "leak", "name": "(live storages)"}
+
+
+@pytest.mark.parametrize("word", ["differs", "unverified"])
+def test_what_a_probe_finds_decides_where_parity_is_equal(word: str) -> None:
+    probed = rank_result() | {"probes": {"asked": ["leak"], "finding": PROBED | {"verdict": word}}}
+    found = record(experiment("full"), probed)
+    assert (found.verdict, found.reason) == (word, "each step leaves more")
+    assert found.probes is not None
+    drifting = probed | {"parity": probed["parity"] | {"gradients": UNEQUAL}}
+    assert record(experiment("full"), drifting).reason != "each step leaves more"
+
+
 @pytest.mark.parametrize(
     ("part", "word"),
     [

@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from harness.records.record import STATUSES, Ending, Record, build, refused
-from tests.harness.records_fixture import FINISHED, OK, PARTS, STARTED, experiment, identity, rank_result
+from tests.harness.records_fixture import (
+    FINISHED,
+    OK,
+    PARTS,
+    STARTED,
+    experiment,
+    identity,
+    predicted_step,
+    rank_result,
+)
 
 _MESHES = {
     "single": (1, 1, 1),
@@ -75,9 +84,10 @@ def _record(number: int, resolved: dict[str, Any], generator: random.Random) -> 
         ending = Ending(status=status, error=error, started_at=STARTED, finished_at=FINISHED)
         return build(who, ending, environment=_ENVIRONMENT)
     ranks = [_rank(rank, number, resolved, generator) for rank in range(2)]
-    predicted = generator.randrange(10**9, 10**11) if number % 4 == 0 else None
+    off_by = generator.randrange(10**9) if number % 8 == 0 else 0
+    predicted = predicted_step(ranks[0]["memory"], saved_bytes=off_by) if number % 4 == 0 else None
     ending = replace(OK, status=status)
-    return build(who, ending, ranks, environment=_ENVIRONMENT, predicted_peak_bytes=predicted)
+    return build(who, ending, ranks, environment=_ENVIRONMENT, predicted=predicted)
 
 
 def _rank(rank: int, number: int, resolved: dict[str, Any], generator: random.Random) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from harness.experiment import devices
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import RANKS_PER_CORE
 from harness.models import ModelSpec
+from harness.records.predicted_step import PredictedStep
 from harness.schema import experiment_fields, materialise
 from harness.trial.preflight import Preflight
 from harness.trial.without_memory import show
 from strategies.tracing.shadow import Shadow
 from tests.harness import user_models
 from tests.harness.composing import composed, experiment_of, point_of, refusal_of, rows
+from tests.harness.records_fixture import predicted_step, rank_result
 
 GROUPS = "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
 GPT_CLASSES = "CausalSelfAttention, Dropout, Embedding, FeedForward, GPTBlock, LayerNorm, Linear, ModuleList"
@@ -542,7 +544,7 @@ def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
     [
         pytest.param("model=mlp protocol=standard", 7, id="a trial that times long enough"),
         pytest.param("model=mlp protocol=smoke", None, id="a short trial"),
-        pytest.param("model=mlp protocol=standard chunk=minimum", None, id="chunks, planned once more"),
+        pytest.param("model=mlp protocol=standard chunk=minimum", 7, id="chunks, planned once more"),
         pytest.param("model=mlp protocol=standard mesh.device=cuda", None, id="kernels of CUDA"),
         pytest.param(
             "model=python model.factory=tests.harness.user_models:lines protocol=standard",
@@ -551,11 +553,21 @@ def _count_made(monkeypatch: pytest.MonkeyPatch, factory: str) -> list[None]:
         ),
     ],
 )
-def test_a_peak_is_predicted_where_it_costs_little(line: str, predicted: int | None) -> None:
+def test_a_step_is_predicted_where_it_costs_little(line: str, predicted: int | None) -> None:
     experiment = materialise(experiment_fields(composed([*line.split(), "data=synthetic"])))
-    assert Preflight(predicted=lambda _: 7).predicted_peak_bytes(experiment) == predicted
+    assert Preflight(predicted=_peak_of_seven).predicted_step(experiment, None) == _step(predicted)
 
 
 def test_what_is_done_is_not_predicted() -> None:
-    preflight = Preflight(lambda _: True, predicted=lambda _: 7)
-    assert preflight.predicted_peak_bytes(experiment_of("model=mlp protocol=standard")) is None
+    preflight = Preflight(lambda _: True, predicted=_peak_of_seven)
+    assert preflight.predicted_step(experiment_of("model=mlp protocol=standard"), None) is None
+
+
+def _peak_of_seven(*_: object) -> PredictedStep | None:
+    return _step(7)
+
+
+def _step(peak_bytes: int | None) -> PredictedStep | None:
+    return (
+        None if peak_bytes is None else predicted_step(rank_result()["memory"] | {"peak_bytes": peak_bytes})
+    )

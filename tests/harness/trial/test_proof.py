@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.links import chain
+from harness.measure.probes.probing import CONTROLS
 from harness.records.parity_result import (
     PARTS,
     Compared,
@@ -20,7 +21,7 @@ from harness.records.parity_result import (
     PartParity,
     first_of,
 )
-from harness.trial.proof import CONTROLS, Prover
+from harness.trial.proof import Prover
 from tests.harness.composing import experiment_of
 from tests.toy_trainee import toy_batches, toy_trainee
 

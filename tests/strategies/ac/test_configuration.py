@@ -27,8 +27,10 @@ def test_yaml_has_the_name_and_every_field(path: str) -> None:
 
 
 # a budget has no default: nobody knows what a model may take
-@pytest.mark.parametrize("path", [path for path in VARIANTS if path != "chunk/budget"])
+@pytest.mark.parametrize("path", [path for path in VARIANTS if not path.endswith("/budget")])
 def test_yaml_makes_the_default_variant(path: str) -> None:
+    if path == "ac/torch_remat":
+        pytest.importorskip("torch_remat")
     written = OmegaConf.load(CONF / f"{path}.yaml")
     whole = OmegaConf.create({"model": {"layers_fqn": ""}, "written": written})
     values = OmegaConf.to_container(whole.written, resolve=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.estimate.ledger import Kind, Ledger, Life, Peak, is_storage
+from strategies.estimate.ledger import Kind, Ledger, Life, Peak
 
 
 def life(
@@ -69,41 +69,9 @@ def test_what_stood_before(mark: Kind, expected: Kind) -> None:
     assert ledger.lives[number].kind is expected
 
 
-def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
-    ledger = Ledger()
-    ledger.add_standing(life(100, kind=Kind.STANDING))
-    first = ledger.add(life(10, module="a"))
-    second = ledger.add(life(20, module="a"))
-    ledger.resize(second, 0, phase="forward", module="a")
-    ledger.add(life(5, module="b"))
-    ledger.resize(first, 0, phase="backward", module="b")
-    ledger.add(life(1, phase="backward", module="a"))
-    assert ledger.timeline(everything) == [
-        Peak(nbytes=130, phase="forward", module="a"),
-        Peak(nbytes=115, phase="forward", module="b"),
-        Peak(nbytes=105, phase="backward", module="b"),
-        Peak(nbytes=106, phase="backward", module="a"),
-    ]
-
-
 def test_the_largest_birth_of_each_operator_largest_first() -> None:
     ledger = Ledger()
     for op, nbytes in (("mm", 3), ("conv", 9), ("mm", 7)):
         number = ledger.add(life(nbytes, op=op, kind=Kind.WORKSPACE))
         ledger.resize(number, 0, phase="forward", module="m")
     assert list(ledger.largest(lambda one: one.kind is Kind.WORKSPACE).items()) == [("conv", 9), ("mm", 7)]
-
-
-def test_what_lives_at_the_peak_sums_to_it() -> None:
-    ledger = Ledger()
-    standing = ledger.add_standing(life(100, kind=Kind.STANDING))
-    first, hidden = ledger.add(life(10)), ledger.add(life(1000, kind=Kind.WORKSPACE))
-    ledger.resize(hidden, 0, phase="forward", module="m")
-    second = ledger.add(life(20))
-    ledger.resize(standing, 40, phase="backward", module="m")
-    ledger.resize(first, 0, phase="backward", module="m")
-    last = ledger.add(life(70))
-    assert ledger.at_peak(is_storage) == {standing: 100, first: 10, second: 20}
-    assert sum(ledger.at_peak(is_storage).values()) == ledger.peak(is_storage).nbytes
-    ledger.resize(last, 90, phase="backward", module="m")
-    assert ledger.at_peak(is_storage) == {standing: 40, second: 20, last: 90}

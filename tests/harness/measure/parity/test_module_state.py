@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.measure.parity.checksum import checksum
 from harness.measure.parity.module_state import StateChanges, module_state
 from tests.strategies.held_kinds import HELD, Slotted
 
@@ -216,3 +217,31 @@ def test_a_circle_ends() -> None:
     held: list[Any] = []
     held.append(held)
     assert names(held) == ["length of held"]
+
+
+def test_what_hooks_enclose_is_state() -> None:
+    seen: list[int] = []
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    model = nn.Sequential(nn.Identity())
+    model[0].register_forward_hook(count)
+    model[0].register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs)))
+    changes = StateChanges(model)
+    model(torch.ones(1))
+    changed = changes.names(module_state(model).values)
+    assert changed == {
+        "0.forward hook 0.calls",
+        "length of 0.forward pre-hook 0.seen",
+        "0.forward pre-hook 0.seen[0]",
+    }
+
+
+def test_a_storage_that_was_summed_up_can_be_resized() -> None:
+    tensor = torch.arange(4.0)
+    assert checksum(tensor) == checksum(tensor.clone()) != checksum(tensor + 1)
+    assert checksum(tensor[:0]) == 0
+    tensor.untyped_storage().resize_(0)

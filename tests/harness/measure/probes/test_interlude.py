@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from harness.measure.probes.interlude import interlude, smaller
+from harness.models.base import Batch
 
 
 def test_evaluates_without_gradients_and_puts_modes_back() -> None:
@@ -36,6 +37,6 @@ def test_evaluates_without_gradients_and_puts_modes_back() -> None:
     ],
 )
 def test_smaller(inputs: tuple[Any, ...], shapes: list[tuple[int, ...]]) -> None:
-    given: tuple[tuple[Any, ...], dict[str, Any]] = (inputs, {})
-    assert [tuple(positional[0].shape) for positional, _ in smaller(given)] == shapes
+    given = Batch(inputs=inputs, targets=None)
+    assert [tuple(each.inputs[0].shape) for each in smaller(given)] == shapes
     assert smaller(given)[-1] is given

@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.step import instrument
-from harness.measure.work.flops import flops_of
 from harness.models.base import Batch
 from harness.records.measured import MeasuredWork
+from strategies.estimate.flops import flops_of
 from tests.harness.measure.metered import Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
 
@@ -180,7 +180,7 @@ def test_torchs_registry_is_left_alone() -> None:
     source = """
 from torch.utils.flop_counter import flop_registry
 before = dict(flop_registry)
-import harness.measure.work.flops
+import strategies.estimate.flops
 assert flop_registry == before
 """
     subprocess.run([sys.executable, "-c", source], check=True)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from harness.experiment.experiment import Experiment
 from harness.records import record as records
-from harness.report.content.plan_table import KERNELS, PlannedPoint, SolvedField, plan_sheet
+from harness.records.predicted_step import SolvedField
+from harness.report.content.plan_table import KERNELS, PlannedPoint, plan_sheet
 from tests.harness import records_fixture
 from tests.harness.composing import experiment_of
 from tests.harness.predict.predicted import predicted

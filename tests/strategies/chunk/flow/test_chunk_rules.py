@@ -103,6 +103,54 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
         lambda x, w: functional.conv_transpose2d(x, w, stride=2),
         lambda: (image(), normal(6, 8, 2, 2)),
     ),
+    "rows of a convolution": (
+        lambda x, w, b: functional.conv2d(x.relu(), w, b, padding=1).relu(),
+        lambda: (image(), normal(8, 6, 3, 3), normal(8)),
+    ),
+    "rows of two convolutions": (
+        lambda x, v, w: x + functional.conv2d(functional.conv2d(x.relu(), v, padding=1).relu(), w, padding=2),
+        lambda: (image(), normal(6, 6, 3, 3), normal(6, 6, 5, 5)),
+    ),
+    "rows of a shortcut around a convolution": (
+        lambda x, v, w: functional.conv2d(y := x.relu(), v) + functional.conv2d(y.sigmoid(), w, padding=1),
+        lambda: (image(), normal(6, 6, 1, 1), normal(6, 6, 3, 3)),
+    ),
+    "every second row of a convolution": (
+        lambda x, w: functional.conv2d(x.relu(), w, stride=2, padding=1).relu(),
+        lambda: (image(), normal(8, 6, 3, 3)),
+    ),
+    "every second row of a wide convolution": (
+        lambda x, w: functional.conv2d(x.relu(), w, stride=2, padding=3).relu(),
+        lambda: (image(), normal(8, 6, 7, 7)),
+    ),
+    "every second row": (
+        lambda x, v, w: functional.conv2d(functional.conv2d(x, v, stride=2), w, padding=1),
+        lambda: (image(), normal(6, 6, 1, 1), normal(6, 6, 3, 3)),
+    ),
+    "rows of a dilated convolution": (
+        lambda x, w: functional.conv2d(x.relu(), w, dilation=2, padding=2).relu(),
+        lambda: (image(), normal(8, 6, 3, 3)),
+    ),
+    "rows of a convolution of channels": (
+        lambda x, w: functional.conv2d(x.relu(), w, groups=6, padding=1).relu(),
+        lambda: (image(), normal(6, 1, 3, 3)),
+    ),
+    "positions of a convolution": (
+        lambda x, w: functional.conv1d(x.relu(), w, padding=1).relu(),
+        lambda: (normal(2, 6, 8), normal(4, 6, 3)),
+    ),
+    "rows of pooling": (
+        lambda x, w: functional.conv2d(functional.max_pool2d(x, 3, 2, 1), w, padding=1),
+        lambda: (image(), normal(6, 6, 3, 3)),
+    ),
+    "rows of averages": (
+        lambda x, w: functional.avg_pool2d(functional.conv2d(x, w, padding=1), 2),
+        lambda: (image(), normal(6, 6, 3, 3)),
+    ),
+    "rows of a convolution of repeated rows": (
+        lambda x, w: functional.conv2d(functional.interpolate(x.relu(), scale_factor=2), w, padding=1),
+        lambda: (image(), normal(6, 6, 3, 3)),
+    ),
     "embedding": (
         lambda w, i: functional.embedding(i, w),
         lambda: (normal(9, 8), torch.randint(0, 9, (4, 6))),
@@ -205,12 +253,12 @@ class Function(nn.Module):
         return self.function(*inputs)
 
 
-def graph_of(name: str) -> tuple[fx.Graph, tuple[Tensor, ...]]:
+def graph_of(name: str, *, has_gradients: bool = False) -> tuple[fx.Graph, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     function, sample = CASES[name]
-    inputs = sample()
+    inputs = tuple(each.requires_grad_(has_gradients) for each in sample())
     shadow = Shadow.of(Function(function)).on(torch.device("cpu"))
-    with torch.no_grad():
+    with torch.set_grad_enabled(has_gradients):
         (scope,) = record_scopes(shadow, frozenset(), *shadowed(shadow, (inputs, {}), torch.device("cpu")))
     return scope.graph, inputs
 
@@ -251,6 +299,27 @@ def test_chunks_give_what_the_whole_gives(name: str, length: int) -> None:
             assert result.dtype is expected[loop_output.node].dtype
         tried += 1
     assert tried > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("rows of a c", "every second"))])
+@pytest.mark.parametrize("length", [1, 3])
+def test_gradients_of_overlapping_chunks_are_those_of_the_whole(name: str, length: int) -> None:
+    graph, inputs = graph_of(name, has_gradients=True)
+    window = [node for node in graph.nodes if node.op == "call_function"]
+    last = window[-1]
+    expected = torch.autograd.grad(values(graph, inputs)[last].square().sum(), inputs)
+    seed = next(seed for seed in seeds_of(last) if seed.way == ("dim", 2))
+    region = RegionGrower(window, lambda _: False).region(seed)
+    assert region is not None
+    assert region.members == window
+    loop = make_loop(region, {last}, length, Storages.of_graph(graph))
+    assert loop is not None
+    assert any(operand.axis is not None and operand.axis.has_halo for operand in loop.inputs)
+    known = dict(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))
+    module = chunk_loop(loop, is_unread=False)
+    result = module(*(known[operand.node] for operand in loop.inputs))
+    for found, gradient in zip(torch.autograd.grad(result.square().sum(), inputs), expected, strict=True):
+        assert (found - gradient).abs().max() <= 5e-6 * gradient.abs().max()
 
 
 def test_every_rule_is_tried() -> None:

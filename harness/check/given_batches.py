@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from harness.errors import ConfigError
-from harness.measure.probes.interlude import Pass
 from harness.models.base import Batch
 
 _SHAPES = "must be a tuple of positional inputs, a dict of keyword inputs, or a list of several of these"
 
 
-def step_of(passes: Sequence[Pass]) -> Batch:
-    """Return what one step reads: `passes`, one after the other."""
-    return Batch(inputs=tuple((inputs, dict(keywords)) for inputs, keywords in passes), targets=None)
-
-
-def passes_of(batch: Batch) -> Iterator[Pass]:
-    """Yield the passes of a step that `step_of` made."""
-    yield from batch.inputs
-
-
-def given_passes(batch: Any) -> tuple[Pass, ...]:
-    """Return the passes of what the caller gave.
+def given_batches(batch: Any) -> tuple[Batch, ...]:
+    """Return the micro-batches of what the caller gave.
 
     Raises:
         ConfigError: it is nothing of the kind, or cannot be copied for each step.
@@ -34,19 +23,19 @@ def given_passes(batch: Any) -> tuple[Pass, ...]:
     parts = batch if isinstance(batch, list) else [batch]
     if not parts:
         raise ConfigError("batch", f"{_SHAPES}, got an empty list")
-    passes = tuple(map(_pass, parts))
+    batches = tuple(map(_batch, parts))
     try:
-        copy.deepcopy(passes)
+        copy.deepcopy([(each.inputs, each.keywords) for each in batches])
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise ConfigError("batch", f"cannot be copied, and each step needs its own: {error}") from error
-    return passes
+    return batches
 
 
-def _pass(part: Any) -> Pass:
+def _batch(part: Any) -> Batch:
     if isinstance(part, Tensor):
-        return (part,), {}
+        return Batch(inputs=(part,), targets=None)
     if isinstance(part, Mapping):
-        return (), {str(name): value for name, value in part.items()}
+        return Batch(inputs=(), targets=None, keywords={str(name): value for name, value in part.items()})
     if isinstance(part, tuple):
-        return part, {}
+        return Batch(inputs=part, targets=None)
     raise ConfigError("batch", f"{_SHAPES}, got {type(part).__name__}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Self
@@ -22,16 +23,23 @@ _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """A name in a class, or among the globals of a Python module."""
 
     owner: Any
     name: str
 
+    def __str__(self) -> str:
+        owner = self.owner
+        is_file = isinstance(owner, dict)
+        return f"{owner['__name__'] if is_file else owner.__qualname__}.{self.name}"
+
     def get(self) -> Any:
+        """Return what is there."""
         return self.owner.get(self.name) if isinstance(self.owner, dict) else vars(self.owner).get(self.name)
 
     def put(self, value: Any) -> None:
+        """Let `value` be there."""
         if isinstance(self.owner, dict):
             self.owner[self.name] = value
         else:
@@ -42,13 +50,13 @@ class _Place:
 class _Kept:
     """What was at a place: the object, and its content where it has one that can be put back."""
 
-    place: _Place
+    place: Place
     value: Any
     kind: Kind | None
     content: Any
 
     @classmethod
-    def at(cls, place: _Place) -> _Kept:
+    def at(cls, place: Place) -> _Kept:
         value = place.get()
         kind = _writable(value)
         return cls(place, value, kind, None if kind is None else kind.read(value))
@@ -65,7 +73,7 @@ class OuterState:
     """State outside of a model, as it was when this was made."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = _places_of(model)
+        self._places = places_of(model)
         self._kept = self._read()
 
     def put_back(self) -> None:
@@ -93,25 +101,30 @@ class OuterState:
         return tuple(_Kept.at(place) for place in self._places)
 
 
-def _places_of(model: nn.Module) -> tuple[_Place, ...]:
+def places_of(model: nn.Module) -> tuple[Place, ...]:
     """Return the places of all classes of the modules of `model`, each once."""
     classes = {owner for module in model.modules() for owner in type(module).__mro__}
     ours = [owner for owner in classes if owner.__module__.partition(".")[0] not in _FOREIGN]
     return tuple({(id(each.owner), each.name): each for owner in ours for each in _places(owner)}.values())
 
 
-def _places(owner: type) -> Iterator[_Place]:
+def _places(owner: type) -> Iterator[Place]:
     for name, value in list(vars(owner).items()):
         if not name.startswith("__") and _is_state(value):
-            yield _Place(owner, name)
+            yield Place(owner, name)
         if isinstance(value, FunctionType):
             for used in value.__code__.co_names:
-                if _is_state(value.__globals__.get(used)):
-                    yield _Place(value.__globals__, used)
+                if (
+                    used in value.__globals__
+                    and not used.startswith("__")
+                    and _is_state(value.__globals__[used])
+                ):
+                    yield Place(value.__globals__, used)
 
 
 def _is_state(value: Any) -> bool:
-    return value is not None and (isinstance(value, CONSTANTS) or _writable(value) is not None)
+    """Say whether a name holds state: what may be filled later, such as a cache that begins as None, too."""
+    return isinstance(value, (*CONSTANTS, ContextVar)) or _writable(value) is not None
 
 
 def _writable(value: Any) -> Kind | None:

@@ -1,0 +1,249 @@
+"""Cells of the legality matrix: a variant, where it stands, on what, and what it is known to do wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+from bench.covering import Row, covering
+from bench.trials import experiments
+from harness.errors import ConfigError
+from harness.experiment.compilers import COMPILERS, ORDERS
+from harness.experiment.experiment import WRAP_ORDERS, Experiment
+from harness.trial.preflight import Preflight
+from strategies import StrategyError, ac_variants
+
+MESHES = ("single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2")
+DTYPES = ("fp32", "bf16", "bf16_mixed")
+DROPOUTS = (0.0, 0.1)
+SIZES = (
+    "model=gpt_nano",
+    "model.n_layers=2",
+    "model.width=32",
+    "model.hidden_width=64",
+    "data=synthetic",
+    "batch_size=4",
+    "sequence_length=16",
+    "protocol=parity",
+    "protocol.parity_steps=2",
+    "mesh.device=cpu",
+)
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"compiler_budget": {"budget": 0.1}}
+"""Options away from their default: a budget under which the compiler recomputes some of so small a model."""
+
+_OPTION_OF_FIELD = {
+    "variant": "ac",
+    "dropout": "model.dropout",
+    "early_stop": "ac.early_stop",
+    "preserve_rng_state": "ac.preserve_rng_state",
+}
+
+COMPILED_STRENGTH = 3
+"""Compiled cells that run hold every combination of so many values that any legal compiled cell has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One cell; a field that does not apply is `None`, so that equal experiments are one cell.
+
+    Fields:
+        variant: of AC.
+        mesh: name of the mesh.
+        wrap_order: of the experiment; `None` where the variant puts no region anywhere.
+        compile, compile_order: of the experiment; no order where nothing is compiled, or no region stands.
+        dtype: of the experiment.
+        dropout: probability.
+        early_stop, preserve_rng_state: of the variant; `None` where it has no such option.
+    """
+
+    variant: str
+    mesh: str
+    wrap_order: str | None
+    compile: str
+    compile_order: str | None
+    dtype: str
+    dropout: float
+    early_stop: bool | None
+    preserve_rng_state: bool | None
+
+    @property
+    def row(self) -> Row:
+        """Its values, in order."""
+        return tuple(asdict(self).values())
+
+    @property
+    def words(self) -> str:
+        """What a command says to run it, beside `SIZES`."""
+        given = {_OPTION_OF_FIELD.get(name, name): value for name, value in asdict(self).items()}
+        options = {f"ac.{name}": value for name, value in OPTIONS.get(self.variant, {}).items()}
+        said = {name: value for name, value in (given | options).items() if value is not None}
+        return " ".join(f"{name}={str(value).lower()}" for name, value in said.items())
+
+    def experiment(self) -> Experiment:
+        """Return what the cell runs.
+
+        Raises:
+            ConfigError, StrategyError: the cell is refused.
+        """
+        base = _bases()[self.mesh]
+        chosen = {"early_stop": self.early_stop, "preserve_rng_state": self.preserve_rng_state}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if "layers_fqn" in _options_of(self.variant):
+            options["layers_fqn"] = base.model.layers_fqn
+        return replace(
+            base,
+            model=replace(base.model, dropout=self.dropout),
+            ac=ac_variants[self.variant](**options, **OPTIONS.get(self.variant, {})),
+            wrap_order=self.wrap_order or "inside_fsdp",
+            compile=self.compile,
+            compile_order=self.compile_order or "ac_first",
+            dtype=self.dtype,
+        )
+
+    def refusal(self) -> str | None:
+        """Return why the cell is refused before anything runs; `None` where it is not."""
+        try:
+            self.experiment()
+        except (ConfigError, StrategyError) as error:
+            return str(error)
+        # what a look at the model shows is the same in all of these
+        alike = replace(self, dtype="fp32", dropout=0.0)
+        return _refusal_of_model(
+            replace(alike, compile="none", compile_order=None) if self.compile_order else alike
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownBad:
+    """A rule by which cells differ from their twin.
+
+    Fields:
+        name: what is wrong.
+        entry: module of the gallery that shows it.
+        link: thread upstream; empty where there is none.
+        holds: whether a cell is such.
+        parts: of the record that may differ first.
+    """
+
+    name: str
+    entry: str
+    link: str
+    holds: Callable[[Cell], bool]
+    parts: tuple[str, ...] = ("gradients",)
+
+    @property
+    def number(self) -> int:
+        """The gallery's."""
+        return int(self.entry[1:3])
+
+
+def _draws_anew(cell: Cell) -> bool:
+    """Whether a region around code that drops out is recomputed with other random numbers.
+
+    A graph that holds the region holds the generator's states too. Regions of `nested` hold compiled blocks.
+    """
+    is_inside = cell.compile_order == "ac_first" and cell.variant != "nested"
+    return cell.preserve_rng_state is False and cell.dropout > 0 and not is_inside
+
+
+def _budget_draws_anew(cell: Cell) -> bool:
+    return cell.variant == "compiler_budget" and cell.dropout > 0
+
+
+KNOWN_BAD = (
+    KnownBad(
+        name="dropout is drawn anew without the random numbers of forward",
+        entry="n11_dropout_without_saved_rng",
+        link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/checkpoint.py",
+        holds=_draws_anew,
+    ),
+    KnownBad(
+        name="the partitioner recomputes dropout under a memory budget",
+        entry="n26_memory_budget_redraws_dropout",
+        link="https://github.com/pytorch/pytorch/issues/190758",
+        holds=_budget_draws_anew,
+    ),
+)
+"""What cells are expected to do wrong; the first rule that holds counts."""
+
+
+def known_bad(cell: Cell) -> KnownBad | None:
+    """Return the rule by which a cell is wrong, if any."""
+    return next((rule for rule in KNOWN_BAD if rule.holds(cell)), None)
+
+
+def cells() -> list[Cell]:
+    """Return all cells, uncompiled ones first, small meshes before large ones."""
+    found = product(
+        [("none", None), *product(COMPILERS[1:], ORDERS)],
+        MESHES,
+        ac_variants,
+        WRAP_ORDERS,
+        DTYPES,
+        DROPOUTS,
+        (True, False),
+        (True, False),
+    )
+    return list(dict.fromkeys(map(_collapsed, found)))
+
+
+def to_run(legal: Sequence[Cell]) -> list[Cell]:
+    """Return the cells that run, of those that are not refused, in their order.
+
+    First rows that hold all pairs of values; then all uncompiled cells; then what compiled ones lack of
+    combinations of `COMPILED_STRENGTH` values. Those that share ranks stand together.
+    """
+    by_row = {cell.row: cell for cell in legal}
+    pairs = covering(list(by_row))
+    uncompiled = [cell.row for cell in legal if cell.compile == "none"]
+    compiled = [cell.row for cell in legal if cell.compile != "none"]
+    first = [row for row in pairs if by_row[row].compile != "none"]
+    rest = covering(compiled, given=first, strength=COMPILED_STRENGTH)
+    stages = [sorted((by_row[row] for row in rows), key=_place) for rows in (pairs, uncompiled, rest)]
+    return list(dict.fromkeys(cell for stage in stages for cell in stage))
+
+
+def _place(cell: Cell) -> tuple[bool, int]:
+    return cell.compile != "none", MESHES.index(cell.mesh)
+
+
+def _collapsed(values: tuple[Any, ...]) -> Cell:
+    """Return the cell of a point of the product, without what does not apply to its variant."""
+    compiler, mesh, variant, wrap_order, dtype, dropout, early_stop, preserve_rng_state = values
+    has_regions = variant != "none" and not hasattr(ac_variants[variant], "partitioner")
+    options = _options_of(variant)
+    return Cell(
+        variant=variant,
+        mesh=mesh,
+        wrap_order=wrap_order if has_regions else None,
+        compile=compiler[0],
+        compile_order=compiler[1] if has_regions else None,
+        dtype=dtype,
+        dropout=dropout,
+        early_stop=early_stop if "early_stop" in options else None,
+        preserve_rng_state=preserve_rng_state if "preserve_rng_state" in options else None,
+    )
+
+
+@cache
+def _refusal_of_model(cell: Cell) -> str | None:
+    try:
+        Preflight().check(cell.experiment())
+    except (ConfigError, StrategyError) as error:
+        return str(error)
+    return None
+
+
+@cache
+def _options_of(variant: str) -> frozenset[str]:
+    return frozenset(field.name for field in fields(ac_variants[variant]))
+
+
+@cache
+def _bases() -> dict[str, Experiment]:
+    """Return the experiment of each mesh without AC."""
+    points = [[*SIZES, f"mesh={mesh}", "ac=none"] for mesh in MESHES]
+    return dict(zip(MESHES, experiments(points), strict=True))

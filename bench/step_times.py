@@ -1,0 +1,172 @@
+"""How far predicted step times are from measured ones on this CPU, and whether they rank variants rightly.
+
+Every variant of a model trains in this process, in turns, on one thread. What is measured is the CPU time of
+a step: work of others on the machine adds nothing to it but what caches and the cores' other threads lose. A
+step takes the least of its times; its interval ends at their first quartile. A pair of variants counts for
+the order where the intervals do not meet. Predictions are for `hardware=this_cpu`, which
+`python -m bench.calibrate` writes; no number of a model is in it.
+
+    python -m bench.step_times --models gpt_nano llama_nano
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import median, quantiles
+
+import torch
+from hydra import compose, initialize_config_dir
+from rich.table import Table
+
+from bench.output import parser, publish
+from bench.table import table_of
+from bench.trials import CONF, experiments
+from harness.experiment.experiment import Experiment
+from harness.predict.hardware import Hardware
+from harness.predict.prediction import step_of
+from harness.predict.step_time import timed_on
+from harness.schema import hardware_of
+from harness.trial.assemble import assemble
+from harness.trial.batches import batches
+from harness.trial.steps import train, warm_up
+
+MODELS = ("gpt_nano", "llama_nano", "mlp", "vit_nano", "evoformer", "unet")
+ACS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
+MOST_ERROR, LEAST_ORDERED = 0.15, 0.9
+"""Targets: the median error, and the share of pairs in the right order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """One variant of one model.
+
+    Fields:
+        predicted_s: seconds of a step as predicted.
+        measured_s: the least CPU time of its steps.
+        quartile_s: the first quartile of them.
+    """
+
+    model: str
+    ac: str
+    predicted_s: float
+    measured_s: float
+    quartile_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def main() -> int:
+    """Predict, measure, print, write the JSON; return 1 where a target is missed."""
+    made = parser(__doc__, "step_times")
+    made.add_argument("--models", nargs="+", default=MODELS)
+    made.add_argument("--acs", nargs="+", default=ACS)
+    made.add_argument("--rounds", type=int, default=15, help="steps of each variant")
+    arguments = made.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = [
+        each
+        for model in arguments.models
+        for each in step_times(model, arguments.acs, rounds=arguments.rounds, hardware=this_cpu())
+    ]
+    error = median(abs(each.error) for each in found)
+    right, count = ordered(found)
+    publish(
+        _table(found),
+        arguments.out,
+        protocol={"rounds": arguments.rounds, "models": arguments.models, "acs": arguments.acs, "threads": 1},
+        results={
+            "median_error": error,
+            "ordered_pairs": right,
+            "pairs": count,
+            "steps": [asdict(each) for each in found],
+        },
+    )
+    print(f"median error {error:.1%} (at most {MOST_ERROR:.0%}); order right in {right} of {count} pairs")
+    return int(error > MOST_ERROR or right < LEAST_ORDERED * count)
+
+
+def this_cpu() -> Hardware:
+    """Return the machine that was calibrated last."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        found = hardware_of(compose("config", ["hardware=this_cpu"]))
+    assert found is not None
+    return found
+
+
+def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardware) -> Iterator[StepTime]:
+    """Yield the time of each variant of a model, measured in turns."""
+    chosen = experiments([f"model={model}", f"ac={ac}", "data=synthetic", "mesh=single"] for ac in acs)
+    seconds = timed_on(hardware)
+    predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
+    steps = [_step(each) for each in chosen]
+    times_s: list[list[float]] = [[] for _ in steps]
+    gc.disable()
+    for turn in range(rounds):
+        gc.collect()
+        for step, times in list(zip(steps, times_s, strict=True))[:: -1 if turn % 2 else 1]:
+            times.append(step())
+    gc.enable()
+    for ac, expected_s, times in zip(acs, predicted, times_s, strict=True):
+        yield StepTime(
+            model=model,
+            ac=ac,
+            predicted_s=expected_s,
+            measured_s=min(times),
+            quartile_s=quantiles(times, n=4, method="inclusive")[0],
+        )
+
+
+def ordered(found: Sequence[StepTime]) -> tuple[int, int]:
+    """Return how many pairs of variants of one model are in the predicted order, and how many can be told."""
+    pairs = [
+        sorted(pair, key=lambda each: each.measured_s)
+        for pair in combinations(found, 2)
+        if pair[0].model == pair[1].model
+    ]
+    apart = [(quick, slow) for quick, slow in pairs if quick.quartile_s < slow.measured_s]
+    return sum(quick.predicted_s < slow.predicted_s for quick, slow in apart), len(apart)
+
+
+def _step(experiment: Experiment) -> Callable[[], float]:
+    """Return a function that trains by one step and returns its CPU time."""
+    device = torch.device("cpu")
+    batch = batches(experiment, device, 0)
+    trainee = assemble(experiment, device, None, batch(0))
+    warm_up(trainee, batch)
+
+    def step() -> float:
+        given = batch(2)
+        started_s = time.process_time()
+        train(trainee, given)
+        return time.process_time() - started_s
+
+    return step
+
+
+def _table(found: Sequence[StepTime]) -> Table:
+    return table_of(
+        sorted(found, key=lambda each: -abs(each.error)),
+        {
+            "model": "model",
+            "ac": "ac",
+            "predicted": lambda row: f"{row.predicted_s * 1e3:.1f} ms",
+            "measured": lambda row: f"{row.measured_s * 1e3:.1f} ms",
+            "first quartile": lambda row: f"{row.quartile_s * 1e3:.1f} ms",
+            "error": "error:+.1%",
+        },
+        title="Step times on one thread of this CPU, the worst first",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The bytes of a step as they came and went, and what a record says of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
+
+LARGEST_SAVED = 20
+MOST_MOMENTS = 200
+
+
+class Change(NamedTuple):
+    """A storage is made, gets another size, or dies.
+
+    Fields:
+        delta: bytes by which it grows.
+        phase, module: where the step is.
+        part: what the storage is, one of `PEAK_PARTS`.
+        is_activation: whether forward or backward has made it, and it is no gradient of a parameter.
+        on_host: whether it lies in host memory while the model computes elsewhere.
+    """
+
+    delta: int
+    phase: str
+    module: str
+    part: str
+    is_activation: bool = False
+    on_host: bool = False
+
+
+class Stay(NamedTuple):
+    """A total of storages, and where it was reached."""
+
+    nbytes: int
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageHistory:
+    """All storages of a step on one rank.
+
+    Fields:
+        start: bytes on the device before the step, by part; of what `zero_grad` drops too.
+        start_host_bytes: bytes in host memory before the step.
+        stretches: changes in order of time: while gradients are dropped, in forward, in backward, in the
+            optimizer.
+        saved: what forward has left for backward, in order of birth.
+        parameter_bytes, gradient_bytes, optimizer_bytes: as records define them.
+    """
+
+    start: Mapping[str, int]
+    start_host_bytes: int
+    stretches: Sequence[Sequence[Change]]
+    saved: Sequence[SavedTensor]
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+    def memory(self) -> MeasuredMemory:
+        """Return what a record says of it."""
+        on_device = [change for change in self._changes() if not change.on_host]
+        start_bytes = sum(self.start.values())
+        peak, until = _peak(start_bytes, on_device)
+        activation_peak, _ = _peak(0, (change for change in on_device if change.is_activation))
+        host_peak, _ = _peak(self.start_host_bytes, (change for change in self._changes() if change.on_host))
+        by_module: Counter[str] = Counter()
+        for tensor in sorted(self.saved, key=_largest_first):
+            by_module[tensor.module] += tensor.bytes
+        return MeasuredMemory(
+            saved_bytes=sum(tensor.bytes for tensor in self.saved),
+            peak_bytes=peak.nbytes,
+            activation_peak_bytes=activation_peak.nbytes,
+            peak_phase=peak.phase,
+            peak_module=peak.module,
+            peak_parts=self._parts_after(on_device[:until]),
+            parameter_bytes=self.parameter_bytes,
+            gradient_bytes=self.gradient_bytes,
+            optimizer_bytes=self.optimizer_bytes,
+            host_peak_bytes=host_peak.nbytes,
+            largest_saved=tuple(sorted(self.saved, key=_largest_first)[:LARGEST_SAVED]),
+            saved_by_module=dict(by_module),
+            timeline=_timeline(start_bytes, on_device),
+        )
+
+    def _changes(self) -> Iterator[Change]:
+        for stretch in self.stretches:
+            yield from stretch
+
+    def _parts_after(self, changes: Iterable[Change]) -> dict[str, int]:
+        """Return what lies on the device after `changes`; a part without bytes is missing."""
+        parts = Counter(self.start)
+        for change in changes:
+            parts[change.part] += change.delta
+        return {part: parts[part] for part in PEAK_PARTS if parts[part]}
+
+
+def _largest_first(tensor: SavedTensor) -> int:
+    return -tensor.bytes
+
+
+def _peak(start_bytes: int, changes: Iterable[Change]) -> tuple[Stay, int]:
+    """Return the highest total, the earliest of equal ones, and the number of changes until then."""
+    running, until = start_bytes, 0
+    peak = Stay(start_bytes, "forward", "(model)")
+    for number, change in enumerate(changes, start=1):
+        running += change.delta
+        if running > peak.nbytes:
+            peak, until = Stay(running, change.phase, change.module), number
+    return peak, until
+
+
+def _timeline(start_bytes: int, changes: Iterable[Change]) -> tuple[Moment, ...]:
+    """Return the step in order of time; where there are too many stays, the highest of neighbours."""
+    stays = _stays(start_bytes, changes)
+    width = math.ceil(len(stays) / MOST_MOMENTS) or 1
+    groups = (stays[first : first + width] for first in range(0, len(stays), width))
+    highest = (max(group, key=_nbytes) for group in groups)
+    return tuple(Moment(bytes=stay.nbytes, phase=stay.phase, module=stay.module) for stay in highest)
+
+
+def _stays(start_bytes: int, changes: Iterable[Change]) -> list[Stay]:
+    """Return the highest total in each stay in a module, in order of time."""
+    running = start_bytes
+    stays: list[Stay] = []
+    for change in changes:
+        running += change.delta
+        here = Stay(running, change.phase, change.module)
+        if stays and stays[-1][1:] == here[1:]:
+            stays[-1] = max(stays[-1], here, key=_nbytes)
+        else:
+            stays.append(here)
+    return stays
+
+
+def _nbytes(stay: Stay) -> int:
+    return stay.nbytes

@@ -1,0 +1,160 @@
+"""State that is another one when backward begins than when a module's forward found it.
+
+A recomputation that reads it reads something else. The plain model tells, at the price of one forward.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.measure.parity.module_state import hooks_of
+from harness.measure.probes.outer_state import places_of
+from harness.measure.rng import seeded
+from harness.measure.trainee import Trainee
+from strategies.anatomy import CONSTANTS, kind_of
+from strategies.estimate.tensors import tensors_held_by
+
+_OWN = frozenset(vars(nn.Module())) - {"training"}
+_MOST_ITEMS = 100
+"""Items of a container that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One piece of state that changed after it was read, or that a backward pass moves.
+
+    Fields:
+        kind: `mode`, `word`, `attribute`, `iterator`, `buffer`, `weight`, `input`, `global`, `context`,
+            `autocast`, `hook`, or `gradient hook` of a weight.
+        name: path of it; of a global its name.
+    """
+
+    kind: str
+    name: str
+
+
+def changed_since(
+    trainee: Trainee, batch: Any, *, seed: int, device: torch.device, dp_rank: int = 0
+) -> tuple[Change, ...]:
+    """Return what changes between the forward of a module and the end of that of the model.
+
+    Args:
+        trainee: a fresh plain model; it takes one forward.
+        batch: what it reads, on `device`.
+        seed: seed of what the step draws.
+        device: device that computes.
+        dp_rank: index of the rank's batch among all data-parallel ones.
+    """
+    ledger = _Ledger(trainee.model)
+    with ExitStack() as stack:
+        for fqn, module in trainee.model.named_modules():
+            handle = module.register_forward_pre_hook(ledger.noting(fqn), with_kwargs=True)
+            stack.callback(handle.remove)
+        with seeded(seed, step=0, dp_rank=dp_rank, device=device):
+            trainee.forward(batch)
+            return tuple(ledger.changes())
+
+
+class _Ledger:
+    """What modules found, and how to read it again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._places = places_of(model)
+        self._found: defaultdict[Change, set[Any]] = defaultdict(set)
+        self._again: dict[Change, Callable[[], Any]] = {}
+        self._held: dict[str, frozenset[str]] = {}
+
+    def noting(self, fqn: str) -> Callable[..., None]:
+        """Return a hook that notes what the module called `fqn` finds at each call."""
+
+        def note(module: nn.Module, inputs: Any, keywords: Any) -> None:
+            self._held.setdefault(fqn, frozenset(vars(module)))
+            for change, read in (*_own(module, fqn), *self._outer(), *_given(fqn, (inputs, keywords))):
+                self._found[change].add(_mark(read()))
+                self._again.setdefault(change, read)
+
+        return note
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what is another one now."""
+        for change, marks in self._found.items():
+            if change.kind == "iterator" or marks != {_mark(self._again[change]())}:
+                yield change
+        modules = dict(self._model.named_modules())
+        for fqn, names in self._held.items():
+            for name in vars(modules[fqn]).keys() - names:
+                yield Change("attribute", f"{fqn}.{name}".removeprefix("."))
+        for name, weight in self._model.named_parameters():
+            if weight._post_accumulate_grad_hooks or weight._backward_hooks:  # type: ignore[attr-defined]  # noqa: SLF001 (no public name)
+                yield Change("gradient hook", name)
+
+    def _outer(self) -> Iterator[tuple[Change, Callable[[], Any]]]:
+        for place in self._places:
+            kind = "context" if isinstance(place.get(), ContextVar) else "global"
+            yield Change(kind, str(place)), place.get
+        yield Change("autocast", "autocast"), _autocast
+
+
+def _own(module: nn.Module, fqn: str) -> Iterator[tuple[Change, Callable[[], Any]]]:
+    prefix = f"{fqn}." if fqn else ""
+    for name, value in vars(module).items():
+        if name not in _OWN and not name.startswith(("_acbench", "_fsdp", "_is_fsdp", "_ddp")):
+            yield Change(_kind(name, value), prefix + name), partial(vars(module).get, name)
+    for kind, entries in (("weight", module._parameters), ("buffer", module._buffers)):  # noqa: SLF001 (as they are)
+        for name in entries:
+            yield Change(kind, prefix + name), partial(entries.get, name)
+    for name, hook in hooks_of(module):
+        yield Change("hook", prefix + name), partial(_itself, hook)
+
+
+def _given(fqn: str, given: Any) -> Iterator[tuple[Change, Callable[[], Any]]]:
+    for place, tensor in enumerate(tensors_held_by(given)):
+        yield Change("input", f"input {place} of {fqn or 'the model'}"), partial(_itself, tensor)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _kind(name: str, value: Any) -> str:
+    if name == "training":
+        return "mode"
+    if isinstance(value, str):
+        return "word"
+    is_moved = isinstance(value, Iterator) and not isinstance(value, itertools.count)
+    return "iterator" if is_moved else "attribute"
+
+
+def _autocast() -> Any:
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def _mark(value: Any, depth: int = 3) -> Any:
+    """Return what tells whether a value is another one later, and can be hashed."""
+    if isinstance(value, Tensor):
+        return "tensor", id(value), 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
+    if isinstance(value, ContextVar):
+        return _mark(value.get(None), depth)
+    if isinstance(value, CONSTANTS):
+        return repr(value)
+    kind = kind_of(value) if depth else None
+    if kind is None:
+        return "object", id(value)
+    content = kind.read(value)
+    if kind.form in ("buffer", "generator"):
+        return repr(content.tolist() if isinstance(content, Tensor) else content)
+    items = content.items() if isinstance(content, Mapping) else enumerate(content)
+    return len(content), tuple(
+        (repr(key), _mark(item, depth - 1)) for key, item in itertools.islice(items, _MOST_ITEMS)
+    )

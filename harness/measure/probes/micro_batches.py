@@ -1,0 +1,133 @@
+"""Micro-batches of one step: one after the other, or all in flight at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.measure.probes.pass_error import told
+from harness.measure.trainee import Trainee
+from harness.measure.work.compiled_graphs import CompiledGraphs
+from harness.models.base import Batch
+
+
+def joined(batches: Iterable[Batch]) -> Batch:
+    """Return what one step reads: `batches`, one after the other."""
+    parts = ((each.inputs, dict(each.keywords), each.targets) for each in batches)
+    return Batch(inputs=tuple(parts), targets=None)
+
+
+def parts_of(batch: Batch) -> Iterator[Batch]:
+    """Yield the micro-batches of a step that `joined` made."""
+    for inputs, keywords, targets in batch.inputs:
+        yield Batch(inputs=inputs, targets=targets, keywords=keywords)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatched:
+    """A trainee that takes the micro-batches of a step, and says of which model and phase an error is.
+
+    Fields:
+        inner: takes one of them.
+        is_variant: it carries the variant.
+        between: called between forward and backward; all micro-batches are then in flight at once. `None`:
+            each is followed by its backward.
+    """
+
+    inner: Trainee
+    is_variant: bool
+    between: Callable[[Trainee], None] | None = None
+    _in_flight: list[Tensor] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.inner.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimizer."""
+        return self.inner.optimizer
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        """FQN of each block to the block."""
+        return self.inner.blocks
+
+    @property
+    def checkpointed(self) -> Mapping[str, nn.Module]:
+        """FQN of each module that checkpointing recomputes to it."""
+        return self.inner.checkpointed
+
+    @property
+    def compiled(self) -> CompiledGraphs | None:
+        """What a compiler made of the model; `None` where nothing is compiled."""
+        return self.inner.compiled
+
+    def interrupted(self, between: Callable[[Trainee], None]) -> MicroBatched:
+        """Return the same with all micro-batches in flight, and `between` between forward and backward."""
+        return dataclasses.replace(self, between=between)
+
+    def forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return what the model returns, a list of it for several micro-batches, and the sum of the losses.
+
+        Args:
+            batch: what `joined` made.
+
+        Raises:
+            PassError: the model or its loss raised.
+            ConfigError: they say what the caller has to change.
+        """
+        outputs: list[Any] = []
+        losses: list[Tensor] = []
+        self._in_flight.clear()
+        for part in parts_of(batch):
+            if self._in_flight and self.between is None:
+                self._backward(self._in_flight.pop())
+                losses[-1] = losses[-1].detach()
+            with told("forward", is_variant=self.is_variant):
+                output, loss = self.inner.forward(part)
+            outputs.append(output)
+            losses.append(loss)
+            self._in_flight.append(loss)
+        if len(outputs) == 1:
+            return outputs[0], losses[0]
+        return outputs, torch.stack([loss.reshape(()) for loss in losses]).sum()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of what is in flight, first come first served.
+
+        Args:
+            loss: what `forward` returned; the losses that it sums are known.
+
+        Raises:
+            PassError: backward raised.
+        """
+        del loss
+        if self.between is not None:
+            with told("forward", is_variant=self.is_variant):
+                self.between(self.inner)
+        while self._in_flight:
+            self._backward(self._in_flight.pop(0))
+
+    def update(self) -> None:
+        """Take one optimizer step.
+
+        Raises:
+            PassError: the optimizer raised.
+        """
+        with told("update", is_variant=self.is_variant):
+            self.inner.update()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.inner.zero_grad()
+
+    def _backward(self, loss: Tensor) -> None:
+        with told("backward", is_variant=self.is_variant):
+            self.inner.backward(loss)

@@ -1,0 +1,340 @@
+"""The probes of a trial or a check: what is asked of a variant beyond steps that go one after the other.
+
+All ranks of a process group ask the same in the same order, and go on by what they have agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from harness.errors import ConfigError
+from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.parity.snapshot import Snapshot
+from harness.measure.probes.changed_since import Change, changed_since
+from harness.measure.probes.input_dependence import ignores_input
+from harness.measure.probes.interlude import interlude, smaller
+from harness.measure.probes.leak import Growth, growth
+from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.pass_error import PassError
+from harness.measure.probes.raised import hidden_error, raised_by_variant
+from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
+from harness.measure.rng import seeded
+from harness.measure.trainee import Trainee
+from harness.models.base import Batch
+from harness.records.parity_result import First, Parity
+from harness.records.probed import Finding
+
+CONTROLS = 3
+"""Pairs of plain models that are compared before a variant is blamed."""
+
+
+class ModelSource(Protocol):
+    """Where probes get the two models of a comparison."""
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The micro-batches of one step, of which each step takes a copy."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of each step."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, recorded with differences."""
+
+    @property
+    def dp_rank(self) -> int:
+        """Index of the rank's batch among all data-parallel ones."""
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """How far numbers may be apart; `None` asks for equal bits."""
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether the models may be given smaller micro-batches, and be evaluated."""
+
+    def trainee(self, *, is_variant: bool) -> MicroBatched:
+        """Return a fresh model, whose weights are those of every other one."""
+
+    def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
+        """Train on `batches`, one a step, and yield what each computed, under the plain model's names."""
+
+    def anywhere(self, seen: bool) -> bool:
+        """Say whether something was seen on any rank; they all ask."""
+
+    def begin_anew(self) -> None:
+        """Forget what earlier models have left, before the next two are made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What one probe found.
+
+    Fields:
+        finding: what is not as it should be; `None` for nothing.
+        parity: the two models side by side, where the probe compared them.
+        notes: sentences on what was not looked at, and why.
+        names: the probes that were asked.
+    """
+
+    finding: Finding | None = None
+    parity: Parity | None = None
+    notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probing:
+    """Probes of one comparison.
+
+    Fields:
+        source: makes the models.
+    """
+
+    source: ModelSource
+
+    def probes(self, *, is_plain: bool = False, is_compiled: bool = False) -> tuple[str, ...]:
+        """Return the names of the probes that suit, cheapest first.
+
+        Args:
+            is_plain: both models are the plain one, so that there is nothing to compare.
+            is_compiled: no meter sees what runs.
+        """
+        if is_plain:
+            return ("input_dependence",)
+        return ("input_dependence", "between") if is_compiled else ("input_dependence", "between", "leak")
+
+    def ask(self, probes: Sequence[str]) -> Asked:
+        """Return what the first of `probes` that finds anything finds, with the notes of all so far."""
+        questions = {"input_dependence": self.vacuous, "between": self.between, "leak": self.leaking}
+        notes: tuple[str, ...] = ()
+        for count, name in enumerate(probes, 1):
+            asked = questions[name]()
+            notes = (*notes, *asked.notes)
+            if self.source.anywhere(asked.finding is not None):
+                return replace(asked, notes=notes, names=tuple(probes[:count]))
+        return Asked(notes=notes, names=tuple(probes))
+
+    def values(self) -> RecomputedValues | None:
+        """Return how recomputed values compare with those of forward; `None` where the step raises."""
+        trainee = self.source.trainee(is_variant=True).interrupted(_nothing)
+        try:
+            return recomputed_values(
+                trainee,
+                self._step(self.source.batches),
+                seed=self.source.seed,
+                dp_rank=self.source.dp_rank,
+                device=self.source.device,
+            )
+        except PassError:
+            return None
+
+    def changed(self) -> tuple[Change, ...]:
+        """Return the state that is another one when backward begins than when the plain model read it."""
+        trainee = self.source.trainee(is_variant=False).interrupted(_nothing)
+        try:
+            return changed_since(
+                trainee,
+                self._step(self.source.batches),
+                seed=self.source.seed,
+                dp_rank=self.source.dp_rank,
+                device=self.source.device,
+            )
+        except PassError:
+            return ()
+
+    def vacuous(self) -> Asked:
+        """Return that nothing is proven where the plain model computes the same whatever it reads."""
+        trainee = self.source.trainee(is_variant=False)
+
+        def forward(batch: Batch) -> tuple[object, torch.Tensor]:
+            with self._seeded():
+                return trainee.forward(batch)
+
+        try:
+            is_dead = ignores_input(forward, lambda: self._step(self.source.batches))
+        except (PassError, ConfigError):  # other numbers of the same kind are no input of this model
+            is_dead = False
+        if self.source.anywhere(not is_dead):
+            return Asked()
+        reason = "neither outputs nor loss depend on the inputs, so equality proves nothing"
+        return Asked(finding=Finding(probe="input_dependence", verdict="unverified", reason=reason))
+
+    def between(self) -> Asked:
+        """Return what differs where micro-batches are in flight, and an evaluation comes between."""
+        batches = self._in_flight()
+        between = self._evaluating if self._evaluates() else self._drawing
+        asked = self._between(batches, between)
+        if asked.notes and len(batches) > 1:  # one at a time, then
+            alone = self._between(batches[-1:], between)
+            return replace(alone, notes=(*asked.notes, *alone.notes))
+        return asked
+
+    def leaking(self) -> Asked:
+        """Return that the variant holds more after each step, where the plain model does not."""
+        grown = self._growth(is_variant=True)
+        if not self.source.anywhere(bool(grown.bytes_per_step)):
+            return Asked()
+        usual = self._growth(is_variant=False).bytes_per_step
+        if grown.bytes_per_step <= usual:
+            return Asked()
+        until = ", until garbage is collected" if grown.is_garbage else ""
+        most = f"; most of it is of {grown.made_by}" if grown.made_by else ""
+        reason = f"each step leaves {grown.bytes_per_step} bytes more than the one before, {usual} without"
+        finding = Finding(
+            probe="leak",
+            verdict="differs",
+            reason=f"{reason} the variant{until}{most}",
+            part="leak",
+            name="(live storages)",
+            rank=self.source.rank,
+            step=1,
+            expected=usual,
+            actual=grown.bytes_per_step,
+        )
+        return Asked(finding=finding)
+
+    def is_silent(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None] | None = None) -> bool:
+        """Say whether the variant takes a step that the plain model does not."""
+        trainee = self.source.trainee(is_variant=True)
+        return self._trains(trainee if between is None else trainee.interrupted(between), batches)
+
+    def _growth(self, *, is_variant: bool) -> Growth:
+        return growth(
+            self.source.trainee(is_variant=is_variant),
+            lambda: self._step(self.source.batches),
+            seed=self.source.seed,
+            dp_rank=self.source.dp_rank,
+            device=self.source.device,
+            anywhere=self.source.anywhere,
+        )
+
+    def _between(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> Asked:
+        try:
+            parity = self._compared(batches, between, is_variant=True)
+        except PassError as failure:
+            return self._raised(failure, batches, between)
+        if not self.source.anywhere(parity.first is not None) or self._is_fickle(batches, between):
+            return Asked()
+        return Asked(parity=parity, finding=None if parity.first is None else _differing(parity.first))
+
+    def _in_flight(self) -> tuple[Batch, ...]:
+        """Return the micro-batches that are in flight: the caller's, or the batch after a smaller one."""
+        given = self.source.batches
+        return given if len(given) > 1 else (self._smaller(given[0]), given[0])
+
+    def _smaller(self, given: Batch) -> Batch:
+        """Return the smallest part of a batch that the plain model and its loss take."""
+        cut = smaller(given)[:-1] if self.source.takes_any_size else []
+        for each in cut:
+            trainee = self.source.trainee(is_variant=False)
+            if not self.source.anywhere(self._raises(trainee, (each,), phase="forward") is not None):
+                return each
+        return given
+
+    def _raises(self, trainee: MicroBatched, batches: tuple[Batch, ...], *, phase: str) -> Exception | None:
+        """Return what `trainee` raises by the end of a phase."""
+        try:
+            with self._seeded():
+                _, loss = trainee.forward(self._step(batches))
+                if phase == "backward":
+                    trainee.backward(loss)
+        except PassError as failure:
+            return failure.error
+        except ConfigError as error:
+            return error
+        return None
+
+    def _evaluating(self, trainee: Trainee) -> None:
+        (batch, *_) = self.source.batches
+        interlude(trainee.model, lambda: trainee.forward(batch.to(self.source.device)), self.source.device)
+
+    def _drawing(self, trainee: Trainee) -> None:
+        interlude(trainee.model, lambda: None, self.source.device)
+
+    def _evaluates(self) -> bool:
+        """Say whether the plain model can be evaluated on what it is trained on."""
+        if not self.source.takes_any_size:
+            return False
+        trainee = self.source.trainee(is_variant=False).interrupted(self._evaluating)
+        return not self.source.anywhere(not self._is_evaluated(trainee))
+
+    def _is_evaluated(self, trainee: MicroBatched) -> bool:
+        try:
+            with self._seeded():
+                self._evaluating(trainee.inner)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # noqa: BLE001 (a model that is not made for evaluation may say so in any way)
+            return False
+        return True
+
+    def _compared(
+        self, batches: tuple[Batch, ...], between: Callable[[Trainee], None], *, is_variant: bool
+    ) -> Parity:
+        self.source.begin_anew()
+        plain, other = (
+            self.source.trained(
+                self.source.trainee(is_variant=each).interrupted(between), [self._step(batches)]
+            )
+            for each in (False, is_variant)
+        )
+        return compare_steps(plain, other, count=1, rank=self.source.rank, tolerance=self.source.accepted)
+
+    def _is_fickle(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> bool:
+        """Say whether the plain model does not repeat itself."""
+        return any(
+            self.source.anywhere(self._compared(batches, between, is_variant=False).first is not None)
+            for _ in range(CONTROLS)
+        )
+
+    def _raised(
+        self, failure: PassError, batches: tuple[Batch, ...], between: Callable[[Trainee], None]
+    ) -> Asked:
+        """Return what it means that one of the two raises with micro-batches in flight."""
+        rank = self.source.rank
+        if failure.is_variant:
+            return Asked(finding=raised_by_variant(failure, probe="between", rank=rank))
+        is_silent = failure.phase == "backward" and self.is_silent(batches, between)
+        if self.source.anywhere(is_silent):
+            return Asked(finding=hidden_error(failure, probe="between", rank=rank))
+        return Asked(notes=(f"with micro-batches in flight the plain model raises {failure.error}",))
+
+    def _trains(self, trainee: MicroBatched, batches: tuple[Batch, ...]) -> bool:
+        return self._raises(trainee, batches, phase="backward") is None
+
+    def _step(self, batches: Iterable[Batch]) -> Batch:
+        return joined(batches).to(self.source.device)
+
+    def _seeded(self) -> AbstractContextManager[None]:
+        return seeded(self.source.seed, step=0, dp_rank=self.source.dp_rank, device=self.source.device)
+
+
+def _differing(first: First) -> Finding:
+    return Finding(
+        probe="between",
+        verdict="differs",
+        reason=f"with micro-batches in flight, {str(first).removeprefix('parity: ')}",
+        part=first.part,
+        name=first.name,
+        rank=first.rank,
+        step=first.step,
+        index=first.index,
+        expected=first.expected,
+        actual=first.actual,
+    )
+
+
+def _nothing(_trainee: Trainee) -> None:
+    """Leave micro-batches in flight."""

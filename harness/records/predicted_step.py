@@ -1,0 +1,82 @@
+"""What was predicted of a trial before it ran, and what a plan says of a point that nobody has run.
+
+Torch-free: reports stand it beside what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedStep:
+    """The instrumented step of rank 0 as predicted; bytes and FLOPs are those of `memory` and `work`.
+
+    Fields:
+        peak_bytes, saved_bytes, activation_peak_bytes, parameter_bytes, gradient_bytes, optimizer_bytes,
+            host_peak_bytes: as `MemoryNumbers` has them.
+        forward_flops, backward_flops: FLOPs, recomputation included.
+        offloaded_bytes: bytes moved to host memory.
+        collectives: number of collectives, by phase and name.
+        collective_bytes: their payload, by phase and name.
+        hardware: name of the hardware that a time was predicted for; `None` where none was named.
+        step_time_s: seconds of a step on it.
+    """
+
+    peak_bytes: int
+    saved_bytes: int
+    activation_peak_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    host_peak_bytes: int
+    forward_flops: int
+    backward_flops: int
+    offloaded_bytes: int = 0
+    collectives: dict[str, dict[str, int]] = field(default_factory=dict)
+    collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    hardware: str | None = None
+    step_time_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SolvedField:
+    """The field that a point was solved for.
+
+    Fields:
+        field: its name on the command line.
+        value: the largest or smallest value that fits; `None` where none does.
+        is_limit: whether nothing beyond the value is possible, whatever the memory.
+    """
+
+    field: str
+    value: int | None
+    is_limit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What a plan says of a point beside its prediction.
+
+    Fields:
+        state: `to run`, `done`, `elsewhere` or `refused`, in the sweep that the plan is of.
+        hardware: name of the hardware; `None` where none was named.
+        usable_bytes: bytes of it that a rank may take.
+        needed_bytes: bytes of it that a rank takes; `None` where nothing is predicted.
+        is_stand_in: whether kernels of another device were followed than the hardware's.
+        solved: the field that was solved for.
+    """
+
+    state: str
+    hardware: str | None = None
+    usable_bytes: int | None = None
+    needed_bytes: int | None = None
+    is_stand_in: bool = False
+    solved: SolvedField | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits; `None` where no hardware was named or nothing is predicted."""
+        if self.usable_bytes is None or self.needed_bytes is None:
+            return None
+        return self.needed_bytes <= self.usable_bytes

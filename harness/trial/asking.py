@@ -1,0 +1,134 @@
+"""The probes of a trial, on the models of its first link."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.links import Link, chain
+from harness.measure.parity.compare import Accepted
+from harness.measure.parity.snapshot import Snapshot, steps
+from harness.measure.probes.likely_causes import evidence_of, likely_cause
+from harness.measure.probes.micro_batches import MicroBatched
+from harness.measure.probes.probing import Probing
+from harness.measure.probes.recomputed_values import RecomputedValues
+from harness.models.base import Batch
+from harness.records.parity_result import Parity
+from harness.records.probed import Finding, Probed
+from harness.trial.assemble import Assembled
+from harness.trial.proof import accepted_by
+
+_UNSEEN = "recomputed values, and what the variant keeps, are not looked at in compiled code"
+_TOO_LARGE = "the probes were given up, because they need more memory than there is"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialModels:
+    """Where the probes of a trial get its variant and its twin.
+
+    Fields:
+        link: the two experiments.
+        assembled: makes a fresh model of an experiment.
+        batch: returns this rank's share of a step's batch.
+        device: device of this rank.
+        rank, dp_rank: this rank, and the index of its batch.
+        earliest: returns the earliest of the steps that the ranks give; they all call it.
+    """
+
+    link: Link
+    assembled: Callable[[Experiment], Assembled]
+    batch: Callable[[int], Batch]
+    device: torch.device
+    rank: int
+    dp_rank: int
+    earliest: Callable[[int | None], int | None]
+
+    @property
+    def seed(self) -> int:
+        """The seed of each step."""
+        return self.link.variant.seed
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """How far the two may be apart."""
+        return accepted_by(self.link)
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether nothing was planned or compiled for one size."""
+        variant = self.link.variant
+        return not (variant.is_compiled or variant.is_sharded) and name_of(variant.chunk) == "none"
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """One batch, of which a smaller one may be cut, or two."""
+        return (self.batch(0),) if self.takes_any_size else (self.batch(0), self.batch(1))
+
+    def trainee(self, *, is_variant: bool) -> MicroBatched:
+        """Return a fresh model."""
+        inner = self.assembled(self.link.variant if is_variant else self.link.baseline)
+        return MicroBatched(inner=inner, is_variant=is_variant)
+
+    def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
+        """Train on `batches`, one a step, and yield what each computed."""
+        return steps(trainee, batches, seed=self.seed, dp_rank=self.dp_rank, whole=self.link.whole)
+
+    def anywhere(self, seen: bool) -> bool:
+        """Say whether something was seen on any rank."""
+        return self.earliest(0 if seen else None) is not None
+
+    def begin_anew(self) -> None:
+        """Let go of the models before."""
+        gc.collect()
+
+    def asked(self, parity: Parity) -> Probed:
+        """Return what the probes find, on all ranks alike.
+
+        Args:
+            parity: how the two compare, on this rank. Where they differ, recomputed values alone are asked
+                for: they say where.
+        """
+        try:
+            probed, is_whole = self._asked(parity), True
+        except torch.OutOfMemoryError:
+            probed, is_whole = Probed(notes=(_TOO_LARGE,)), False
+        gc.collect()
+        return Probed(notes=(_TOO_LARGE,)) if self.anywhere(not is_whole) else probed
+
+    def _asked(self, parity: Parity) -> Probed:
+        probing, has_variant = Probing(source=self), self.link.variant != self.link.baseline
+        is_seen = has_variant and not self.link.variant.is_compiled
+        values = probing.values() if is_seen else None
+        names: tuple[str, ...] = ("recomputed_values",) if is_seen else ()
+        finding, compared, notes = None, parity, () if is_seen or not has_variant else (_UNSEEN,)
+        if not self.anywhere(not parity.is_equal):
+            probes = probing.probes(is_plain=not has_variant, is_compiled=self.link.variant.is_compiled)
+            asked = probing.ask(probes)
+            names, notes = (*names, *asked.names), (*notes, *asked.notes)
+            finding, compared = asked.finding, asked.parity or parity
+        return Probed(
+            asked=names,
+            finding=finding,
+            recomputation=str(values.first) if values is not None and values.first is not None else "",
+            cause=self._cause(probing, finding, compared, values),
+            notes=notes,
+        )
+
+    def _cause(
+        self, probing: Probing, finding: Finding | None, parity: Parity, values: RecomputedValues | None
+    ) -> str:
+        """Return what a difference looks like; empty where nothing differs on any rank."""
+        if not self.anywhere(finding is not None or parity.first is not None):
+            return ""
+        changed, is_compiled = probing.changed(), self.link.variant.is_compiled
+        evidence = evidence_of(finding, parity, values, changed=changed, is_compiled=is_compiled)
+        return "" if evidence is None else likely_cause(evidence)
+
+
+def first_link(experiment: Experiment) -> Link:
+    """Return the link that the probes ask about: the variant and its twin."""
+    return chain(experiment)[0]

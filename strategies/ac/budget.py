@@ -1,0 +1,190 @@
+"""`ac=budget`: the peak of a step within a budget of bytes, at the least recomputation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strategies.ac.base import ActivationCheckpointing
+from strategies.base import Observation, RunnableStep
+from strategies.budget import carrying_out
+from strategies.budget.capture import capture
+from strategies.budget.first_call import PlansAtFirstCall
+from strategies.budget.plan import Plan
+from strategies.budget.planning import BudgetBelowMinimum, Objective, Planner
+from strategies.errors import StrategyError
+from strategies.regions import blocks, region
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.regions.region import RegionCallSite
+
+_GIB = 1 << 30
+
+_OBJECTIVES = ("flops", "time")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget(ActivationCheckpointing):
+    """Keep the peak of a training step within a budget of bytes, at the least recomputation.
+
+    Use when: a step must fit a number of bytes; it says what that costs, and what it costs at least.
+
+    Saved: of each block, the storages that the plan keeps: any set, another one for each block.
+    Recomputed: the operators that the other saved tensors follow from, each once.
+    Moved: what the plan offloads.
+
+    Fields:
+        budget_gib: GiB of a rank that the peak of the whole step may reach, above 0.
+        fraction: the same as a share of the peak without activation checkpointing, above 0 and at most 1.
+        objective: what is least of what runs again: `flops` or `time`, by the machine's numbers.
+        plan_file: plan that an earlier trial has written. Exactly one of it, `budget_gib` and `fraction` is
+            given.
+
+    Source: the certificate is a linear programme over the operators of the step; for the choice among options
+        of blocks, Beaumont et al. 2020, INRIA RR-9302 (rotor).
+    """
+
+    budget_gib: float | None = None
+    fraction: float | None = None
+    objective: str = "flops"
+    plan_file: str | None = None
+
+    def __post_init__(self) -> None:
+        ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        _require_above_0("budget_gib", self.budget_gib, math.inf)
+        _require_above_0("fraction", self.fraction, 1)
+        if self.objective not in _OBJECTIVES:
+            options = " or ".join(_OBJECTIVES)
+            raise StrategyError("ac.objective", f"must be {options}, got {self.objective!r}")
+        names = ("budget_gib", "fraction", "plan_file")
+        given = [f"ac.{name}" for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            listed = ", ".join(f"ac.{name}" for name in names)
+            raise StrategyError("ac", f"give exactly one of {listed}, got {found}")
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the plan is given."""
+        return self.plan_file is not None
+
+    def with_plan(self, file: Path) -> Budget:
+        """Return the variant with the plan in `file`."""
+        return replace(self, budget_gib=None, fraction=None, plan_file=str(file))
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (it has no loss)
+        """Return `model`, with a region around each block that its plan does not leave as it is.
+
+        Without a plan, the first call of the model that trains plans for itself: for a step whose loss is the
+        sum of its outputs. Trials plan for their own step before.
+
+        Raises:
+            StrategyError: no such blocks, the model is checkpointed already, or the plan is another model's.
+        """
+        region.refuse_enclosed(model)
+        found = self.blocks_of(model)
+        region.refuse_own_forward(found)
+        if self.plan_file is None:
+            region.enclose(blocks.unwrapped(model), PlansAtFirstCall(budget=self), holds_call=False)
+        else:
+            carrying_out.enclose(self._given(self.plan_file), found)
+        return model
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
+        """Refuse: one region around the whole model has no blocks to plan.
+
+        Raises:
+            StrategyError: always.
+        """
+        raise StrategyError(
+            "wrap_order", "call_site makes the model one region, and budget plans blocks; use inside_fsdp"
+        )
+
+    def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (in any order)
+        """Refuse compiled code, whose operators no tape follows.
+
+        Raises:
+            StrategyError: always.
+        """
+        raise StrategyError(
+            "compile",
+            "ac=budget follows the operators of eager blocks; use compile=none or ac=compiler_budget",
+        )
+
+    def write_plan(self, step: RunnableStep, file: Path) -> None:
+        """Make the plan of `step` and write it to `file`.
+
+        Raises:
+            StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
+        """
+        self.plan(step).save(file)
+
+    def plan(self, step: RunnableStep) -> Plan:
+        """Return the plan of `step`.
+
+        Raises:
+            StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
+        """
+        found = self.blocks_of(step.model)
+        with step.around():
+            graph = capture(step.run, found, device=step.device, standing=step.standing)
+        objective: Objective = "time" if self.objective == "time" else "flops"
+        planner = Planner(graph, objective=objective)
+        if self.budget_gib is not None:
+            where, most = "ac.budget_gib", min(self.budget_gib * _GIB, planner.plain_peak_bytes)
+        else:
+            assert self.fraction is not None, "one of the two is given"
+            where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
+        try:
+            return planner.plan(int(most))
+        except BudgetBelowMinimum as error:
+            share = math.ceil(1e4 * error.minimum_feasible_bytes / planner.plain_peak_bytes) / 1e4
+            gib = math.ceil(1e9 * error.minimum_feasible_bytes / _GIB) / 1e9
+            smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
+            raise StrategyError(
+                where,
+                f"no plan keeps {int(most)} bytes; the smallest that one keeps is "
+                f"{error.minimum_feasible_bytes} bytes, {smallest}; no schedule of these operators needs "
+                f"less than {error.proven_minimum_bytes} bytes",
+            ) from error
+
+    def observe(self, model: nn.Module) -> Observation:
+        """Return the bytes that the latest step moved, and the plan."""
+        if self.plan_file is not None:
+            plan: Plan | None = self._given(self.plan_file)
+        else:
+            first = region.regions(blocks.unwrapped(model)).get("")
+            plan = first.plan if isinstance(first, PlansAtFirstCall) else None
+        of_blocks = ActivationCheckpointing.observe(self, model)
+        return Observation(
+            offloaded_bytes=of_blocks.offloaded_bytes,
+            plan=None if plan is None else plan.to_dict(),
+            unneeded="the budget needs nothing: the step fits it as it is"
+            if plan and plan.is_plain
+            else None,
+        )
+
+    def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the blocks below their wrappers, by plain FQN."""
+        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        return {fqn: blocks.unwrapped(block) for fqn, block in found.items()}
+
+    def _given(self, file: str) -> Plan:
+        try:
+            return Plan.load(Path(file))
+        except OSError as error:
+            raise StrategyError("ac.plan_file", f"{file!r} cannot be read: {error.strerror}") from error
+
+
+def _require_above_0(name: str, value: Any, most: float) -> None:
+    """Refuse what is no number above 0 and at most `most`."""
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= most or math.isinf(value):
+        limit = "" if math.isinf(most) else f" and at most {most:g}"
+        raise StrategyError(f"ac.{name}", f"must be above 0{limit}, got {value!r}")

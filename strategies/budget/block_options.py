@@ -1,0 +1,180 @@
+"""The decisions that are worth considering for one block: none is worse than another in bytes and in cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.budget.block_program import BlockProgram, PlannedCall
+from strategies.budget.least_bytes import LeastBytes
+from strategies.budget.simulation import PLAIN, Decision, Effect, effect_of
+from strategies.budget.step_graph import StepGraph
+
+_MOST_ENUMERATED = 8
+"""Units with FLOPs up to which all sets of those that do not run again are tried."""
+
+_SAMPLES = 192
+_MOST_OPTIONS = 160
+_REFINED = 48
+"""Options whose neighbours are tried, in each of the rounds."""
+
+_ROUNDS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A decision and what follows from it in one call, in bytes beyond those at the window's beginning.
+
+    Fields:
+        decision: the decision.
+        forward_bytes: highest total of the block's forward.
+        left_bytes: bytes that wait for backward.
+        backward_bytes: highest total of the block's backward, what was left included.
+        cost: FLOPs or seconds of what runs again.
+        effect: what changes, moment by moment.
+    """
+
+    decision: Decision
+    forward_bytes: int
+    left_bytes: int
+    backward_bytes: int
+    cost: float
+    effect: Effect
+
+
+class CallOptions:
+    """The options of one call.
+
+    Args:
+        graph: the step.
+        call: the call.
+        cost: what running again costs.
+        random_state_bytes: bytes on the device of the state of a random operator.
+    """
+
+    def __init__(
+        self, graph: StepGraph, call: PlannedCall, cost: Callable[[Effect], float], *, random_state_bytes: int
+    ) -> None:
+        self.call = call
+        self._cost = cost
+        self._random_state_bytes = random_state_bytes
+        self.backward_start = min(call.asked, default=call.end)
+        self.backward_end = max(call.until, default=call.end)
+        held = graph.held_bytes
+        self._forward = held[call.start : call.end + 1] - held[call.start]
+        self._backward = held[self.backward_start : self.backward_end + 1] - held[self.backward_start]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for calls of equal options."""
+        call = self.call
+        moments = [each - call.start for each in (*call.starts, call.end)]
+        deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
+        later = [each - self.backward_start for each in (*call.asked, *call.until)]
+        late = [death - self.backward_start for death in call.deaths if death > call.end]
+        outer = [death >= self.backward_end for death in call.outer_deaths]
+        shape = self._forward.tobytes(), self._backward.tobytes()
+        return call.program, tuple(moments), tuple(deaths), tuple(later), tuple(late), tuple(outer), shape
+
+    def option(self, decision: Decision) -> Option:
+        """Return what follows from a decision."""
+        call = self.call
+        effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes)
+        return Option(
+            decision=decision,
+            forward_bytes=self._highest(effect, self._forward, call.start),
+            left_bytes=effect.most_bytes(call.end, self.backward_start),
+            backward_bytes=self._highest(effect, self._backward, self.backward_start),
+            cost=self._cost(effect),
+            effect=effect,
+        )
+
+    def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
+        gains = np.zeros(len(held), dtype=np.int64)
+        for moment, gain in effect.gains.items():
+            if moment < start + len(held):
+                gains[max(moment - start, 0)] += gain
+        totals = held + np.cumsum(gains)
+        within = (moment - start for moment in effect.peaks)
+        peaks = (totals[at] + effect.peaks[at + start] for at in within if 0 <= at < len(held))
+        return int(max(totals.max(), max(peaks, default=0)))
+
+    def all(self) -> list[Option]:
+        """Return the options of which none is worse than another, cheapest first."""
+        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
+        options = thinned(map(self.option, tried))
+        for _ in range(_ROUNDS):
+            chosen = options[:: max(1, len(options) // _REFINED)]
+            fresh = [each for each in _neighbours(self.call.program, chosen) if each not in tried]
+            tried |= dict.fromkeys(fresh)
+            options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
+        return options
+
+
+def thinned(options: Iterable[Option]) -> list[Option]:
+    """Return the options that no other one beats, at most so many, cheapest first."""
+    best = _undominated(list(options), slack=0.0)
+    slack = 0.001
+    while len(best) > _MOST_OPTIONS:
+        best = _undominated(best, slack=slack)
+        slack *= 2
+    return best
+
+
+def _undominated(options: list[Option], *, slack: float) -> list[Option]:
+    options.sort(key=lambda each: (each.cost, each.left_bytes, each.backward_bytes, each.forward_bytes))
+    rows = np.array(
+        [(each.left_bytes, each.backward_bytes, each.forward_bytes) for each in options], dtype=np.float64
+    )
+    span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
+    chosen: list[int] = []
+    for index in range(len(options)):
+        if not chosen or not np.any(np.all(rows[chosen] <= rows[index] + span, axis=1)):
+            chosen.append(index)
+    smallest = {int(column.argmin()) for column in rows.T}  # thinning must not lose what fits the least
+    return [options[index] for index in sorted({*chosen, *smallest})]
+
+
+def _cuts(program: BlockProgram) -> Iterable[Decision]:
+    """Yield decisions that keep the fewest bytes for what runs again."""
+    cuts = LeastBytes(program)
+    never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
+    costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
+    if len(costly) <= _MOST_ENUMERATED:
+        prices: Iterable[dict[int, float]] = (
+            dict.fromkeys((unit for unit, stays in zip(costly, chosen, strict=True) if stays), np.inf)
+            for chosen in product((False, True), repeat=len(costly))
+        )
+    else:
+        prices = _sampled(program, costly)
+    for each in prices:
+        for keep in cuts.keeps(each | never):
+            yield Decision(keep=keep)
+
+
+def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int, float]]:
+    """Yield prices of units: their FLOPs times an exchange rate, more or less."""
+    chance = random.Random(0)  # noqa: S311 (the same plan on every rank)
+    rate = sum(program.nbytes) / sum(program.units[unit].flops for unit in costly)
+    yield dict.fromkeys(costly, 0.0)
+    yield dict.fromkeys(costly, np.inf)
+    for sample in range(_SAMPLES):
+        exchange = rate * 100 ** (2 * sample / _SAMPLES - 1)
+        yield {
+            unit: program.units[unit].flops * exchange * (2 ** chance.uniform(-1, 1) if sample % 2 else 1)
+            for unit in costly
+        }
+
+
+def _neighbours(program: BlockProgram, options: Sequence[Option]) -> Iterable[Decision]:
+    """Yield the decisions that keep one storage more or less."""
+    for option in options:
+        keep = program.saved if option.decision.is_plain else option.decision.keep
+        made = {storage for unit in program.needed(keep) for storage in program.units[unit].makes}
+        yield from (Decision(keep=keep | {storage}) for storage in sorted(made | program.saved))
+        yield from (Decision(keep=keep - {storage}) for storage in sorted(keep - program.forced))

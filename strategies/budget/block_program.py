@@ -1,0 +1,189 @@
+"""What a plan decides about in one block: what can be kept, what runs again, and what autograd asks for.
+
+Storages of a block are numbered in the order in which they are made, from 0; those from outside are negative.
+Blocks whose calls do the same have equal programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from strategies.budget.plan import Value
+from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """Operators that run again together: one that makes storages, and those that write to them.
+
+    Fields:
+        name: name of the first operator.
+        operators: their ordinals.
+        reads: storages that they read and did not make.
+        makes: storages that they make.
+        flops, seconds: their work.
+        private_bytes: bytes that they make and free on top, at most.
+        random_states: states of generators that are stashed for them.
+        is_repeatable: whether they may run again.
+    """
+
+    name: str
+    operators: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    flops: int
+    seconds: float
+    private_bytes: int
+    random_states: int
+    is_repeatable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockProgram:
+    """The units of a block's forward, in order, and the storages that backward asks for, in order.
+
+    Fields:
+        units: units in the order of forward.
+        nbytes: bytes of each storage of the block.
+        outer_nbytes: bytes of each storage from outside, -1 first.
+        asked: storages in the order in which nodes of autograd ask for them; one may come several times.
+        values: addresses of the storages.
+        operators: number of operators of forward.
+    """
+
+    units: tuple[Unit, ...]
+    nbytes: tuple[int, ...]
+    outer_nbytes: tuple[int, ...]
+    asked: tuple[int, ...]
+    values: tuple[Value, ...] = field(repr=False)
+    operators: int
+
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """The unit that makes each storage."""
+        made = {storage: index for index, unit in enumerate(self.units) for storage in unit.makes}
+        return tuple(made[storage] for storage in range(len(self.nbytes)))
+
+    @cached_property
+    def saved(self) -> frozenset[int]:
+        """The storages that autograd saves."""
+        return frozenset(self.asked)
+
+    @cached_property
+    def forced(self) -> frozenset[int]:
+        """The storages that can only be kept, among those that something could be recomputed from."""
+        return frozenset(storage for unit in self.units if not unit.is_repeatable for storage in unit.makes)
+
+    def needed(self, resident: frozenset[int]) -> list[int]:
+        """Return the units that all that autograd saves follows from, back to `resident`, in order."""
+        return self.closure(self.saved, resident, frozenset())
+
+    def closure(self, wanted: Iterable[int], resident: frozenset[int], known: frozenset[int]) -> list[int]:
+        """Return the units, in order, that make `wanted` from what is there, or made by `known`."""
+        found: set[int] = set()
+        todo = [storage for storage in wanted if storage not in resident]
+        while todo:
+            unit = self.makers[todo.pop()]
+            if unit not in found and unit not in known:
+                found.add(unit)
+                todo += [each for each in self.units[unit].reads if each >= 0 and each not in resident]
+        return sorted(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCall:
+    """One call of a block: its program, and when in the step it happens.
+
+    Fields:
+        fqn: plain FQN of the block.
+        program: what it does.
+        start, end: moments between which forward runs.
+        starts: moment before each unit's first operator.
+        deaths: the last moment at which forward itself has each storage.
+        asked: moment of each request of backward.
+        until: the last moment at which the node that asked holds the value.
+        nodes: names of these nodes.
+        outer_deaths: the last moment at which each storage from outside lives, -1 first.
+    """
+
+    fqn: str
+    program: BlockProgram
+    start: int
+    end: int
+    starts: tuple[int, ...]
+    deaths: tuple[int, ...]
+    asked: tuple[int, ...]
+    until: tuple[int, ...]
+    nodes: tuple[str, ...]
+    outer_deaths: tuple[int, ...]
+
+
+def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
+    """Return program and moments of one call."""
+    operators = [graph.operators[index] for index in call.operators]
+    groups = _groups(operators)
+    numbers = {s: n for n, s in enumerate(s for group in groups for each in group for s in each.makes)}
+    outside: dict[int, int] = {}
+    units = tuple(_unit(group, numbers, outside) for group in groups)
+    places = {
+        storage: Value(each.ordinal, result, each.name)
+        for each in operators
+        for storage, result in each.makes.items()
+    }
+    redemptions = sorted(call.redemptions, key=lambda each: each.moment)
+    program = BlockProgram(
+        units=units,
+        nbytes=tuple(graph.nbytes[storage] for storage in numbers),
+        outer_nbytes=tuple(graph.nbytes[storage] for storage in outside),
+        asked=tuple(numbers[each.storage] for each in redemptions),
+        values=tuple(places[storage] for storage in numbers),
+        operators=len(operators),
+    )
+    return PlannedCall(
+        fqn=call.fqn,
+        program=program,
+        start=call.start,
+        end=call.end,
+        starts=tuple(group[0].start for group in groups),
+        deaths=tuple(graph.deaths[storage] for storage in numbers),
+        asked=tuple(each.moment for each in redemptions),
+        until=tuple(each.until for each in redemptions),
+        nodes=tuple(each.node for each in redemptions),
+        outer_deaths=tuple(graph.deaths[storage] for storage in outside),
+    )
+
+
+def _groups(operators: Sequence[StepOperator]) -> list[list[StepOperator]]:
+    """Return each operator that makes storages, with those that write to one of them afterwards."""
+    groups: list[list[StepOperator]] = []
+    home: dict[int, list[StepOperator]] = {}
+    for operator in operators:
+        written = next((home[storage] for storage in operator.writes if storage in home), None)
+        if written is not None:
+            written.append(operator)
+        elif operator.makes:
+            groups.append([operator])
+        home |= dict.fromkeys(operator.makes, written or (groups[-1] if groups else []))
+    return groups
+
+
+def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:
+    makes = [storage for each in group for storage in each.makes]
+    reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
+    for storage in reads:
+        if storage not in numbers:
+            outside.setdefault(storage, -1 - len(outside))
+    is_outer_write = any(storage not in makes for each in group for storage in each.writes)
+    return Unit(
+        name=group[0].name,
+        operators=tuple(each.ordinal for each in group),
+        reads=tuple(numbers.get(storage, outside.get(storage, -1)) for storage in reads),
+        makes=tuple(numbers[storage] for storage in makes),
+        flops=sum(each.flops for each in group),
+        seconds=sum(each.seconds for each in group),
+        private_bytes=max(each.private_bytes for each in group),
+        random_states=sum(each.random_states for each in group),
+        is_repeatable=all(each.is_repeatable for each in group) and not is_outer_write,
+    )

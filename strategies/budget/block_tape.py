@@ -1,0 +1,299 @@
+"""The tape of one call of a block: which operators run, and what autograd saves of what they make."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from strategies.budget.drawn_numbers import stash_of
+from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
+from strategies.budget.operator_facts import OperatorFacts, facts_of, is_numbered
+from strategies.budget.plan import BlockPlan, Value
+from strategies.budget.slice_ticket import Pause, SliceTicket
+from strategies.budget.taped import Content, Reading, TapedOperator
+from strategies.errors import StrategyError
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.estimate.tensors import tensors_in
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Packed, kept, local_of
+from strategies.regions.versions import Version, version_of
+
+Address: TypeAlias = tuple[int, int]
+"""Operator that makes a storage, and number of the result."""
+
+
+class StorageHome:
+    """A storage of a block's forward.
+
+    Attributes:
+        address: what makes it; `None` for one from outside of the block.
+        latest: what it holds.
+        tensor: a tensor on it, where the plan keeps it or it is from outside.
+    """
+
+    __slots__ = ("_identity", "address", "latest", "tensor")
+
+    def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
+        self._identity = StorageWeakRef(dense.untyped_storage())  # no other storage gets its address
+        self.address, self.latest = address, latest
+        self.tensor: Tensor | None = tensor
+        latest.memory = dense
+
+    def read_later(self) -> Content | None:
+        """Let go of what it holds, and return it if it is read in backward."""
+        reference = weakref.ref(self.latest)
+        del self.latest
+        return reference()
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """A block's plan, for a look at each operator.
+
+    Fields:
+        plan: the plan.
+        names: names of the operators that it names.
+        held: addresses of storages that are kept or offloaded.
+        on_host: addresses of those that are offloaded.
+    """
+
+    plan: BlockPlan
+    names: Mapping[int, str]
+    held: frozenset[Address]
+    on_host: frozenset[Address]
+
+    @classmethod
+    def of(cls, plan: BlockPlan) -> Fates:
+        """Return the fates that `plan` decides."""
+        return cls(
+            plan,
+            {value.operator: value.name for value in (*plan.keep, *plan.offload, *plan.recompute)},
+            frozenset(map(_address, (*plan.keep, *plan.offload))),
+            frozenset(map(_address, plan.offload)),
+        )
+
+
+class BlockTape(OperatorMode):
+    """Notes each operator of a block's forward, and gives tickets for what autograd saves.
+
+    Args:
+        fates: what is kept, and what waits on the host.
+        ledger: the host copies of the model.
+        region: who answers for their bytes.
+    """
+
+    def __init__(self, fates: Fates, ledger: HostLedger, region: Any) -> None:
+        super().__init__()
+        self._fates, self._ledger, self._region = fates, ledger, region
+        self._enclosing: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+        self._pause = Pause()
+        self._count = 0
+        self._homes: dict[int, StorageHome] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func` and note it."""
+        if self._pause.is_on or not is_numbered(func):
+            return func(*args, **kwargs)
+        facts = facts_of(func)
+        operator = self._next(func, facts, args, kwargs)
+        written = self._written(facts, args, kwargs) if facts.writes else []
+        if facts.is_random and facts.draws(args, kwargs) and not self._is_held(operator, facts, written):
+            operator.stash = stash_of(args, kwargs)
+        for home in written:
+            self._write(operator, facts, home)
+        result = func(*args, **kwargs)
+        self._take(operator, facts, result)
+        return result
+
+    def pack(self, saved: Tensor) -> Packed:
+        """Return what the graph holds for `saved`."""
+        dense = dense_of(saved)
+        home = None if dense is None else self._homes.get(_identity(dense))
+        with self._pause:
+            if dense is None or home is None or home.address is None:
+                return self._packed_around(saved)
+            layout = MemoryLayout.of(saved, dense)
+        return SliceTicket(home.latest, layout, saved._version, self._pause).redeem  # noqa: SLF001 (as autograd checks it)
+
+    def finish(self, results: Any) -> None:
+        """Let go of everything but what tickets need.
+
+        Raises:
+            StrategyError: forward was not the planned one.
+        """
+        self._refuse_other_forward()
+        for tensor in tensors_in(results):
+            self._note_result(tensor)
+        homes = [home for home in self._homes.values() if self._is_held_home(home)]
+        self._homes = {}
+        for home in homes:
+            self._settle(home)
+
+    def close(self) -> None:
+        """Hold nothing more: the graph holds `pack`."""
+        self._homes = {}
+        self._enclosing = None
+
+    def _next(
+        self, func: Any, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TapedOperator:
+        """Return the operator that runs now.
+
+        Raises:
+            StrategyError: it is not the planned one, or cannot be followed.
+        """
+        number = self._count
+        self._count += 1
+        planned = self._fates.names.get(number, facts.name)
+        if planned != facts.name:
+            raise self._unlike(f"operator {number} is {facts.name} and was {planned}")
+        if facts.moves_memory:
+            problem = "moves memory between tensors, which no plan follows"
+            raise StrategyError("ac", f"{facts.name} in {self._fates.plan.fqn!r} {problem}")
+        operator = TapedOperator(number, facts.name, func, self._read(args), self._read(kwargs))
+        operator.is_collective = facts.is_collective
+        return operator
+
+    def _read(self, value: Any) -> Any:
+        """Return arguments with readings in place of tensors."""
+        if isinstance(value, Tensor):
+            dense = dense_of(value)
+            if dense is None:
+                return value.detach()  # held as it is: nothing is known of its memory
+            return Reading(self._home(value, dense).latest, MemoryLayout.of(value, dense))
+        if isinstance(value, dict):
+            return {name: self._read(each) for name, each in value.items()}
+        return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
+        key = _identity(dense)
+        home = self._homes.get(key)
+        if home is None:
+            home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
+        return home
+
+    def _written(
+        self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[StorageHome]:
+        """Return the storages that an operator writes to."""
+        found: dict[int, StorageHome] = {}
+        for tensor in tensors_in(list(facts.written(args, kwargs))):
+            dense = dense_of(tensor)
+            if dense is None:
+                kind = type(tensor).__name__
+                raise StrategyError(
+                    "ac",
+                    f"{facts.name} in {self._fates.plan.fqn!r} writes to a {kind}, which no plan follows",
+                )
+            found[_identity(dense)] = self._home(tensor, dense)
+        return list(found.values())
+
+    def _is_held(self, operator: TapedOperator, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+        """Say whether all that an operator makes or writes to is kept or waits on the host."""
+        made = ((operator.number, result) for result in range(facts.makes))
+        held = self._fates.held
+        return all(each in held for each in made) and all(home.address in held for home in written)
+
+    def _write(self, operator: TapedOperator, facts: OperatorFacts, home: StorageHome) -> None:
+        """Begin another content, before an operator writes to a storage."""
+        older = home.latest
+        older.is_past = True
+        newer = home.latest = Content(None if home.address is None else operator)
+        newer.memory, older.memory = older.memory, None
+        operator.writes(older, newer)
+        if home.address is not None:
+            return
+        assert newer.memory is not None, "what is outside is there"
+        if older.readings > operator.count_of(older) or (facts.makes and not facts.is_untold):
+            older.memory = copied(newer.memory)
+        elif facts.is_untold:
+            older.fetch = partial(copied, newer.memory)  # the operator may write to it once more
+
+    def _take(self, operator: TapedOperator, facts: OperatorFacts, result: Any) -> None:
+        """Note the storages that an operator has made."""
+        for number, tensor in enumerate(tensors_in(result)):
+            dense = dense_of(tensor)
+            if dense is None:
+                continue
+            home = self._homes.get(_identity(dense))
+            if home is None:
+                self._make(operator, number, tensor, dense)
+            elif facts.is_fresh:  # a mode below has run it in place
+                older, home.latest = home.latest, Content(operator)
+                older.is_past = True
+                home.latest.memory, older.memory = older.memory, None
+                operator.makes(number, home.latest)
+
+    def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
+        content, address = Content(operator), (operator.number, number)
+        operator.makes(number, content)
+        home = self._homes[_identity(dense)] = StorageHome(tensor, dense, content, address)
+        if address not in self._fates.held:
+            home.tensor = content.memory = None
+
+    def _packed_around(self, saved: Tensor) -> Packed:
+        """Return `saved` packed by the hooks around the block."""
+        if self._enclosing is None:
+            return kept(saved)
+        pack, unpack = self._enclosing
+        return partial(unpack, pack(saved))
+
+    def _note_result(self, tensor: Tensor) -> None:
+        """Watch a result that is made again: others may change the one of forward."""
+        dense = dense_of(tensor)
+        home = None if dense is None else self._homes.get(_identity(dense))
+        if home is not None and home.address is not None and home.address not in self._fates.held:
+            home.latest.version = version_of(tensor)
+
+    def _is_held_home(self, home: StorageHome) -> bool:
+        """Say whether a storage stays; nothing makes it again then."""
+        if home.address in self._fates.held:
+            home.latest.maker = None
+            return True
+        return home.address is None
+
+    def _settle(self, home: StorageHome) -> None:
+        """Hold a storage for those that read it in backward."""
+        content, tensor = home.read_later(), home.tensor
+        assert tensor is not None, "it is held"
+        if content is None:
+            return
+        tensor = tensor.detach()  # shares its version; with a graph, this one would never be freed
+        local = local_of(tensor)
+        if local is None:  # on the meta device
+            local = dense_of(tensor)
+        content.memory = local
+        content.version = Version(counter=tensor, expected=tensor._version)  # noqa: SLF001 (as autograd checks it)
+        if home.address in self._fates.on_host and local is not None:
+            content.version = version_of(tensor)
+            copy = self._ledger.copy_of(local, content.version, self._region)
+            content.memory, content.fetch = None, partial(self._ledger.restored, copy)
+
+    def _refuse_other_forward(self) -> None:
+        plan = self._fates.plan
+        if plan.operators and self._count != plan.operators:
+            raise self._unlike(f"its forward has {self._count} operators and had {plan.operators}")
+        made = {home.address for home in self._homes.values()}
+        for value in (*plan.keep, *plan.offload):
+            if _address(value) not in made:
+                raise self._unlike(f"operator {value.operator}, {value.name}, makes no result {value.result}")
+
+    def _unlike(self, problem: str) -> StrategyError:
+        remedy = "a plan is for one forward; make it again, or use ac=selective_op"
+        return StrategyError("ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}")
+
+
+def _identity(dense: Tensor) -> int:
+    identity: int = dense.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+    return identity
+
+
+def _address(value: Value) -> Address:
+    return value.operator, value.result

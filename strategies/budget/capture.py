@@ -1,0 +1,285 @@
+"""Capturing a training step: its operators, and what autograd saves of each block, on real or fake tensors.
+
+Autograd gets a copy of what it saves of a block's own storages, made at the moment of its use and seen by no
+meter. So the captured lives are those of a forward whose values nobody holds for backward, and each use in
+backward is known to the moment: plans are the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from strategies.base import Observation
+from strategies.budget.operator_facts import facts_of, is_numbered
+from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
+from strategies.errors import StrategyError
+from strategies.estimate.flops import called, flops_of
+from strategies.estimate.ledger import is_on_device
+from strategies.estimate.live_storages import LiveStorages
+from strategies.estimate.liveness import numbers_bytes
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, machine_for
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.estimate.position import Position, running_node
+from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
+from strategies.regions.blocks import Enclosed
+from strategies.regions.host import allocating_on_host
+from strategies.regions.region import enclose
+from strategies.regions.saved_tensors import kept, local_of, placed_as
+
+RunStep: TypeAlias = Callable[[], object]
+"""Runs forward and backward of a step, and whatever else belongs to it."""
+
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
+
+
+def capture(
+    run_step: RunStep,
+    blocks: Mapping[str, nn.Module],
+    *,
+    device: torch.device,
+    standing: Iterable[Tensor] = (),
+) -> StepGraph:
+    """Return the graph of the step that `run_step` runs.
+
+    A mode of fake tensors stands around `capture`, not in `run_step`; one step was run before.
+
+    Args:
+        run_step: the step of one rank.
+        blocks: modules by plain FQN, of which a plan will decide; none inside another.
+        device: device that computes.
+        standing: tensors that lie on the device during the whole step; what operators read is found anyway.
+
+    Raises:
+        StrategyError: a block is enclosed by a region already, or none of them ran.
+    """
+    for fqn, block in blocks.items():
+        if isinstance(block, Enclosed):
+            raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
+    watch = _Watch(device)
+    parameters = [each for block in blocks.values() for each in plain_tensors(block.parameters())]
+    with ExitStack() as regions, watch.live:
+        for fqn, block in blocks.items():
+            regions.callback(_restored(block))
+            enclose(block, _Listening(fqn, watch), holds_call=False)
+        watch.live.add_standing(plain_tensors([*standing, *parameters]))
+        with watch:
+            run_step()
+        gradients = [each for block in blocks.values() for each in gradients_of(block)]
+        kept_gradients = watch.live.numbers(gradients)
+    if not watch.calls:
+        raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
+    return watch.graph(frozenset(kept_gradients))
+
+
+def _restored(block: nn.Module) -> Callable[[], None]:
+    """Return what takes the region from `block` again."""
+    original, before = type(block), dict(vars(block))
+
+    def restore() -> None:
+        block.__class__ = original
+        for name in vars(block).keys() - before.keys():
+            if name == "_acbench_region":
+                del vars(block)[name]
+
+    return restore
+
+
+class _Listening:
+    """The region of a block whose step is captured."""
+
+    def __init__(self, fqn: str, watch: _Watch) -> None:
+        self._fqn = fqn
+        self._watch = watch
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        del module
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        return self._watch.run_block(self._fqn, body, args, kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the block runs as it is."""
+        return Observation()
+
+
+class _Watch(OperatorMode):
+    """Sees every operator of the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.live = LiveStorages(Position(), device=device.type, is_host=allocating_on_host)
+        self.calls: list[BlockCall] = []
+        self._device = device.type
+        self._machine: Machine = machine_for(device)
+        self._operators: list[StepOperator] = []
+        self._inside = OUTSIDE
+        self._makers: dict[int, int] = {}  # call that made a storage
+        self._original: dict[int, int] = {}  # storage that a copy stands for
+        self._asked: list[tuple[int, int, int, int, str]] = []
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func` and note it."""
+        if not is_numbered(func):
+            return func(*args, **kwargs)
+        start = self.live.ledger.moment
+        result = func(*args, **kwargs)
+        node = running_node()
+        made: dict[int, int] = {}
+        results = list(plain_tensors(tensors_in(result)))
+        reads = self._storages(tensors_in((args, kwargs)))
+        for position, tensor in enumerate(results):
+            number = self.live.number(tensor)
+            if number is not None and number not in self._makers and number not in reads:
+                made[number] = position
+                self._makers[number] = self._inside
+        self._operators.append(
+            self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
+        )
+        if self._inside != OUTSIDE and node is None and is_numbered(func):
+            self.calls[self._inside].operators.append(len(self._operators) - 1)
+        return result
+
+    def _operator(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        made: dict[int, int],
+        reads: frozenset[int],
+        start: int,
+    ) -> StepOperator:
+        node = running_node()
+        is_counted = self._inside != OUTSIDE and is_numbered(func)
+        target, operands = called(func, args)
+        flops = flops_of(target, operands, kwargs, result)
+        facts = facts_of(func)
+        writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
+        moved = bytes_of((args, kwargs)) + bytes_of(result)
+        return StepOperator(
+            name=str(func),
+            call=self._inside,
+            ordinal=len(self.calls[self._inside].operators) if is_counted else OUTSIDE,
+            is_forward=node is None,
+            start=start,
+            end=self.live.ledger.moment,
+            reads=reads,
+            writes=writes,
+            makes=made,
+            flops=flops,
+            seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
+            private_bytes=numbers_bytes(func, args),
+            random_states=int(facts.draws(args, kwargs)),
+            is_repeatable=func.namespace not in _COMMUNICATION,
+            node="" if node is None else str(node.name()),
+        )
+
+    def _storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
+        return frozenset(self._original.get(number, number) for number in numbers if number is not None)
+
+    def run_block(
+        self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what a call of a block returns, and hold nothing of it for backward."""
+        if self._inside != OUTSIDE:
+            raise StrategyError("ac.layers_fqn", f"{fqn!r} runs inside another block")
+        number, call = len(self.calls), BlockCall(fqn=fqn, start=self.live.ledger.moment)
+        self.calls.append(call)
+        self._inside = number
+
+        def pack(saved: Tensor) -> Callable[[], Tensor]:
+            return self._packed(saved, number)
+
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+                return body(*args, **kwargs)
+        finally:
+            self._inside = OUTSIDE
+            call.end = self.live.ledger.moment
+
+    def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
+        local = local_of(saved)
+        storage = None if local is None else self.live.number(local)
+        with _disable_current_modes(), torch.no_grad():
+            if local is None or storage is None or self._makers.get(storage, OUTSIDE) != call:
+                return kept(saved)
+            copied = _copy_of(local)
+            placed = placed_as(saved) if isinstance(saved, DTensor) else None
+
+        def unpack() -> Tensor:
+            with _disable_current_modes(), torch.no_grad():
+                value = _copy_of(copied)
+            return (
+                self._redeemed(value, storage, call)
+                if placed is None
+                else placed(self._redeemed(value, storage, call))
+            )
+
+        return unpack
+
+    def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
+        moment = self.live.ledger.moment
+        self.live.add_made(value, "a saved value")
+        number = self.live.number(value)
+        assert number is not None
+        self._original[number] = storage
+        node = running_node()
+        self._asked.append((number, storage, moment, call, "" if node is None else str(node.name())))
+        return value
+
+    def graph(self, gradients: frozenset[int]) -> StepGraph:
+        """Return the step; call it after the meter's end."""
+        ledger = self.live.ledger
+        lives = ledger.lives
+        changes = [(change.life, change.delta) for change in ledger.changes]
+        counted = [is_on_device(life) and number not in self._original for number, life in enumerate(lives)]
+        deltas = np.array([delta if counted[life] else 0 for life, delta in changes], dtype=np.int64)
+        nbytes = {number: life.nbytes for number, life in enumerate(lives)}
+        deaths = dict.fromkeys(range(len(lives)), len(changes))
+        largest: dict[int, int] = {}
+        running = dict.fromkeys(range(len(lives)), 0)
+        for moment, (life, delta) in enumerate(changes):
+            running[life] += delta
+            largest[life] = max(largest.get(life, 0), running[life])
+            if delta < 0 and not lives[life].nbytes:
+                deaths[life] = moment
+        nbytes |= {number: largest[number] for number in largest if lives[number].phase}
+        for number, storage, moment, call, node in self._asked:
+            found = Redemption(storage=storage, moment=moment, until=deaths[number], node=node)
+            self.calls[call].redemptions.append(found)
+        start = ledger.start_bytes(is_on_device)
+        fixed = set(range(len(lives))) - {life for life, _ in changes}
+        return StepGraph(
+            operators=self._operators,
+            calls=self.calls,
+            nbytes=nbytes,
+            deaths=deaths,
+            held_bytes=start + np.concatenate([[0], np.cumsum(deltas)]),
+            gradients=gradients,
+            fixed_bytes=sum(nbytes[number] for number in fixed if is_on_device(lives[number])),
+            device=self._device,
+        )
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout on a copy of the storage."""
+    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+    copy = tensor.detach().as_strided((whole,), (1,), 0).clone()
+    return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _unpacked(packed: Callable[[], Tensor]) -> Tensor:
+    return packed()

@@ -1,0 +1,86 @@
+"""The region around a model that plans itself when it is first called to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from strategies.base import Observation, RunnableStep
+from strategies.budget import carrying_out
+from strategies.budget.plan import Plan
+from strategies.tracing.following import as_with_data
+from strategies.tracing.module_state import restored_generators
+from strategies.tracing.shadow import Shadow, device_of, shadowed
+
+
+class PlansSteps(Protocol):
+    """What makes the plan of a step."""
+
+    def plan(self, step: RunnableStep) -> Plan:
+        """Return the plan."""
+
+    def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the blocks that a plan decides about, by plain FQN."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlansAtFirstCall:
+    """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
+
+    Fields:
+        budget: makes the plan.
+        plan: the plan; `None` until the model was called to train.
+    """
+
+    budget: PlansSteps
+    plan: Plan | None = None
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`."""
+        if self.plan is None and torch.is_grad_enabled():
+            self.plan = self.budget.plan(_without_memory(module, args, kwargs))
+            carrying_out.enclose(self.plan, self.budget.blocks_of(module))
+        return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the blocks are observed."""
+        return Observation()
+
+
+def _without_memory(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:
+    """Return a step of `module` on these inputs, without memory."""
+    device = device_of(tree_flatten((args, kwargs))[0])
+    shadow = Shadow.of(module).on(device)
+    given, named = shadowed(shadow, (args, kwargs), device)
+    tensors = [leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, Tensor)]
+    return RunnableStep(
+        run=partial(_train_once, shadow.model, given, named),
+        model=shadow.model,
+        device=device,
+        standing=(*shadow.model.parameters(), *shadow.model.buffers(), *tensors),
+        around=partial(_followed, shadow),
+    )
+
+
+@contextmanager
+def _followed(shadow: Shadow) -> Iterator[None]:
+    assert shadow.mode is not None
+    with restored_generators(), shadow.mode, as_with_data():
+        yield
+
+
+def _train_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    model.zero_grad()
+    outputs = tree_leaves(model(*args, **kwargs))
+    results = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
+    del outputs
+    torch.autograd.backward(results, [each.detach().new_ones(()).expand(each.shape) for each in results])

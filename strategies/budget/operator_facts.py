@@ -1,0 +1,107 @@
+"""What an executor of plans must know of an ATen operator, as its schema and its tags say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+_aten = torch.ops.aten
+_RUNNING_STATISTICS = ("running_mean", "running_var")
+_UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
+    _aten.native_batch_norm.default: _RUNNING_STATISTICS,
+    _aten.cudnn_batch_norm.default: _RUNNING_STATISTICS,
+    _aten.miopen_batch_norm.default: _RUNNING_STATISTICS,
+}
+_MOVES_MEMORY = frozenset({_aten.set_, _aten.resize_, _aten.resize_as_})
+_COLLECTIVES = "_c10d_functional"
+
+_UNNUMBERED = frozenset(
+    {
+        _aten.detach.default,  # autograd adds some where it saves results, and others where hooks pack them
+        torch.ops._c10d_functional.wait_tensor.default,  # noqa: SLF001 (its name); whoever reads a result first adds it
+        torch.ops.prim.device.default,  # fake tensors are asked for their device
+    }
+)
+
+Place: TypeAlias = tuple[int, str]
+"""Position and name of an argument."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorFacts:
+    """What is known of one operator.
+
+    Fields:
+        name: name and overload, `aten.mm.default`.
+        writes: arguments that it writes to in place.
+        is_fresh: whether its results lie on no storage of its arguments, as its schema says.
+        is_untold: whether its schema does not tell of these writes, which do not change its results.
+        makes: number of its results that are new, where it returns no list.
+        chance: argument that says how much is random, where one does.
+        is_random: whether it draws random numbers.
+        is_collective: whether its results must be waited for.
+        moves_memory: whether it gives a tensor another storage, or a storage another size.
+    """
+
+    name: str
+    writes: tuple[Place, ...] = ()
+    is_fresh: bool = False
+    is_untold: bool = False
+    makes: int = 1
+    chance: Place | None = None
+    is_random: bool = False
+    is_collective: bool = False
+    moves_memory: bool = False
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the arguments of a call that it writes to."""
+        return (_given(place, args, kwargs) for place in self.writes)
+
+    def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether a call draws random numbers: attention without dropout draws none."""
+        return self.is_random and (self.chance is None or bool(_given(self.chance, args, kwargs)))
+
+
+def is_numbered(operator: Any) -> bool:
+    """Say whether plans count an operator: those that are not counted make no storage."""
+    return operator not in _UNNUMBERED
+
+
+@cache
+def facts_of(operator: Any) -> OperatorFacts:
+    """Return what is known of `operator`."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:  # an operator of higher order
+        return OperatorFacts(name=str(operator))
+    untold = _UNTOLD_WRITES.get(operator, ())
+    arguments = list(enumerate(schema.arguments))
+    writes = [
+        (position, argument.name)
+        for position, argument in arguments
+        if argument.name in untold or (argument.alias_info is not None and argument.alias_info.is_write)
+    ]
+    return OperatorFacts(
+        name=str(operator),
+        writes=tuple(writes),
+        is_fresh=operator is not _aten._unsafe_view.default  # noqa: SLF001 (its name)
+        and not any(result.alias_info for result in schema.returns),
+        is_untold=bool(untold),
+        makes=sum(result.alias_info is None for result in schema.returns),
+        chance=next((place for place in _places(arguments) if place[1] == "dropout_p"), None),
+        is_random=torch.Tag.nondeterministic_seeded in operator.tags,
+        is_collective=operator.namespace == _COLLECTIVES and "wait_tensor" not in str(operator),
+        moves_memory=operator.overloadpacket in _MOVES_MEMORY,
+    )
+
+
+def _places(arguments: Sequence[tuple[int, Any]]) -> Iterator[Place]:
+    return ((position, argument.name) for position, argument in arguments)
+
+
+def _given(place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    position, name = place
+    return args[position] if position < len(args) else kwargs.get(name)

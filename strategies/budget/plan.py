@@ -1,0 +1,191 @@
+"""The plan of `ac=budget`: what is kept of each block, what is recomputed, and what that costs at least.
+
+How an executor carries out a plan, which is what the predicted bytes count on:
+
+1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
+   forward, views included, numbered from 0. Only those of `operator_facts.is_numbered` have a number:
+   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the
+   operator that made it; an operator that writes to a storage in place belongs to the making of it. What
+   stands before the block is *outside*, and never recomputed.
+2. Each time autograd saves a tensor on a storage that the block made, it gets a *ticket*. Tickets on storages
+   outside hold them as plain autograd does.
+3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
+   from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without grad.
+   A value *is read* by each needed operator that has not run and by each ticket that is not redeemed.
+4. Held from forward on are exactly the storages that are read, and kept or outside; an offloaded one is held
+   on the host. Everything else is held by nobody but the forward itself.
+5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
+   order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
+   value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
+6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
+   bytes on the CPU) before it runs, unless all that it makes or writes to is kept or offloaded, or its
+   `dropout_p` is 0. The state is held as long as the operator may run again; while it runs again, another one
+   holds the state to put back.
+7. A block that is `plain`, or not in the plan, runs untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from strategies.errors import StrategyError
+
+FORMAT = "acbench budget plan 1"
+
+
+class Value(NamedTuple):
+    """A storage that an operator of a block's forward makes.
+
+    Fields:
+        operator: ordinal of the operator among all of the block's forward.
+        result: number of its tensor among the tensors that the operator returns, flattened.
+        name: name of the operator, `aten.addmm.default`; checked when the block runs.
+    """
+
+    operator: int
+    result: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPlan:
+    """The decisions for one block.
+
+    Fields:
+        fqn: plain FQN of the block.
+        keep: storages that stay on the device until nobody reads them.
+        offload: storages that wait for backward on the host.
+        recompute: storages that autograd saves and that are recomputed; those that nothing else names.
+        plain: whether the block runs untouched; then the other fields are empty.
+        operators: number of operators of its forward, checked when the block runs.
+        kept_bytes, offloaded_bytes: bytes that the block leaves on the device and on the host for backward.
+        extra_flops: FLOPs of the operators that run again.
+        why: reason for the decisions, one sentence.
+    """
+
+    fqn: str
+    keep: tuple[Value, ...] = ()
+    offload: tuple[Value, ...] = ()
+    recompute: tuple[Value, ...] = ()
+    plain: bool = False
+    operators: int = 0
+    kept_bytes: int = 0
+    offloaded_bytes: int = 0
+    extra_flops: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The decisions for a model, and their certificate.
+
+    Fields:
+        budget_bytes: most bytes of a step's peak.
+        predicted_peak_bytes: peak of the step with the plan.
+        plain_peak_bytes: peak of the step without.
+        minimum_feasible_bytes: smallest peak that the planner reaches.
+        proven_minimum_bytes: no schedule of these operators has a smaller peak.
+        step_flops: FLOPs of the step without recomputation.
+        extra_flops: FLOPs of the operators that run again.
+        lower_bound_extra_flops: no schedule of these operators keeps the budget with fewer.
+        extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
+        objective: `flops` or `time`: what is least.
+        executor: `eager` or `compiled`.
+        model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
+        versions: versions that the plan was made with, by name.
+        blocks: the decisions, in the order of forward.
+    """
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    plain_peak_bytes: int
+    minimum_feasible_bytes: int
+    proven_minimum_bytes: int
+    step_flops: int
+    extra_flops: int
+    lower_bound_extra_flops: int
+    extra_s: float = 0.0
+    objective: str = "flops"
+    executor: str = "eager"
+    model: Mapping[str, Any]
+    versions: Mapping[str, str]
+    blocks: tuple[BlockPlan, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the budget needs nothing: every block runs untouched."""
+        return all(block.plain for block in self.blocks)
+
+    def describe(self) -> str:
+        """Return the certificate, and what happens to the values of each block."""
+        step = max(self.step_flops, 1)
+        certificate = (
+            f"budget {_gib(self.budget_bytes)}; predicted peak {_gib(self.predicted_peak_bytes)}, "
+            f"without a plan {_gib(self.plain_peak_bytes)}; {100 * self.extra_flops / step:.2f} % extra FLOPs"
+        )
+        if self.is_plain:
+            return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
+        if self.objective == "flops":
+            least = 100 * self.lower_bound_extra_flops / step
+            certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
+        return "\n".join([certificate, *map(_described, self.blocks)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, held: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_dict` gave.
+
+        Raises:
+            StrategyError: it is none of this version.
+        """
+        problem = f"holds no plan of this version, {FORMAT!r}; make it again"
+        if held.get("format") != FORMAT:
+            raise StrategyError("ac.plan_file", problem)
+        try:
+            values = {field.name: held[field.name] for field in fields(cls)}
+            return cls(**{**values, "blocks": tuple(map(_block, values["blocks"]))})
+        except (KeyError, TypeError):
+            raise StrategyError("ac.plan_file", problem) from None
+
+    def save(self, path: Path) -> None:
+        """Write the plan to `path`, over what is there."""
+        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Return the plan that `save` wrote.
+
+        Raises:
+            StrategyError: the file holds no plan of this version.
+            OSError: it cannot be read.
+        """
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            held = {}
+        return cls.from_dict(held if isinstance(held, dict) else {})
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3f} GiB"
+
+
+def _described(block: BlockPlan) -> str:
+    lines = [f"{block.fqn}: {block.why}"]
+    for verb in ("keep", "offload", "recompute"):
+        values = (f"{value.name}.{value.result} ({value.operator})" for value in getattr(block, verb))
+        listed = ", ".join(values)
+        lines += [f"    {verb}: {listed}"] if listed else []
+    return "\n".join(lines)
+
+
+def _block(held: Mapping[str, Any]) -> BlockPlan:
+    lists = ("keep", "offload", "recompute")
+    return BlockPlan(**{**held, **{name: tuple(Value(*each) for each in held[name]) for name in lists}})

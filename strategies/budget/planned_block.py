@@ -1,0 +1,72 @@
+"""The region of a planned block: what autograd saves of it is kept, moved, or made again by its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from strategies.base import Observation
+from strategies.budget.block_tape import BlockTape, Fates
+from strategies.budget.plan import BlockPlan
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Packed
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedBlock:
+    """A region that carries out the plan of one block.
+
+    Saved: the storages that the plan keeps, and the inputs of the operators that run again.
+    Recomputed: the operators that lead to the other storages that backward needs, each once. Python code does
+        not run again, so no state of modules, Python or NumPy matters; random numbers are put back.
+    Moved: the storages that the plan offloads, once to the host and once back.
+
+    Fields:
+        plan: the plan.
+        ledger: the host copies of the model.
+    """
+
+    plan: BlockPlan
+    ledger: HostLedger
+    _fates: Fates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fates = Fates.of(self.plan)
+
+    def __call__(
+        self,
+        module: nn.Module,  # noqa: ARG002 (what its operators read is found as they run)
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
+
+        Raises:
+            StrategyError: forward runs other operators than those that were planned.
+        """
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        if self.plan.offload:
+            self.ledger.begin_forward()
+        tape = BlockTape(self._fates, self.ledger, self)
+        try:
+            with saved_tensors_hooks(tape.pack, _redeem), tape:
+                results = body(*args, **kwargs)
+            tape.finish(results)
+        finally:
+            tape.close()
+        return results
+
+    def observe(self) -> Observation:
+        """Return the bytes that the latest step moved, over all regions of the ledger."""
+        return Observation(offloaded_bytes=self.ledger.offloaded_bytes)
+
+
+def _redeem(packed: Packed) -> Tensor:
+    return packed()

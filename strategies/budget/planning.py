@@ -1,0 +1,216 @@
+"""Making the plan of `ac=budget`: options of blocks, the choice among them, and the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+
+from strategies.budget.block_choice import Stage, cheapest, smallest_budget
+from strategies.budget.block_options import CallOptions, Option
+from strategies.budget.block_program import PlannedCall, planned_call
+from strategies.budget.lower_bound import LowerBound
+from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
+from strategies.budget.step_graph import StepGraph, StepOperator
+from strategies.errors import StrategyError
+
+Objective: TypeAlias = Literal["flops", "time"]
+_ATTEMPTS = 6
+_TIE = 1e-6
+"""Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
+
+
+class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
+    """No plan keeps the budget.
+
+    Args:
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest peak that the planner reaches.
+        proven_minimum_bytes: no schedule has a smaller one.
+    """
+
+    def __init__(self, budget_bytes: int, minimum_feasible_bytes: int, proven_minimum_bytes: int) -> None:
+        super().__init__(
+            "ac",
+            f"no plan keeps the step's peak within {budget_bytes} bytes; the smallest that is reached is "
+            f"{minimum_feasible_bytes} bytes, and no schedule of these operators needs less than "
+            f"{proven_minimum_bytes} bytes",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+        self.proven_minimum_bytes = proven_minimum_bytes
+
+
+class Planner:
+    """Plans for one step, whatever the budget.
+
+    Args:
+        graph: the step.
+        objective: what is least: `flops` or `time`.
+
+    Attributes:
+        plain_peak_bytes: peak of the step without a plan.
+        minimum_feasible_bytes: smallest peak that a plan reaches.
+        bound: what no schedule can do better.
+    """
+
+    def __init__(self, graph: StepGraph, *, objective: Objective = "flops") -> None:
+        self._graph = graph
+        self._objective = objective
+        self._calls = [planned_call(graph, call) for call in graph.calls]
+        self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
+        self._cost = _cost_of(graph, objective)
+        self._callers = [
+            CallOptions(graph, call, self._cost, random_state_bytes=self._random_state_bytes)
+            for call in self._calls
+        ]
+        self._stages = self._made_stages()
+        plain = [caller.option(PLAIN).effect for caller in self._callers]
+        self.plain_peak_bytes = peak_bytes(graph, plain)
+        self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
+        self.minimum_feasible_bytes = self._smallest()
+
+    def plan(self, budget_bytes: int, *, executor: str = "eager") -> Plan:
+        """Return the plan for a budget.
+
+        Raises:
+            BudgetBelowMinimum: no plan that was found keeps it.
+        """
+        chosen = self._choice(budget_bytes)
+        effects = [option.effect for option in chosen]
+        least = self.bound.cost(budget_bytes)
+        return Plan(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=peak_bytes(self._graph, effects),
+            plain_peak_bytes=self.plain_peak_bytes,
+            minimum_feasible_bytes=min(self.minimum_feasible_bytes, self.plain_peak_bytes),
+            proven_minimum_bytes=self.bound.minimum_bytes(),
+            step_flops=self._graph.flops,
+            extra_flops=sum(effect.flops for effect in effects),
+            lower_bound_extra_flops=int(least) if self._objective == "flops" else 0,
+            extra_s=sum(effect.seconds for effect in effects),
+            objective=self._objective,
+            executor=executor,
+            model=self._model(),
+            versions={"torch": torch.__version__},
+            blocks=tuple(map(block_plan, self._calls, chosen)),
+        )
+
+    def _choice(self, budget_bytes: int) -> list[Option]:
+        target = budget_bytes
+        for _ in range(_ATTEMPTS):
+            numbers = cheapest(self._stages, target)
+            if numbers is None:
+                break
+            chosen = [
+                caller.option(stage.options[number].decision)
+                for caller, stage, number in zip(self._callers, self._stages, numbers, strict=True)
+            ]
+            peak = peak_bytes(self._graph, [option.effect for option in chosen])
+            if peak <= budget_bytes:
+                return chosen
+            target -= peak - budget_bytes
+        raise BudgetBelowMinimum(budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes())
+
+    def _smallest(self) -> int:
+        """Return the smallest peak that the stages reach, as it is with all effects."""
+        budget_bytes = smallest_budget(self._stages)
+        numbers = cheapest(self._stages, budget_bytes)
+        assert numbers is not None
+        taken = zip(self._callers, self._stages, numbers, strict=True)
+        effects = [caller.option(stage.options[number].decision).effect for caller, stage, number in taken]
+        return min(peak_bytes(self._graph, effects), self.plain_peak_bytes)
+
+    def _made_stages(self) -> list[Stage]:
+        held, callers = self._graph.held_bytes, self._callers
+        known: dict[object, list[Option]] = {}
+        stages = []
+        for index, caller in enumerate(callers):
+            key = (caller.key, self._is_repeated(caller.call))
+            if key not in known:
+                known[key] = [caller.option(PLAIN)] if self._is_repeated(caller.call) else caller.all()
+            is_last = index + 1 == len(callers)
+            next_start = caller.backward_start if is_last else callers[index + 1].call.start
+            next_end = next_start if is_last else callers[index + 1].backward_end
+            gaps = held[caller.call.end : next_start + 1], held[next_end : caller.backward_start + 1]
+            stages.append(
+                Stage(
+                    options=known[key],
+                    forward_start=int(held[caller.call.start]),
+                    backward_start=int(held[caller.backward_start]),
+                    between=max(int(gap.max(initial=0)) for gap in gaps),
+                )
+            )
+        return stages
+
+    def _is_repeated(self, call: PlannedCall) -> bool:
+        return sum(each.fqn == call.fqn for each in self._calls) > 1
+
+    def _model(self) -> dict[str, str]:
+        graph = self._graph
+        return {call.fqn: graph.fingerprint(call) for call in graph.calls}
+
+
+def make_plan(
+    graph: StepGraph, budget_bytes: int, *, objective: Objective = "flops", executor: str = "eager"
+) -> Plan:
+    """Return the plan of the step `graph` for a budget.
+
+    Args:
+        graph: the step, captured without a plan.
+        budget_bytes: most bytes of its peak.
+        objective: what is least: the FLOPs or the seconds of what runs again.
+        executor: who will carry it out.
+
+    Raises:
+        BudgetBelowMinimum: no plan that was found keeps the budget.
+    """
+    return Planner(graph, objective=objective).plan(budget_bytes, executor=executor)
+
+
+def _flops(operator: StepOperator) -> float:
+    return operator.flops
+
+
+def _seconds(operator: StepOperator) -> float:
+    return operator.seconds
+
+
+def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float]:
+    if objective == "time":
+        return lambda effect: effect.seconds
+    share = _TIE * graph.flops
+    return lambda effect: effect.flops + share * effect.seconds
+
+
+def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
+    """Return the plan of one block, by addresses and with its reason."""
+    program, decision, effect = call.program, option.decision, option.effect
+
+    def values(storages: Sequence[int]) -> tuple[Value, ...]:
+        return tuple(program.values[storage] for storage in sorted(storages))
+
+    if not effect.runs and not decision.offload:
+        saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
+        why = "nothing of it needs to run again"
+        return BlockPlan(
+            fqn=call.fqn, plain=True, operators=program.operators, kept_bytes=saved_bytes, why=why
+        )
+    again = [storage for storage in program.saved if storage not in decision.resident]
+    kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
+    return BlockPlan(
+        fqn=call.fqn,
+        keep=values(list(decision.keep)),
+        offload=values(list(decision.offload)),
+        recompute=values(again),
+        operators=program.operators,
+        kept_bytes=kept_bytes,
+        offloaded_bytes=effect.host_bytes,
+        extra_flops=effect.flops,
+        why=(
+            f"{len(effect.runs)} of {len(program.units)} operators run again for {len(again)} of "
+            f"{len(program.saved)} saved values; {option.left_bytes} bytes wait for backward"
+        ),
+    )

@@ -1,0 +1,255 @@
+"""The bytes and the work of a plan, moment by moment, as its executor runs (see `plan`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.budget.block_program import PlannedCall
+from strategies.budget.step_graph import StepGraph
+
+RANDOM_STATE_BYTES = {"cpu": 5056}
+"""Bytes on the device of the state of its generators, by its type; that of a GPU lies on the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What happens to the storages of one block, by their numbers in its program.
+
+    Fields:
+        keep: storages that stay on the device.
+        offload: storages that wait on the host.
+        is_plain: whether the block runs untouched.
+    """
+
+    keep: frozenset[int] = frozenset()
+    offload: frozenset[int] = frozenset()
+    is_plain: bool = False
+
+    @property
+    def resident(self) -> frozenset[int]:
+        """The storages that are not recomputed."""
+        return self.keep | self.offload
+
+
+PLAIN = Decision(is_plain=True)
+
+
+@dataclass(kw_only=True, slots=True)
+class Effect:
+    """What a decision changes in one call of a block.
+
+    Fields:
+        gains: bytes more from a moment on, by moment.
+        peaks: bytes more than at that moment, reached by what runs between it and the next, by moment.
+        flops, seconds: work of what runs again.
+        runs: units that run again.
+        host_bytes: bytes that wait on the host.
+    """
+
+    gains: Counter[int] = field(default_factory=Counter)
+    peaks: dict[int, int] = field(default_factory=dict)
+    flops: int = 0
+    seconds: float = 0.0
+    runs: tuple[int, ...] = ()
+    host_bytes: int = 0
+
+    def most_bytes(self, start: int, end: int) -> int:
+        """Return the most bytes that the effect adds at the moments from `start` to `end`."""
+        running = sum(gain for moment, gain in self.gains.items() if moment <= start)
+        most = running
+        for moment in sorted(moment for moment in self.gains if start < moment <= end):
+            running += self.gains[moment]
+            most = max(most, running)
+        return most
+
+
+def effect_of(call: PlannedCall, decision: Decision, *, random_state_bytes: int) -> Effect:
+    """Return what a decision changes.
+
+    Args:
+        call: the call.
+        decision: the decision.
+        random_state_bytes: bytes on the device of the state of a random operator.
+    """
+    schedule = _Schedule.of(call, decision)
+    effect = _Walk(call, schedule, random_state_bytes).effect
+    effect.runs = tuple(sorted(schedule.runs_at))
+    effect.flops = sum(call.program.units[unit].flops for unit in effect.runs)
+    effect.seconds = sum(call.program.units[unit].seconds for unit in effect.runs)
+    effect.host_bytes = sum(call.program.nbytes[storage] for storage in schedule.fetched_at)
+    return effect
+
+
+def peak_bytes(graph: StepGraph, effects: Sequence[Effect]) -> int:
+    """Return the highest total of the step with all effects."""
+    totals = totals_of(graph, effects)
+    within = [totals[moment] + peak for effect in effects for moment, peak in effect.peaks.items()]
+    return int(max(totals.max(), *within)) if within else int(totals.max())
+
+
+def totals_of(graph: StepGraph, effects: Sequence[Effect]) -> npt.NDArray[np.int64]:
+    """Return the bytes that live at each moment with all effects."""
+    gains = np.zeros(len(graph.held_bytes) + 1, dtype=np.int64)
+    for effect in effects:
+        moments = np.fromiter(effect.gains.keys(), dtype=np.int64, count=len(effect.gains))
+        added = np.fromiter(effect.gains.values(), dtype=np.int64, count=len(effect.gains))
+        np.add.at(gains, np.minimum(moments, len(gains) - 1), added)
+    return graph.held_bytes + np.cumsum(gains)[:-1]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Schedule:
+    """When what happens under a decision.
+
+    Fields:
+        requests: units that run at each request of backward.
+        runs_at: moment at which each unit runs again.
+        fetched_at: moment at which each offloaded storage comes back.
+        read_until: last moment at which a unit reads a storage.
+        held_until: last moment at which a node has a storage.
+        resident: storages on the device all the time.
+        until_end: storages that are held until forward ends, whoever reads them.
+    """
+
+    requests: list[list[int]]
+    runs_at: dict[int, int]
+    fetched_at: dict[int, int]
+    read_until: dict[int, int]
+    held_until: dict[int, int]
+    resident: frozenset[int]
+    until_end: frozenset[int]
+
+    @classmethod
+    def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
+        program = call.program
+        resident = program.saved if decision.is_plain else decision.keep
+        known = resident | decision.offload
+        schedule = cls(
+            requests=[],
+            runs_at={},
+            fetched_at={},
+            read_until={},
+            held_until={},
+            resident=resident,
+            until_end=decision.resident,
+        )
+        for storage, moment, until in zip(program.asked, call.asked, call.until, strict=True):
+            units = program.closure([storage], known, frozenset(schedule.runs_at))
+            schedule.requests.append(units)
+            schedule.runs_at |= dict.fromkeys(units, moment)
+            schedule.held_until[storage] = max(until, schedule.held_until.get(storage, -1))
+            reads = [each for unit in units for each in program.units[unit].reads]
+            schedule.read_until |= dict.fromkeys(reads, moment)
+            for each in (*reads, storage):
+                if each in decision.offload:
+                    schedule.fetched_at.setdefault(each, moment)
+        return schedule
+
+    def last(self, storage: int) -> int:
+        """Return the last moment at which anybody has a storage for backward; -1 of one that nobody has."""
+        return max(self.held_until.get(storage, -1), self.read_until.get(storage, -1))
+
+    def is_dropped_by_unit(self, storage: int) -> bool:
+        """Whether the last to have a storage is a unit, and no node of autograd."""
+        return self.read_until.get(storage, -1) > self.held_until.get(storage, -1)
+
+
+class _Walk:
+    """Follows the bytes of one call."""
+
+    def __init__(self, call: PlannedCall, schedule: _Schedule, random_state_bytes: int) -> None:
+        self.effect = Effect()
+        self._call = call
+        self._program = call.program
+        self._schedule = schedule
+        self._random_state_bytes = random_state_bytes
+        self._back: set[int] = set()
+        self._readers = Counter(
+            storage
+            for units in schedule.requests
+            for unit in units
+            for storage in self._program.units[unit].reads
+        )
+        self._hold_from_forward()
+        for moment, asked, units in zip(call.asked, self._program.asked, schedule.requests, strict=True):
+            if units or schedule.fetched_at.get(asked) == moment:
+                self._run(units, asked, moment)
+        self._release()
+
+    def _hold_from_forward(self) -> None:
+        gains, call = self.effect.gains, self._call
+        for storage in (*self._schedule.resident, *(each for each in self._readers if each < 0)):
+            if self._is_held(storage):
+                gains[self._death(storage) + 1] += self._nbytes(storage)
+        for storage in self._schedule.until_end:
+            if call.deaths[storage] < call.end and not self._is_held(storage):
+                gains[call.deaths[storage] + 1] += self._nbytes(storage)
+                gains[call.end + 1] -= self._nbytes(storage)
+        for index, unit in enumerate(self._program.units):
+            stash = unit.random_states * self._random_state_bytes
+            if stash and not self._stays(unit.makes):
+                gains[call.starts[index] + 1] += stash
+                if index not in self._schedule.runs_at:
+                    gains[call.end + 1] -= stash
+
+    def _stays(self, storages: Sequence[int]) -> bool:
+        known = self._schedule.resident | self._schedule.fetched_at.keys()
+        return known.issuperset(storages)
+
+    def _is_held(self, storage: int) -> bool:
+        """Whether a storage lives longer than without the plan, on the device and in one piece."""
+        return self._is_from_forward(storage) and self._schedule.last(storage) > self._death(storage)
+
+    def _death(self, storage: int) -> int:
+        return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]
+
+    def _nbytes(self, storage: int) -> int:
+        return self._program.nbytes[storage] if storage >= 0 else self._program.outer_nbytes[-1 - storage]
+
+    def _run(self, units: Sequence[int], asked: int, moment: int) -> None:
+        """Follow the bytes while `units` run between a moment and the next."""
+        live = peak = 0
+        for index in units:
+            unit = self._program.units[index]
+            live += self._fetched(unit.reads, moment) + sum(map(self._nbytes, unit.makes))
+            stash = unit.random_states * self._random_state_bytes
+            peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
+            live -= stash + sum(self._nbytes(each) for each in unit.makes if self._is_superfluous(each))
+            for storage in unit.reads:
+                live -= self._read(storage)
+        live += self._fetched((asked,), moment)
+        self.effect.peaks[moment] = max(peak, live)
+        self.effect.gains[moment + 1] += live
+
+    def _fetched(self, storages: Sequence[int], moment: int) -> int:
+        """Return the bytes of those storages that come back from the host at this moment, once."""
+        known = self._schedule.fetched_at
+        here = [each for each in storages if known.get(each) == moment and each not in self._back]
+        self._back.update(here)
+        return sum(map(self._nbytes, here))
+
+    def _is_superfluous(self, storage: int) -> bool:
+        return storage in self._schedule.resident or self._schedule.last(storage) < 0
+
+    def _read(self, storage: int) -> int:
+        """Note that a unit has read a storage; return the bytes that are free because it was the last."""
+        self._readers[storage] -= 1
+        if self._readers[storage] or not self._schedule.is_dropped_by_unit(storage):
+            return 0
+        is_alive_anyway = self._is_from_forward(storage) and not self._is_held(storage)
+        return 0 if is_alive_anyway else self._nbytes(storage)
+
+    def _is_from_forward(self, storage: int) -> bool:
+        return storage < 0 or storage in self._schedule.resident
+
+    def _release(self) -> None:
+        """Take away what a node of autograd is the last to have."""
+        for storage, until in self._schedule.held_until.items():
+            is_ours = not self._is_from_forward(storage) or self._is_held(storage)
+            if is_ours and not self._schedule.is_dropped_by_unit(storage):
+                self.effect.gains[until + 1] -= self._nbytes(storage)

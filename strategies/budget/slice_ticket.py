@@ -1,0 +1,76 @@
+"""Tickets: what the autograd graph holds for a tensor that a block's operator has made."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from strategies.budget.memory_layout import MemoryLayout
+from strategies.budget.taped import Content, compute
+from strategies.errors import StrategyError
+from strategies.regions.versions import Version
+
+
+class Pause:
+    """Tells the tape of a block that what runs is no part of the block's forward.
+
+    Attributes:
+        is_on: it is so now.
+    """
+
+    __slots__ = ("is_on",)
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __enter__(self) -> None:
+        self.is_on = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_on = False
+
+
+class SliceTicket:
+    """Redeemed once: for what was kept, or by the operators that it needs.
+
+    Args:
+        content: what the tensor's storage held.
+        layout: where in it the tensor lies.
+        version: version of the tensor when it was saved.
+        pause: on while the ticket is redeemed.
+    """
+
+    __slots__ = ("_content", "_layout", "_pause", "_version")
+
+    def __init__(self, content: Content, layout: MemoryLayout, version: int, pause: Pause) -> None:
+        self._content: Content | None = content
+        self._layout, self._version, self._pause = layout, version, pause
+
+    def redeem(self) -> Tensor:
+        """Return the tensor as it was saved.
+
+        Raises:
+            StrategyError: it was redeemed before, or something that it needs was changed since.
+            RuntimeError: it was written to in place, in the words of autograd.
+        """
+        content, self._content = self._content, None
+        if content is None:
+            problem = "backward runs a second time through a block whose plan has let go of what it needs"
+            raise StrategyError(
+                "ac", f"{problem}; use ac=full for backward with retain_graph or create_graph"
+            )
+        if content.is_past:
+            what = f"[{self._layout.dtype} {list(self._layout.size)}], saved at version {self._version}"
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {what}"
+            )
+        with torch.no_grad(), self._pause:
+            tensor = self._layout.on(compute(content))
+        if content.version is not None:
+            Version(counter=content.version.counter, expected=self._version).refuse_past(tensor)
+        return tensor

@@ -1,0 +1,135 @@
+"""A training step at the level of storages: which operators ran, what they read and made, what lived when.
+
+*Moments* count the births, resizings and deaths of storages: moment t is what lives after t of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+OUTSIDE = -1
+"""The call of an operator that no block runs."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StepOperator:
+    """One operator of a step.
+
+    Fields:
+        name: name and overload.
+        call: number of the block call whose forward runs it; `OUTSIDE` of all others.
+        ordinal: its number among the operators of that forward.
+        is_forward: whether it runs in forward.
+        start, end: moments before it and after it.
+        reads: storages of its operands.
+        writes: storages that it writes to in place.
+        makes: storages that it makes, each with the number of the tensor among its results.
+        flops, seconds: its work.
+        private_bytes: bytes that it makes and frees on top of results.
+        random_states: generators whose state decides its result.
+        is_repeatable: whether a plan may run it again.
+        node: name of the autograd node that runs it.
+    """
+
+    name: str
+    call: int
+    ordinal: int
+    is_forward: bool
+    start: int
+    end: int
+    reads: frozenset[int]
+    writes: frozenset[int]
+    makes: Mapping[int, int]
+    flops: int
+    seconds: float
+    private_bytes: int
+    random_states: int
+    is_repeatable: bool
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Redemption:
+    """A value that a node of autograd has asked for.
+
+    Fields:
+        storage: the storage that it lies on.
+        moment: the moment at which it is asked for.
+        until: the last moment at which the node holds it.
+        node: name of the node.
+    """
+
+    storage: int
+    moment: int
+    until: int
+    node: str
+
+
+@dataclass(kw_only=True, slots=True)
+class BlockCall:
+    """One call of a block.
+
+    Fields:
+        fqn: plain FQN of the block.
+        start, end: moments between which its forward runs.
+        operators: numbers of its operators in the step.
+        redemptions: what autograd has saved of the storages that they make, in the order of backward.
+    """
+
+    fqn: str
+    start: int
+    end: int = 0
+    operators: list[int] = field(default_factory=list)
+    redemptions: list[Redemption] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepGraph:
+    """One training step as it was captured.
+
+    What autograd saves of a block's own storages is not held: each lives as long as forward has it.
+
+    Fields:
+        operators: all operators, in order of time.
+        calls: the calls of blocks, in order of time.
+        nbytes: bytes of each storage, by number.
+        deaths: the last moment at which each storage lives, by number.
+        held_bytes: bytes that live at each moment, shape (moments + 1,).
+        gradients: storages of gradients that outlive the step.
+        fixed_bytes: bytes there before the step, and never freed in it.
+        device: type of the device that computes.
+    """
+
+    operators: Sequence[StepOperator]
+    calls: Sequence[BlockCall]
+    nbytes: Mapping[int, int]
+    deaths: Mapping[int, int]
+    held_bytes: npt.NDArray[np.int64]
+    gradients: frozenset[int]
+    fixed_bytes: int
+    device: str
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the step."""
+        return sum(operator.flops for operator in self.operators)
+
+    def fingerprint(self, call: BlockCall) -> str:
+        """Return the number of operators of a call and a digest of names, order and bytes."""
+        numbers: dict[int, int] = {}
+        digest = hashlib.sha256()
+        for operator in (self.operators[index] for index in call.operators):
+            for storage in (*sorted(operator.reads), *operator.makes):
+                numbers.setdefault(storage, len(numbers))
+            known = (
+                operator.name,
+                sorted(numbers[storage] for storage in operator.reads),
+                [(numbers[storage], self.nbytes[storage]) for storage in operator.makes],
+            )
+            digest.update(repr(known).encode())
+        return f"{len(call.operators)} operators, {digest.hexdigest()[:16]}"

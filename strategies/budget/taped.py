@@ -1,0 +1,252 @@
+"""What a tape of operators consists of: contents of storages, and the operators that make them.
+
+A content refers to the operator that makes it, and an operator to the contents that it reads, so that Python
+itself counts readers: a content that no ticket and no waiting operator reads is gone, and its memory with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.budget.drawn_numbers import Stash
+from strategies.budget.memory_layout import MemoryLayout, copied
+from strategies.errors import StrategyError
+from strategies.estimate.recomputing import recomputing
+from strategies.estimate.tensors import tensors_in
+from strategies.regions.saved_tensors import local_of
+from strategies.regions.versions import Version
+
+
+class Content:
+    """What a storage holds between two writes.
+
+    Attributes:
+        maker: operator that makes it and has not run again; `None` where there is none.
+        memory: dense tensor on the storage; `None` until it is there.
+        version: state of a tensor on the storage when forward ended; `None` of what is made again.
+        fetch: brings the memory back from the host.
+        is_past: forward has written to the storage since.
+        readings: how often operators read it in forward.
+    """
+
+    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "readings", "version")
+
+    def __init__(self, maker: TapedOperator | None, memory: Tensor | None = None) -> None:
+        self.maker = maker
+        self.memory = memory
+        self.version: Version | None = None
+        self.fetch: Callable[[], Tensor] | None = None
+        self.is_past = False
+        self.readings = 0
+
+    def is_at_hand(self) -> bool:
+        """Say whether the memory is there, or comes from the host."""
+        if self.fetch is not None:
+            self.memory, self.fetch = self.fetch(), None
+        return self.memory is not None
+
+    def fill(self, memory: Tensor) -> None:
+        """Take what the maker has made."""
+        self.memory, self.maker = memory, None
+
+    def refuse_change(self, reader: TapedOperator) -> None:
+        """Refuse to let `reader` run where the storage was written to after forward.
+
+        Raises:
+            StrategyError: naming both.
+        """
+        if self.version is not None and self.version.is_past():
+            assert self.memory is not None
+            problem = (
+                f"{reader.name} reads a {_described(self.memory)} that was changed in place after forward"
+            )
+            raise StrategyError(
+                "ac.plan",
+                f"{problem}, so that it cannot run again; change it after backward, or change a copy",
+            )
+
+
+class Reading:
+    """An argument of an operator: a content, and where in it the tensor lies."""
+
+    __slots__ = ("_layout", "_memory", "content")
+
+    def __init__(self, content: Content, layout: MemoryLayout) -> None:
+        self.content: Content | None = content
+        content.readings += 1
+        self._layout = layout
+        self._memory: Tensor | None = None
+
+    def let_go(self) -> None:
+        """Hold the memory in place of the content, whose other readers hold it."""
+        assert self.content is not None
+        self._memory, self.content = self.content.memory, None
+
+    def takes_copy(self, others: Iterable[Reading]) -> None:
+        """Read a copy of the memory; so do those of `others` that read the same."""
+        whole = self._memory
+        copy = copied(self.memory)
+        for each in others:
+            if each._memory is whole:  # noqa: SLF001 (of its own class)
+                each._memory = copy  # noqa: SLF001
+
+    @property
+    def memory(self) -> Tensor:
+        """The memory that it holds."""
+        assert self._memory is not None, "it has let go"
+        return self._memory
+
+    def tensor(self) -> Tensor:
+        """Return the argument."""
+        return self._layout.on(self.memory)
+
+
+class TapedOperator:
+    """An operator of a block's forward, which runs at most once more.
+
+    Attributes:
+        number: ordinal among the operators of the forward.
+        name: its name and overload.
+        stash: puts back the random numbers that it drew.
+        is_collective: its results must be waited for.
+    """
+
+    __slots__ = (
+        "_args",
+        "_function",
+        "_kwargs",
+        "_made",
+        "_written",
+        "is_collective",
+        "name",
+        "number",
+        "stash",
+    )
+
+    def __init__(
+        self, number: int, name: str, function: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self.number, self.name = number, name
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self.stash: Stash | None = None
+        self.is_collective = False
+        self._made: list[tuple[int, weakref.ref[Content]]] = []
+        self._written: list[tuple[Reading, weakref.ref[Content]]] = []
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what it reads."""
+        yield from _readings(self._args)
+        yield from _readings(self._kwargs)
+
+    def makes(self, result: int, content: Content) -> None:
+        """Take note that its result of that number lies on a storage of its own."""
+        self._made.append((result, weakref.ref(content)))
+
+    def count_of(self, content: Content) -> int:
+        """Return how often it reads `content`."""
+        return sum(each.content is content for each in self.readings())
+
+    def writes(self, older: Content, newer: Content) -> None:
+        """Take note that it writes to what it reads."""
+        reading = next(each for each in self.readings() if each.content is older)
+        self._written.append((reading, weakref.ref(newer)))
+
+    def run(self) -> None:
+        """Run again, and fill what it makes; what it alone has read is gone then."""
+        readings = list(self.readings())
+        shared = [(reading, weakref.ref(reading.content)) for reading, _ in self._written if reading.content]
+        for reading in readings:
+            reading.let_go()
+        for reading, content in shared:
+            if content() is not None:  # others read what it was
+                reading.takes_copy(readings)
+        args, kwargs = _given(self._args), _given(self._kwargs)
+        self._args, self._kwargs = [], {}
+        del readings, shared
+        self._fill(self._call(args, kwargs))
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.stash is None:
+            return self._function(*args, **kwargs)
+        put_back = self.stash()
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            put_back()
+
+    def _fill(self, result: Any) -> None:
+        results = list(tensors_in(result))
+        for number, reference in self._made:
+            content = reference()
+            if content is not None and content.maker is self:
+                content.fill(self._dense(results[number]))
+        for reading, reference in self._written:
+            content = reference()
+            if content is not None and content.maker is self:
+                content.fill(reading.memory)
+        self._made, self._written = [], []
+
+    def _dense(self, result: Tensor) -> Tensor:
+        if self.is_collective:
+            result = torch.ops._c10d_functional.wait_tensor(result)  # noqa: SLF001 (its name)
+        local = local_of(result)
+        assert local is not None, "it had a storage in forward"
+        return local
+
+
+def compute(content: Content) -> Tensor:
+    """Return the memory of `content`, having run what it still needs, in the order of forward.
+
+    Raises:
+        RuntimeError: something that is read was changed since forward.
+    """
+    waiting: dict[int, TapedOperator] = {}
+    _collect(content, waiting)
+    if waiting:
+        with recomputing(), torch._C._DisableAutocast():  # noqa: SLF001 (operators stand below autocast)
+            for number in sorted(waiting):
+                waiting.pop(number).run()
+    assert content.memory is not None, "its maker has run"
+    return content.memory
+
+
+def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
+    """Note the operators that `content` still needs, and see that all else is there."""
+    stack: list[tuple[Content, TapedOperator | None]] = [(content, None)]
+    while stack:
+        each, reader = stack.pop()
+        if each.is_at_hand():
+            if reader is not None:
+                each.refuse_change(reader)
+            continue
+        maker = each.maker
+        assert maker is not None, "a content is there, or something makes it"
+        if maker.number not in waiting:
+            waiting[maker.number] = maker
+            stack.extend((reading.content, maker) for reading in maker.readings() if reading.content)
+
+
+def _readings(values: Any) -> Iterator[Reading]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if type(value) is Reading:
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _readings(value)
+
+
+def _given(value: Any) -> Any:
+    """Return arguments with the tensors that they read."""
+    if type(value) is Reading:
+        return value.tensor()
+    if isinstance(value, dict):
+        return {name: _given(each) for name, each in value.items()}
+    return [_given(each) for each in value] if type(value) in {list, tuple} else value
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} tensor of {list(tensor.shape)}"

@@ -1,0 +1,101 @@
+"""Regions of the optional package `torch-remat`: recomputed, but for submodules that keep activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_remat
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from strategies.base import Observation
+
+
+@dataclass(kw_only=True, slots=True)
+class Remat:
+    """A region whose activations are dropped in forward and computed again in backward, to its end.
+
+    Fields:
+        preserve_rng_state: recompute with the random numbers of forward. Compiled code does so by itself.
+        has_run: whether forward has called it uncompiled.
+    """
+
+    preserve_rng_state: bool
+    has_run: bool = False
+
+    def __call__(
+        self, _module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self.has_run = True
+        if torch.compiler.is_compiling() or not self.preserve_rng_state:
+            return torch_remat.checkpoint()(body)(*args, **kwargs)
+        numbers = RandomNumbers(tree_leaves((args, kwargs)))
+        return torch_remat.checkpoint(recompute_state_hooks=(numbers,))(body)(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: a region names no operators and moves no bytes."""
+        return Observation()
+
+
+@dataclass(kw_only=True, slots=True)
+class Kept:
+    """A region inside a `Remat` that is not recomputed: what autograd saves of it stays, and its outputs.
+
+    Fields:
+        name: name of its module inside the block.
+        outer: the region that it lies in.
+        has_run: whether forward has called it uncompiled.
+    """
+
+    name: str
+    outer: Remat
+    has_run: bool = False
+
+    def __call__(
+        self, _module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, and in a recomputation what it returned in forward."""
+        if not torch.compiler.is_compiling():
+            self.has_run = True
+        outputs = torch_remat.region(body, self.name, recompute=False)(*args, **kwargs)
+        torch_remat.recompute_needs_tensor(
+            *(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+        )
+        return outputs
+
+    def observe(self) -> Observation:
+        """Return the module as what is named, and whether the block left it out; compiled code hides that."""
+        is_missed = self.outer.has_run and not self.has_run
+        return Observation(named=(self.name,), never_fired=(self.name,) if is_missed else ())
+
+
+class RandomNumbers:
+    """The states of torch's generators on the CPU and on the devices of some values.
+
+    A `RecomputeStateHook` of torch-remat, which by itself lets a recomputation draw further numbers.
+
+    Args:
+        values: those that are tensors name the devices.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        devices = {value.device for value in values if isinstance(value, Tensor)}
+        self._devices = [device for device in devices if device.type not in {"cpu", "meta"}]
+
+    def snapshot(self) -> list[Tensor]:
+        """Return the state of each generator."""
+        states = [torch.get_device_module(device).get_rng_state(device) for device in self._devices]
+        return [torch.get_rng_state(), *states]
+
+    def restore(self, states: list[Tensor]) -> None:
+        """Put each generator into the state of a snapshot."""
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,85 @@
+"""What a record says of the bytes of a step follows from what came and went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from harness.measure.memory.storage_history import LARGEST_SAVED, MOST_MOMENTS, Change, StorageHistory
+from harness.records.measured import MeasuredMemory, Moment, SavedTensor
+
+
+def _memory(
+    *changes: Change, start: dict[str, int] | None = None, saved: Sequence[SavedTensor] = ()
+) -> MeasuredMemory:
+    return StorageHistory(
+        start=start or {},
+        start_host_bytes=0,
+        stretches=[[], changes],
+        saved=saved,
+        parameter_bytes=0,
+        gradient_bytes=0,
+        optimizer_bytes=0,
+    ).memory()
+
+
+def _saved(nbytes: int, module: str = "m") -> SavedTensor:
+    return SavedTensor(bytes=nbytes, op="mm", module=module, shape=(), dtype="float32")
+
+
+def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
+    memory = _memory(
+        Change(10, "forward", "a", "temporary"),
+        Change(20, "forward", "a", "temporary"),
+        Change(-20, "forward", "a", "temporary"),
+        Change(5, "forward", "b", "temporary"),
+        Change(-10, "backward", "b", "temporary"),
+        Change(1, "backward", "a", "temporary"),
+        start={"parameters": 100},
+    )
+    assert memory.timeline == (
+        Moment(bytes=130, phase="forward", module="a"),
+        Moment(bytes=115, phase="forward", module="b"),
+        Moment(bytes=105, phase="backward", module="b"),
+        Moment(bytes=106, phase="backward", module="a"),
+    )
+
+
+def test_of_a_long_step_the_timeline_has_the_highest_of_neighbours() -> None:
+    moments = _memory(
+        *(Change(1, "forward", str(number), "temporary") for number in range(2 * MOST_MOMENTS))
+    ).timeline
+    assert [moment.bytes for moment in moments] == [2 * number for number in range(1, MOST_MOMENTS + 1)]
+
+
+def test_what_lives_at_the_first_highest_total_sums_to_it() -> None:
+    memory = _memory(
+        Change(10, "forward", "a", "saved"),
+        Change(-60, "forward", "b", "parameters"),
+        Change(60, "backward", "c", "gradients"),
+        start={"parameters": 100, "optimizer": 7},
+    )
+    assert (memory.peak_bytes, memory.peak_phase, memory.peak_module) == (117, "forward", "a")
+    assert memory.peak_parts == {"parameters": 100, "optimizer": 7, "saved": 10}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param(Change(9, "forward", "m", "temporary", is_activation=True), (9, 9, 0), id="activation"),
+        pytest.param(Change(9, "backward", "m", "gradients"), (9, 0, 0), id="gradient of a parameter"),
+        pytest.param(Change(9, "forward", "m", "temporary", on_host=True), (0, 0, 9), id="host copy"),
+    ],
+)
+def test_peaks_of_device_activations_and_host(change: Change, expected: tuple[int, int, int]) -> None:
+    memory = _memory(change)
+    assert (memory.peak_bytes, memory.activation_peak_bytes, memory.host_peak_bytes) == expected
+
+
+def test_saved_tensors_are_listed_largest_first() -> None:
+    small = [_saved(1, "a") for _ in range(LARGEST_SAVED)]
+    memory = _memory(saved=[*small, _saved(5, "b")])
+    assert memory.saved_bytes == LARGEST_SAVED + 5
+    assert memory.largest_saved == (_saved(5, "b"), *small[1:])
+    assert list(memory.saved_by_module.items()) == [("b", 5), ("a", LARGEST_SAVED)]

@@ -1,0 +1,132 @@
+"""`ac=budget`: values that it refuses, plan files, and what it says of a budget that needs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from strategies import StrategyError
+from strategies.ac.budget import Budget
+from tests.strategies.toys import differences, toy, train_step
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "neither": (
+        {},
+        "ac: give exactly one of ac.budget_gib, ac.fraction, ac.plan_file, got none of them",
+    ),
+    "both": (
+        {"budget_gib": 1.0, "fraction": 0.5},
+        "ac: give exactly one of ac.budget_gib, ac.fraction, ac.plan_file, got ac.budget_gib and ac.fraction",
+    ),
+    "no bytes": ({"budget_gib": 0}, "ac.budget_gib: must be above 0, got 0"),
+    "no number": ({"budget_gib": float("nan")}, "ac.budget_gib: must be above 0, got nan"),
+    "endless": ({"budget_gib": float("inf")}, "ac.budget_gib: must be above 0, got inf"),
+    "more than all": ({"fraction": 1.1}, "ac.fraction: must be above 0 and at most 1, got 1.1"),
+    "another objective": (
+        {"fraction": 0.5, "objective": "bytes"},
+        "ac.objective: must be flops or time, got 'bytes'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusal_says_what_would_be_right(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        Budget(**fields)
+    assert str(error.value) == message
+
+
+def planned_toy(**fields: Any) -> tuple[Budget, Any]:
+    budget = Budget(layers_fqn="layers", **fields)
+    model = budget.apply(toy())
+    train_step(model)
+    return budget, model
+
+
+def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
+    with pytest.raises(StrategyError) as error:
+        planned_toy(fraction=0.1)
+    smallest = str(error.value).partition("ac.fraction=")[2].partition(" ")[0]
+    assert str(error.value).startswith("ac.fraction: no plan keeps ")
+    _, model = planned_toy(fraction=float(smallest))
+    assert differences(train_step(toy()), train_step(model)) == []
+
+
+@pytest.mark.parametrize("fields", [{"fraction": 1.0}, {"budget_gib": 10.0}], ids=["all", "more than all"])
+def test_a_budget_that_needs_nothing_says_so(fields: dict[str, float]) -> None:
+    budget, model = planned_toy(**fields)
+    observed = budget.observe(model)
+    assert observed.unneeded == "the budget needs nothing: the step fits it as it is"
+    assert observed.plan is not None
+    assert observed.plan["extra_flops"] == 0
+    assert type(model.layers[0]).__name__ == "Block"
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    budget, model = planned_toy(fraction=0.92)
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    file.write_text(json.dumps(budget.observe(model).plan))
+    return file
+
+
+def test_a_plan_file_is_carried_out(plan_file: Path) -> None:
+    budget = Budget(layers_fqn="layers", plan_file=str(plan_file))
+    model = budget.apply(toy())
+    assert differences(train_step(toy()), train_step(model)) == []
+    assert json.loads(json.dumps(budget.observe(model).plan)) == json.loads(plan_file.read_text())
+
+
+_DIFFERS = "whose operators may differ; make it again"
+UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "another torch": (
+        {"versions": {"torch": "1.0"}},
+        f"ac.plan_file: was made with torch 1.0, and this is {torch.__version__}, {_DIFFERS}",
+    ),
+    "another format": (
+        {"format": "2"},
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 1'; make it again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), UNSUITABLE.values(), ids=UNSUITABLE)
+def test_refusal_of_a_plan_file(
+    plan_file: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(plan_file.read_text()) | changes))
+    with pytest.raises(StrategyError) as error:
+        Budget(layers_fqn="layers", plan_file=str(other)).apply(toy())
+    assert str(error.value) == message
+
+
+def test_refusal_of_the_plan_of_another_model(plan_file: Path) -> None:
+    model = toy()
+    model.blocks = model.layers[:2]
+    with pytest.raises(StrategyError) as error:
+        Budget(layers_fqn="blocks", plan_file=str(plan_file)).apply(model)
+    assert str(error.value) == (
+        "ac.plan_file: plans 'layers.0', and the blocks of this model are blocks.0, blocks.1; use a plan of "
+        "this model"
+    )
+
+
+def test_refusal_of_a_file_that_is_not_there() -> None:
+    with pytest.raises(StrategyError) as error:
+        Budget(layers_fqn="layers", plan_file="missing.json").apply(toy())
+    assert str(error.value) == "ac.plan_file: 'missing.json' cannot be read: No such file or directory"
+
+
+def test_refusal_of_call_sites_and_compilers() -> None:
+    budget = Budget(fraction=0.5)
+    with pytest.raises(StrategyError, match=r"^wrap_order: call_site makes the model one region"):
+        budget.call_site(toy())
+    with pytest.raises(
+        StrategyError, match=r"^compile: ac=budget follows the operators of eager blocks; use"
+    ):
+        budget.check_compilation("ac_first", "blocks")

@@ -1,0 +1,117 @@
+"""Small steps: a model of blocks that trains on the CPU, and graphs that are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
+from strategies.estimate.ledger import is_on_device
+from strategies.estimate.live_storages import LiveStorages
+from strategies.estimate.position import Position
+
+WIDTH = 16
+
+
+class GatedBlock(nn.Module):
+    """Attention with explicit softmax and a gated MLP, whose values have several readers."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        scores = self.query(y) @ self.key(y).transpose(-1, -2) / WIDTH**0.5
+        x = x + self.dropout(scores.softmax(-1) @ self.value(y))
+        y = self.norms[1](x)
+        outputs: Tensor = x + self.dropout(self.down(functional.silu(self.gate(y)) * self.up(y)))
+        return outputs
+
+
+class Gated(nn.Module):
+    """Blocks under `layers`, and a head."""
+
+    def __init__(self, dropout: float = 0.0, blocks: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(GatedBlock(dropout) for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 4)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        return {f"layers.{index}": block for index, block in enumerate(self.layers)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = block(x)
+        outputs: Tensor = self.head(x)
+        return outputs
+
+
+def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
+    """Return what runs forward and backward of `model`, from no gradients on."""
+
+    def run() -> None:
+        model.zero_grad()
+        model(*inputs).square().mean().backward()
+
+    return run
+
+
+def measured_peak_bytes(model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None]) -> int:
+    """Return the highest total of what lies on the device in a step."""
+    model.zero_grad()
+    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    with live:
+        live.add_standing([*model.parameters(), *model.buffers(), *inputs])
+        run()
+    return live.ledger.peak(is_on_device).nbytes
+
+
+def written_step(*rows: tuple[Sequence[int], Sequence[int], int], nbytes: Sequence[int]) -> StepGraph:
+    """Return the graph of a step without blocks.
+
+    Args:
+        rows: what each operator reads and makes, and its FLOPs; those that read what is not yet made by a
+            row of positive FLOPs, or have none, belong to backward.
+        nbytes: bytes of each storage.
+    """
+    operators = [
+        StepOperator(
+            name=f"aten.row{index}.default",
+            call=OUTSIDE,
+            ordinal=OUTSIDE,
+            is_forward=flops > 0,
+            start=index,
+            end=index + 1,
+            reads=frozenset(reads),
+            writes=frozenset(),
+            makes={storage: position for position, storage in enumerate(makes)},
+            flops=flops,
+            seconds=0.0,
+            private_bytes=0,
+            random_states=0,
+            is_repeatable=True,
+            node="",
+        )
+        for index, (reads, makes, flops) in enumerate(rows)
+    ]
+    return StepGraph(
+        operators=operators,
+        calls=[],
+        nbytes=dict(enumerate(nbytes)),
+        deaths={},
+        held_bytes=np.zeros(1, dtype=np.int64),
+        gradients=frozenset(),
+        fixed_bytes=0,
+        device="cpu",
+    )

@@ -1,0 +1,73 @@
+"""Captured steps: what is written down, and that the bytes of the plain step follow to the byte."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strategies import StrategyError
+from strategies.ac.full import Full
+from strategies.budget.block_program import planned_call
+from strategies.budget.capture import capture
+from strategies.budget.simulation import PLAIN, effect_of, peak_bytes
+from strategies.budget.step_graph import StepGraph
+from strategies.tracing.fakes import Fakes
+from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+
+CPU = torch.device("cpu")
+
+
+def captured(model: Gated, x: torch.Tensor) -> StepGraph:
+    model.zero_grad()
+    return capture(step_of(model, x), model.blocks, device=CPU, standing=[*model.parameters(), x])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_the_plain_step_follows_from_the_captured_one(dropout: float, *, is_fake: bool) -> None:
+    real, x = Gated(dropout), torch.randn(2, 8, WIDTH)
+    expected = measured_peak_bytes(real, [x], step_of(real, x))
+    if is_fake:
+        with Fakes():
+            graph = captured(Gated(dropout), torch.randn(2, 8, WIDTH))
+    else:
+        graph = captured(real, x)
+    calls = [planned_call(graph, call) for call in graph.calls]
+    effects = [effect_of(call, PLAIN, random_state_bytes=5056) for call in calls]
+    assert peak_bytes(graph, effects) == expected
+    assert graph.held_bytes.max() < expected
+
+
+def test_gradients_are_those_of_the_plain_step() -> None:
+    model, x = Gated(), torch.randn(2, 8, WIDTH)
+    step_of(model, x)()
+    expected = [parameter.grad for parameter in model.parameters()]
+    captured(model, x)
+    found = [parameter.grad for parameter in model.parameters()]
+    assert all(
+        a is not None and b is not None and torch.equal(a, b) for a, b in zip(expected, found, strict=True)
+    )
+
+
+def test_equal_blocks_have_equal_programs_and_the_model_is_as_it_was() -> None:
+    model, x = Gated(), torch.randn(2, 8, WIDTH)
+    before = [(type(module), set(vars(module))) for module in model.modules()]
+    graph = captured(model, x)
+    assert [(type(module), set(vars(module))) for module in model.modules()] == before
+    programs = {planned_call(graph, call).program for call in graph.calls}
+    assert len(programs) == 1
+    assert len({graph.fingerprint(call) for call in graph.calls}) == 1
+    assert [call.fqn for call in graph.calls] == list(model.blocks)
+
+
+def test_a_checkpointed_model_is_refused() -> None:
+    model = Full(layers_fqn="layers").apply(Gated())
+    assert isinstance(model, Gated)
+    with pytest.raises(StrategyError, match=r"^ac: 'layers\.0' is already checkpointed; capture"):
+        captured(model, torch.randn(2, 8, WIDTH))
+
+
+def test_a_step_without_blocks_is_refused() -> None:
+    model = Gated()
+    with pytest.raises(StrategyError, match=r"^ac\.layers_fqn: no block ran in the step"):
+        capture(lambda: None, model.blocks, device=CPU)

@@ -1,0 +1,69 @@
+"""Predicted bytes and FLOPs of any decisions are those of the executor, to the byte."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from strategies.budget.block_options import CallOptions
+from strategies.budget.block_program import planned_call
+from strategies.budget.planned_block import PlannedBlock
+from strategies.budget.planning import block_plan
+from strategies.budget.simulation import PLAIN, Decision, peak_bytes
+from strategies.estimate.flops import flops_of
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.region import enclose
+from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+from tests.strategies.budget.test_capture import captured
+
+
+class Flops(OperatorMode):
+    """Counts the FLOPs of all operators."""
+
+    count = 0
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        self.count += flops_of(func, args, kwargs, result)
+        return result
+
+
+def decisions(blocks: int, storages: int, *, seed: int) -> list[Decision]:
+    """Return decisions that keep none, some, most or all of what a block makes."""
+    chance = random.Random(seed)
+    shares = [chance.choice([0, 0.2, 0.5, 0.9, None]) for _ in range(blocks)]
+    return [
+        PLAIN
+        if share is None
+        else Decision(keep=frozenset(s for s in range(storages) if chance.random() < share))
+        for share in shares
+    ]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_predicted_bytes_and_flops_are_measured(dropout: float) -> None:
+    model, x = Gated(dropout), torch.randn(4, 16, WIDTH)
+    graph = captured(model, x)
+    calls = [planned_call(graph, call) for call in graph.calls]
+    callers = [
+        CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056) for call in calls
+    ]
+    for seed in range(5):
+        chosen = decisions(len(calls), len(calls[0].program.nbytes), seed=seed)
+        options = [caller.option(decision) for caller, decision in zip(callers, chosen, strict=True)]
+        effects = [option.effect for option in options]
+        planned, ledger = copy.deepcopy(model), HostLedger()
+        for call, option in zip(calls, options, strict=True):
+            plan = block_plan(call, option)
+            if not plan.plain:
+                enclose(planned.blocks[call.fqn], PlannedBlock(plan=plan, ledger=ledger))
+        run = step_of(planned, x)
+        assert measured_peak_bytes(planned, [x], run) == peak_bytes(graph, effects)
+        with Flops() as flops:
+            run()
+        assert flops.count == graph.flops + sum(effect.flops for effect in effects)
