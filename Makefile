@@ -19,7 +19,7 @@ COMPAT ?= .compat/torch-$(TORCH)-python-$(shell $(PYTHON) -c 'import platform; p
 .PHONY: demo test quick matrix gallery check lint bench bench-slurm compat gpu gpu-rehearsal gpu-wheels clean
 
 demo: $(STAMP)
-	$(BIN)/acbench -m name=demo model=gpt_nano data=text protocol=smoke 'ac=glob(*)' mesh=single,shard2
+	$(BIN)/acbench -m name=demo model=gpt_nano data=text batch_size=4 protocol=smoke protocol.timed_pairs=8 'ac=glob(*)' mesh=single,shard2
 
 # Everything that this machine can run, but of each matrix only the rows that put every two values together.
 test: $(STAMP)

@@ -34,7 +34,7 @@ WHEELS = ROOT / ".whl"
 IN_PROCESS_TESTS = (
     "tests/gpu/test_copies.py",
     "tests/harness/measure/memory/test_allocator.py",
-    "tests/harness/measure/parity/test_compare.py",
+    "tests/harness/measure/parity/test_snapshot.py",
     "tests/harness/measure/speed/test_peak_rates.py",
     "tests/harness/measure/speed/test_timing.py",
     "tests/strategies/ac/test_offload.py",

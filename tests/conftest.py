@@ -22,8 +22,17 @@ LONG = (
     "tests/harness/test_cli.py",
     "tests/harness/trial/test_run.py",
     "tests/strategies/chunk/",
+    "tests/harness/report/wandb/",
+    "tests/strategies/shard/model/test_odd_models.py",
+    "tests/strategies/shard/operators/test_operators.py",
+    "tests/bench/",
+    "tests/harness/report/formats/test_page.py",
+    "tests/harness/trial/",
+    "tests/harness/ranks/",
+    "tests/harness/measure/memory/",
+    "tests/strategies/ac/",
 )
-"""Files that take a minute or more: first, so that no worker is alone with one of them at the end."""
+"""Files that take ten seconds or more: first, so that no worker is alone with one of them at the end."""
 
 
 EXPENSIVE = {
@@ -41,6 +50,7 @@ EXPENSIVE = {
     "tests/harness/sweep/test_launch.py": "::test_a_refused_point_is_a_record",
     "tests/harness/ranks/test_agent.py": "::test_results_come_back_by_rank[1]",
     "tests/harness/ranks/test_agent_nodes.py": "",
+    "tests/harness/ranks/test_assistant.py": "",
     "tests/harness/report/wandb/": "::test_one_offline_run_a_trial_equals_its_record",
     "tests/harness/report/formats/test_page.py": "::test_without_scripts_every_row_is_there",
     "tests/strategies/ac/test_sharded.py": "[fsdp2-outside-full]",
@@ -57,6 +67,10 @@ EXPENSIVE = {
     "tests/strategies/shard/model/test_realisation.py::test_collectives": "",
     "tests/harness/trial/test_proof.py": "[sharding, and two steps of SGD]",
     "tests/harness/trial/test_plan_sharding.py": "[bf16]",
+    "tests/harness/trial/test_shared_proof.py": "[another mesh]",
+    "tests/harness/records/test_statistics.py::test_the_interval_covers": "",
+    "tests/strategies/ac/test_full.py::test_checkpointing_of_transformers_is_refused": "",
+    "tests/strategies/nested/test_nested_regions.py::test_a_tree_comes_back_from_its_paths": "",
     "tests/gallery/test_verdicts.py": "[n11",
     "tests/gallery/test_entries.py": "[n11",
     "tests/harness/predict/test_fake_rank.py": "test_what_cannot_be_predicted",

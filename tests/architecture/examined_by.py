@@ -23,7 +23,6 @@ EXAMINED_BY = {
     "harness/measure/memory/counting_allocator.py": "tests/harness/measure/memory/test_allocator.py",
     "harness/measure/memory/locator.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/nvml.py": "tests/harness/measure/test_environment.py",
-    "harness/measure/parity/snapshot.py": "tests/harness/measure/parity/test_compare.py",
     "harness/measure/parity/checksum.py": "tests/harness/measure/parity/test_module_state.py",
     "harness/measure/probes/micro_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/measure/probes/pass_error.py": "tests/harness/check/test_neutrality.py",

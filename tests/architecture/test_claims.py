@@ -37,7 +37,7 @@ CLAIMS = {
         "tests/harness/records/test_verdict.py::test_inert"
     ],
     "Gradients of inputs count, and state of modules that a step changes": [
-        "tests/harness/measure/parity/test_compare.py::test_gradients_of_inputs_are_of_this_step",
+        "tests/harness/measure/parity/test_snapshot.py::test_gradients_of_inputs_are_of_this_step",
         "tests/parity/test_first_cause.py::test_verdict_and_first_cause",
     ],
     "the plain model does not fit or does not repeat itself": [

@@ -14,9 +14,10 @@ LINES = EXAMINED_BY | EXAMINED_BY_RUNNING
 PACKAGES = ("harness", "strategies", "hydra_plugins")
 
 
-def _modules() -> list[str]:
+@cache
+def _modules() -> tuple[str, ...]:
     found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"]
+    return tuple(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
 
 
 def _own_test(module: str) -> Path:

@@ -48,12 +48,12 @@ class _Behind(nn.Module):
 
 
 class _Stack(nn.Module):
-    """Two blocks in a list of any name."""
+    """Blocks in a list of any name; of two that are alike, each may run again as a whole."""
 
-    def __init__(self, part: Callable[[], nn.Module], name: str = "layers") -> None:
+    def __init__(self, part: Callable[[], nn.Module], name: str = "layers", count: int = 2) -> None:
         super().__init__()
         self.name = name
-        setattr(self, name, nn.ModuleList(_Behind(part) for _ in range(2)))
+        setattr(self, name, nn.ModuleList(_Behind(part) for _ in range(count)))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in getattr(self, self.name):
@@ -214,7 +214,7 @@ class _Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(D, 4, 4 * D, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.encoder = nn.TransformerEncoder(layer, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         padding = torch.arange(x.size(1)).expand(x.shape[:2]) >= S - 8
@@ -249,20 +249,21 @@ class _UNetOfAttentions(nn.Module):
 
 IDIOMS: dict[str, Callable[[], nn.Module]] = {
     "dropout of a half": lambda: _Stack(lambda: nn.Dropout(0.5)),
-    "dropout of columns": lambda: _Stack(lambda: _Calls(_drops_columns)),
-    "dropout of channels": lambda: _Stack(lambda: nn.Dropout1d(0.5)),
-    "squeezes": lambda: _Stack(_Norms),
-    "a part of no columns": lambda: _Stack(lambda: _Calls(_turns_all_columns)),
+    "dropout of columns": lambda: _Stack(lambda: _Calls(_drops_columns), count=1),
+    "dropout of channels": lambda: _Stack(lambda: nn.Dropout1d(0.5), count=1),
+    "squeezes": lambda: _Stack(_Norms, count=1),
+    "a part of no columns": lambda: _Stack(lambda: _Calls(_turns_all_columns), count=1),
     "zeros for all blocks": _SharesZeros,
-    "a tensor attends to itself": lambda: _Stack(lambda: _Calls(_self_attention)),
-    "torch's attention": lambda: _Stack(_Attends),
+    "a tensor attends to itself": lambda: _Stack(lambda: _Calls(_self_attention), count=1),
+    "torch's attention": lambda: _Stack(_Attends, count=1),
     "a function by keyword": _Acts,
     "a list called attentions": lambda: _Stack(_Attends, "attentions"),
     "torch's encoder": _Encoder,
-    "experts in one product": lambda: _Stack(lambda: _Calls(_experts)),
-    "a recurrent layer": lambda: _Stack(_Recurrent),
+    "experts in one product": lambda: _Stack(lambda: _Calls(_experts), count=1),
+    "a recurrent layer": lambda: _Stack(_Recurrent, count=1),
     "a function with a backward of its own": lambda: _Stack(
-        lambda: _Calls(_Waves.apply)  # type: ignore[arg-type]
+        lambda: _Calls(_Waves.apply),  # type: ignore[arg-type]
+        count=1,
     ),
     "a counter": lambda: _Stack(_Counts),
     "a mark": lambda: _Stack(_Remembers),
@@ -293,7 +294,7 @@ def _results(model: nn.Module, x: Tensor, *, training: bool) -> list[Tensor]:
 
 _ROWS = [*((idiom, True) for idiom in IDIOMS), *((idiom, False) for idiom in _DIFFERENT)]
 _REPEATED = [("torch's attention", True)]
-"""The same model as the list called attentions."""
+"""The list called attentions has two such blocks."""
 
 
 @pytest.mark.parametrize(("idiom", "training"), marked(_ROWS, [row for row in _ROWS if row not in _REPEATED]))

@@ -124,7 +124,7 @@ def test_what_is_detached_stays_detached() -> None:
         torch.testing.assert_close(actual[key], gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.matrix), 0.3])
 def test_blocks_run_again_in_backward_where_that_is_enough(dropout: float) -> None:
     torch.manual_seed(0)
     model, inputs = Stack(3, dropout=dropout, fused=True), (torch.randn(2, 32, 32),)
