@@ -38,6 +38,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from strategies.errors import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
+from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
@@ -465,6 +466,8 @@ class _OperatorRecorder(TorchDispatchMode):
             if functional is not None:
                 args = (*args, *_defaults(func)[len(args) :])
             self._enter_operator(functional or target, args, dict(options), result)
+            if func is _aten.native_group_norm.default and not self._has_gradients:
+                self._enter_passes(args, result[0])
         return result
 
     def _refuse_call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -505,6 +508,25 @@ class _OperatorRecorder(TorchDispatchMode):
         count = run(_aten.sum.default, counted)
         is_mean = reduction == 1
         return run(_aten.div.Tensor, total, count) if is_mean else total, count
+
+    def _enter_passes(self, args: tuple[Any, ...], result: Tensor) -> None:
+        """Record a group norm as sums of channels and what follows from them, so that rows can be chunked."""
+        x, weight, bias, *_, count, n_groups, eps = args
+        if not _has_passes(x, weight, bias):
+            return
+
+        def run(func: Any, *args: Any) -> Tensor:
+            made: Tensor = func(*args)
+            self._enter_operator(func, args, {}, made)
+            return made
+
+        node = self._node(x)
+        is_joined = node.target is _aten.cat.default and node.args[1:] == (1,)
+        parts = [each.meta["val"] for each in node.args[0]] if is_joined else [x]  # type: ignore[union-attr]
+        sums = [run(norm_sums, part) for part in parts]
+        whole = sums[0] if len(sums) == 1 else run(_aten.cat.default, sums, 2)
+        scales = run(norm_scales, whole, weight, bias, count, n_groups, eps, x.dtype)
+        self._enter_operator(norm_applied, (x, scales), {}, result)
 
     def _enter_alias(self, func: Any, source: Tensor, result: Tensor, frame: _ScopeFrame) -> None:
         node = self._node(source)
@@ -568,6 +590,13 @@ class _OperatorRecorder(TorchDispatchMode):
         constant = f"_constant_{len(frame.constants)}"
         frame.constants[constant] = tensor
         return constant
+
+
+def _has_passes(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a group norm is recorded in passes: of pictures or sequences, in full precision."""
+    dtypes = {x.dtype, *(each.dtype for each in others if each is not None)}
+    is_full = dtypes in ({torch.float32}, {torch.float64})
+    return is_full and x.dim() > 2 and x.is_contiguous()  # noqa: PLR2004 (behind batch and channels)
 
 
 def _leaves_padding_out(

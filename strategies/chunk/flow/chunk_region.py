@@ -42,7 +42,7 @@ class ChunkRegion:
         before: operators that must run in front of the loop, in order.
         after: operators of the window that run behind the loop, in order.
         copies: members that also run in front of the loop.
-        window, seed, may_copy: what the region was grown from.
+        window, seed, may_copy, may_overlap: what the region was grown from.
         has_sliced_inputs: true where the region takes parts of values; see `slice_inputs`.
     """
 
@@ -55,4 +55,5 @@ class ChunkRegion:
     window: Sequence[fx.Node]
     seed: RegionSeed
     may_copy: Callable[[fx.Node], bool]
+    may_overlap: bool
     has_sliced_inputs: bool = False

@@ -22,6 +22,7 @@ from strategies.chunk.flow.axes import Axis, through_slice, through_view
 from strategies.chunk.flow.chunk_region import Axes
 from strategies.chunk.flow.row_window import ROWS, RowWindow
 from strategies.estimate.operator_cost import is_view, remembered
+from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
 
 _aten = torch.ops.aten
 _Shape: TypeAlias = tuple[int, ...]
@@ -210,6 +211,18 @@ def window_of(node: fx.Node) -> RowWindow | None:
     window = RowWindow(stride=stride, padding=given["padding"][0], reach=dilation * (kernel - 1) + 1)
     is_pool = node.target is _aten.avg_pool2d.default  # it counts the rows that it makes up
     return None if not is_cut or window == RowWindow() or (is_pool and window.padding) else window
+
+
+def cuts_pictures(node: fx.Node, axis: Axis) -> bool:
+    """Whether a chunk of a node's output along `axis` is a part of pictures whose parts meet in the node."""
+    if node.target in _OWN:
+        return axis.dim != (0 if node.target is norm_applied else 1)
+    return axis.dim == ROWS and window_of(node) is not None
+
+
+def has_pictures(graph: fx.Graph) -> bool:
+    """Whether parts of pictures meet in an operator of a graph."""
+    return any(node.target in _OWN or window_of(node) is not None for node in graph.nodes)
 
 
 def _axes_of_rows(node: fx.Node, window: RowWindow, axis: Axis) -> tuple[Axes, Axes] | None:
@@ -486,6 +499,25 @@ def _pad(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
     return [ChunkRule((dim,), (dim,)) for dim in range(free)]
 
 
+def _norm_sums(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Two sums of each channel of each image: positions are added up."""
+    others = range(2, len(shapes[0]))
+    return [ChunkRule((1,), (0,)), ChunkRule((2,), (1,)), *(ChunkRule((SUM,), (dim,)) for dim in others)]
+
+
+def _norm_scales(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    return [ChunkRule((1,), (1, *(None,) * (len(shapes) - 1)))]
+
+
+def _norm_applied(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    others = range(2, len(shapes[0]))
+    return [
+        ChunkRule((0,), (0, 1)),
+        ChunkRule((1,), (1, 2)),
+        *(ChunkRule((dim,), (dim, None)) for dim in others),
+    ]
+
+
 _POINTWISE = frozenset(
     {
         _aten.clone.default,
@@ -530,6 +562,11 @@ _OPERATORS: dict[Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]], str] = 
         _scaled_dot_product_flash_attention.default _scaled_dot_product_efficient_attention.default
         _scaled_dot_product_cudnn_attention.default""",
 }
-_RULES = {
+_OWN: dict[Any, Callable[[fx.Node, Sequence[_Shape]], list[ChunkRule]]] = {
+    norm_sums: _norm_sums,
+    norm_scales: _norm_scales,
+    norm_applied: _norm_applied,
+}
+_RULES = _OWN | {
     operator.attrgetter(name)(_aten): rule for rule, names in _OPERATORS.items() for name in names.split()
 }

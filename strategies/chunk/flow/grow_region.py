@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from strategies.chunk.flow.axes import Axis, whole
 from strategies.chunk.flow.chunk_region import Axes, ChunkRegion, RegionSeed
 from strategies.chunk.flow.chunk_rules import (
+    cuts_pictures,
     groups_of,
     inputs_for,
     is_random,
@@ -28,6 +29,7 @@ from strategies.chunk.flow.chunk_rules import (
 )
 from strategies.chunk.flow.row_window import ROWS
 from strategies.estimate.operator_cost import is_view, remembered
+from strategies.tracing.channel_norms import norm_sums
 
 _ATTEMPTS = 12
 _FAR = 6  # operators between a view that merges dimensions and a seed
@@ -74,11 +76,15 @@ class RegionGrower:
     Args:
         window: nodes in order, results of several tensors together with the `getitem` of each.
         may_copy: whether a node may run twice, in front of the loop and in it.
+        may_overlap: whether pictures may be cut inside: along rows, with a halo, and through norms.
     """
 
-    def __init__(self, window: Sequence[fx.Node], may_copy: Callable[[fx.Node], bool]) -> None:
+    def __init__(
+        self, window: Sequence[fx.Node], may_copy: Callable[[fx.Node], bool], *, may_overlap: bool = True
+    ) -> None:
         self._window = window
         self._may_copy = may_copy
+        self._may_overlap = may_overlap
         self._inside = {node: index for index, node in enumerate(window)}
         self._ancestors: dict[fx.Node, int] = {}
         self._outside: set[fx.Node] = set()
@@ -111,7 +117,9 @@ class RegionGrower:
         return None
 
     def _start(self, seed: RegionSeed, state: _Decided) -> bool:
-        if seed.node in self._outside:
+        if seed.node in self._outside or not (
+            self._may_overlap or seed.axis or seed.node.target is not norm_sums
+        ):
             return False
         if seed.axis is not None:
             return self._demand(seed.node, seed.axis, state) and seed.node in state.axes
@@ -144,7 +152,9 @@ class RegionGrower:
     def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
         if node in state.axes:
             return _covers(state.axes[node], index, axis) or self._widen(node, index, axis, state)
-        found = None if node not in self._inside or node in self._outside else inputs_for(node, index, axis)
+        is_cut = node in self._inside and node not in self._outside
+        is_cut = is_cut and (self._may_overlap or not cuts_pictures(node, axis))
+        found = inputs_for(node, index, axis) if is_cut else None
         if found is not None:
             ins, outs = found
             earlier = state.mark()
@@ -233,6 +243,7 @@ class RegionGrower:
             window=self._window,
             seed=seed,
             may_copy=self._may_copy,
+            may_overlap=self._may_overlap,
         )
 
     def _draws_in_order(self, nodes: Sequence[fx.Node]) -> bool:

@@ -30,6 +30,7 @@ class LoopDecision:
         members: operators of the region.
         window: operators that the region was grown from.
         may_copy: tells which of these may run twice.
+        may_overlap: whether pictures may be cut inside.
         has_sliced_inputs: whether the region takes parts of values.
         seed: operator that the region grew from.
         way: which of the ways to begin there.
@@ -40,6 +41,7 @@ class LoopDecision:
     members: tuple[int, ...]
     window: tuple[int, ...]
     may_copy: Callable[[fx.Node], bool]
+    may_overlap: bool
     has_sliced_inputs: bool
     seed: int
     way: tuple[str | int, ...]
@@ -69,6 +71,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
             members=tuple(at[node] for node in region.members),
             window=tuple(at[node] for node in region.window),
             may_copy=region.may_copy,
+            may_overlap=region.may_overlap,
             has_sliced_inputs=region.has_sliced_inputs,
             seed=at[seed.node],
             way=seed.way,
@@ -136,5 +139,5 @@ def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | N
     if seed is None:
         return None
     window = [nodes[position] for position in decision.window]
-    region = RegionGrower(window, decision.may_copy).region(seed)
+    region = RegionGrower(window, decision.may_copy, may_overlap=decision.may_overlap).region(seed)
     return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

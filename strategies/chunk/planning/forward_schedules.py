@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from strategies.chunk.flow.chunk_rules import has_pictures
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.scope_schedules import (
@@ -32,7 +33,7 @@ class ForwardSchedules:
         self._rehearse = rehearse
         self._rehearsed: dict[int, ModelSchedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
-        self._placers: dict[ScopeKind, LoopPlacer] = {}
+        self._placers: dict[tuple[ScopeKind, bool], LoopPlacer] = {}
 
     def fastest(self, budget_bytes: int | None) -> tuple[ModelSchedule, int]:
         """Return the fastest schedule that a rehearsal finds within the budget, and the smallest peak seen.
@@ -66,7 +67,7 @@ class ForwardSchedules:
                 goals.append(max(goal - before[call], 0))
                 schedules.append(self._fit(kind, donated[call], goals[-1]))
                 calls[call] = schedules[-1].profile().peak_bytes - sum(root.storages.made[call].values())
-            root = self._search(scopes.kinds[-1], replace(first, calls=calls)).fit(goal)
+            root = self._best(scopes.kinds[-1], replace(first, calls=calls), goal)
             if root.donations() == donated:
                 break
             donated = root.donations()
@@ -84,12 +85,25 @@ class ForwardSchedules:
         key = kind, donated, goal
         if key not in self._fitted:
             plain = self._scopes.plain[kind]
-            self._fitted[key] = self._search(kind, plain, inputs_at(plain.graph, donated)).fit(goal)
+            self._fitted[key] = self._best(kind, plain, goal, inputs_at(plain.graph, donated))
         return self._fitted[key]
 
-    def _search(
-        self, kind: ScopeKind, schedule: Schedule, donated: frozenset[fx.Node] = frozenset()
-    ) -> ForwardSearch:
-        """Return the search on the graph of a kind; all its searches place loops from the same regions."""
-        placer = self._placers.setdefault(kind, LoopPlacer(self._scopes.plain[kind]))
-        return ForwardSearch(schedule, self._scopes.machine, donated, placer)
+    def _best(
+        self, kind: ScopeKind, schedule: Schedule, goal: int, donated: frozenset[fx.Node] = frozenset()
+    ) -> Schedule:
+        """Return what is found for a goal; pictures are cut inside where that needs less than any other way.
+
+        All searches on the graph of a kind place loops from the same regions.
+        """
+        best = None
+        for may_overlap in (False, True) if has_pictures(schedule.graph) else (True,):
+            key = kind, may_overlap
+            if key not in self._placers:
+                self._placers[key] = LoopPlacer(self._scopes.plain[kind], may_overlap=may_overlap)
+            found = ForwardSearch(schedule, self._scopes.machine, donated, self._placers[key]).fit(goal)
+            if best is None or found.profile().peak_bytes < best.profile().peak_bytes:
+                best = found
+            if best.profile().peak_bytes <= goal:
+                break
+        assert best is not None
+        return best

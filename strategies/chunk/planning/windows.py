@@ -17,6 +17,7 @@ from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule, unrolled
 from strategies.estimate.liveness import Profile
 from strategies.estimate.operator_cost import bytes_of, cost_of, is_view
+from strategies.tracing.channel_norms import norm_applied, norm_scales
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
 _SEEDS = 4  # values at a peak that regions grow from
@@ -47,6 +48,7 @@ class LoopPlacer:
         trim: changes each new region.
         reach: operators on each side of the target that a loop can reach.
         cuts: beginnings and ends of windows that are tried.
+        may_overlap: whether pictures may be cut inside; see `RegionGrower`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LoopPlacer:
         *,
         reach: int = _REACH,
         cuts: int = _CUTS,
+        may_overlap: bool = True,
     ) -> None:
         self._storages = schedule.storages
         self._outputs = set(schedule.outputs)
@@ -64,6 +67,7 @@ class LoopPlacer:
         self._trim = trim
         self._reach = reach
         self._cuts = cuts
+        self._may_overlap = may_overlap
         self._grown: dict[Any, list[ChunkRegion]] = {}
         self._from_seed: dict[Any, dict[Any, tuple[ChunkRegion, ChunkRegion] | None]] = {}
         self._loops: dict[Any, Loop | None] = {}
@@ -113,7 +117,9 @@ class LoopPlacer:
         grown = self._from_seed.setdefault(window, {})
         known: set[tuple[fx.Node, Any, Any]] = set()
         for may_copy in (_is_cheap, _never):
-            grower = cache(partial(RegionGrower, window, may_copy))  # made for the first seed that is new
+            grower = cache(
+                partial(RegionGrower, window, may_copy, may_overlap=self._may_overlap)
+            )  # made for the first seed that is new
             for seed in seeds:
                 if (seed.node, seed.axis, may_copy) in known:
                     continue
@@ -139,12 +145,19 @@ class LoopPlacer:
         self, items: Sequence[fx.Node | Loop], profile: Profile, positions: range
     ) -> list[int]:
         """Return a few positions in front of which the fewest bytes are alive, both ends among them."""
-        allowed = [at for at in positions if at >= len(items) or not _is_part(items[at])]
+        allowed = [at for at in positions if at >= len(items) or not self._is_part(items[at])]
         if len(allowed) <= self._cuts:
             return allowed
         before_bytes = [*profile.before_bytes, 0]
         lowest = sorted(allowed[1:-1], key=lambda at: before_bytes[min(at, len(items))])[: self._cuts - 2]
         return sorted({allowed[0], *lowest, allowed[-1]})
+
+    def _is_part(self, item: fx.Node | Loop) -> bool:
+        """Whether no window begins with an item, because it belongs to the one in front."""
+        if isinstance(item, Loop):
+            return False
+        parts = (operator.getitem, norm_scales, *(() if self._may_overlap else (norm_applied,)))
+        return item.target in parts
 
 
 def without_loops(items: list[fx.Node | Loop], at: int) -> Iterator[tuple[list[fx.Node | Loop], int, int]]:
@@ -206,10 +219,6 @@ def _is_counter(node: fx.Node) -> bool:
     written = node.args[0]
     is_buffer = isinstance(written, fx.Node) and written.op == "get_attr" and len(written.users) == 1
     return is_buffer and node.target in _COUNTS and not node.users
-
-
-def _is_part(item: fx.Node | Loop) -> bool:
-    return isinstance(item, fx.Node) and item.target is operator.getitem
 
 
 def _used_in(items: Sequence[fx.Node | Loop]) -> set[fx.Node]:

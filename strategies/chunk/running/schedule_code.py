@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ from strategies.chunk.running.runtime import (
 )
 from strategies.chunk.running.windowed_rows import run_on_rows
 from strategies.estimate.in_place_reuse import Overwrite
+from strategies.tracing.channel_norms import whole_norms
 
 _aten = torch.ops.aten
 
@@ -85,8 +87,14 @@ class _Lowering:
         loops: list[ChunkLoop] = []
         unread = unread_loops(schedule, saved_storages(self._source))
         donated = schedule.donations()
+        norms = whole_norms({item for item in schedule.items if isinstance(item, fx.Node)})
+        passes = {each for front in norms.values() for each in front}
         for item in schedule.items:
-            if isinstance(item, Loop):
+            if item in passes:
+                continue
+            if item in norms:
+                self._known[item] = _whole_norm(self._graph, item, _shape(item), self._known)  # type: ignore[arg-type, index]
+            elif isinstance(item, Loop):
                 loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
             else:
                 given = donated.get(item, frozenset())
@@ -161,6 +169,29 @@ def _buffer(result: LoopOutput, into: int | None, *, has_gradient: bool) -> Buff
     )
 
 
+def _shape(node: fx.Node) -> list[Any]:
+    return list(node.meta["val"].shape)
+
+
+def _whole_norm(
+    graph: fx.Graph, node: fx.Node, sizes: Sequence[Any], known: Mapping[Any, fx.Node]
+) -> fx.Node:
+    """Return the last pass of a norm as the one operator that does all of them.
+
+    Args:
+        graph: where the operator stands.
+        node: last pass.
+        sizes: sizes of the input, in this graph.
+        known: what stands in this graph for the input, the weight and the bias.
+    """
+    (x, scales), batch, channels = node.args, sizes[0], sizes[1]
+    _, weight, bias, count, n_groups, eps, _ = scales.args  # type: ignore[union-attr]
+    operands = (known[x], *(each and known[each] for each in (weight, bias)))
+    given = (*operands, batch, channels, count, n_groups, eps)
+    call = graph.call_function(_aten.native_group_norm.default, given)
+    return graph.create_node("call_function", operator.getitem, (call, 0), name=node.name)
+
+
 class _BodyWriter:
     """Writes the body of a loop, which writes its results to buffers or returns them."""
 
@@ -178,6 +209,12 @@ class _BodyWriter:
         self._chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(self._outside)
         self._made: dict[fx.Node, fx.Node] = {}
         self._sizes: dict[int, Any] = {1: self._length}
+        self._norms = {
+            node: front
+            for node, front in whole_norms(set(loop.region.members)).items()
+            if loop.region.axes[node][0].dim == 0 and front.isdisjoint(self._outputs)  # type: ignore[union-attr]
+        }
+        self._passes = {each for front in self._norms.values() for each in front}
 
     def code(self) -> fx.GraphModule:
         """Return the body."""
@@ -189,6 +226,11 @@ class _BodyWriter:
 
     def _add(self, node: fx.Node) -> None:
         loop, graph = self._loop, self._graph
+        if node in self._passes:
+            return
+        if node in self._norms:
+            self._add_norm(node)
+            return
         inputs = iter([self._input(node, slot) for slot in range(len(slots(node)))])
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(inputs))
         if node in self._buffers and self._outputs[node].adds_in_place:
@@ -200,6 +242,21 @@ class _BodyWriter:
             self._made[node] = args[0]  # type: ignore[assignment]
         else:
             self._call(node, args, kwargs)  # type: ignore[arg-type]
+        self._give(node)
+
+    def _add_norm(self, node: fx.Node) -> None:
+        x, scales = slots(node)
+        known = {each: self._input(scales, slot) for slot, each in enumerate(slots(scales)) if slot}
+        axis = self._loop.region.axes[node][0]
+        assert axis is not None
+        sizes = self._sized(x.meta["val"], axis)
+        made = _whole_norm(self._graph, node, sizes, known | {x: self._input(node, 0)})
+        made.meta["val"] = node.meta["val"]
+        self._made[node] = made
+        self._give(node)
+
+    def _give(self, node: fx.Node) -> None:
+        """Write an output of the loop to its buffer."""
         if node in self._buffers:
             self._write(self._buffers[node], self._outputs[node].axis, self._result(node))
 

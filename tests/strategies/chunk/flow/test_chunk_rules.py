@@ -66,6 +66,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
     "argmax": (lambda x: x.argmax(1), lambda: (normal(4, 6, 8),)),
     "layer norm": (lambda x, w: functional.layer_norm(x, (8,), w), lambda: (normal(4, 6, 8), normal(8))),
     "group norm": (lambda x: functional.group_norm(x, 2), lambda: (image(),)),
+    "group norm in half precision": (
+        lambda x: functional.group_norm(x, 2),
+        lambda: (image().to(torch.bfloat16),),
+    ),
+    "group norm of joined channels": (
+        lambda x, y, w: functional.group_norm(torch.cat((x, y), 1), 4, w, w).relu(),
+        lambda: (image(), normal(4, 2, 8, 8), normal(8)),
+    ),
     "batch norm": (
         functional.batch_norm,
         lambda: (image(), normal(6), normal(6).abs()),
