@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from harness.errors import ConfigError, Terminated
 from harness.models.parts import sources
@@ -139,8 +141,21 @@ def _called(factory: str, function: Callable[..., Any], arguments: Mapping[str, 
         if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
             with torch.device("cpu"):
                 return _called(factory, function, arguments)
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            problem = f"{factory!r} reads values of tensors, which a prediction has not: {error.func}"
+            remedy = "take them from Python's own numbers, or run the trial, which measures"
+            raise ConfigError("model.factory", f"{problem}{_place(error)}; {remedy}") from error
         problem = f"{factory!r} raised {type(error).__name__}: {error}{_missing(function, arguments)}"
         raise ConfigError("model.factory", problem) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost line of the user's code that an error has passed."""
+    others = (Path(torch.__file__).parent, Path(__file__).parents[3] / "strategies")
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [(code, line) for code, line in frames if not {*others} & {*Path(code.co_filename).parents}]
+    code, line = users[-1]
+    return f" ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
 
 
 def _missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -108,3 +108,14 @@ def _compare(line: str, pool: RankPool) -> None:
 def test_what_cannot_be_predicted_is_refused(line: str, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
         fake_step(step_log(experiment_of(f"{_TOKENS} {line}"), device), device)
+
+
+def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:
+    line = "data=synthetic model=python model.factory=tests.harness.user_models:reads_values"
+    message = (
+        r"^model\.factory: 'tests\.harness\.user_models:reads_values' reads values of tensors, which a "
+        r"prediction has not: aten\._local_scalar_dense\.default \(user_models\.py, line \d+, in .*\); "
+        "take them from Python's own numbers, or run the trial, which measures$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        fake_step(step_log(experiment_of(line), "cpu"), "cpu")
