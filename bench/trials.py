@@ -30,13 +30,13 @@ from harness.trial.trial_plan import TrialPlan
 PRELOAD = ("bench.trials",)
 """What the agent's fork server imports, so that no rank does."""
 
-_CONF = Path(harness.__file__).parents[1] / "conf"
+CONF = Path(harness.__file__).parents[1] / "conf"
 _DEADLINE_S = 120.0
 
 
 def experiments(points: Iterable[Sequence[str]]) -> list[Experiment]:
     """Return the experiment of each list of overrides, as the command line would compose it."""
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return [materialise(experiment_fields(compose("config", list(overrides)))) for overrides in points]
 
 
