@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # three, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
-BENCHES := exactness toy nested nested_models parity_matrix prediction sharding chunking chunk_points detection rewind point_overhead instrumentation \
+BENCHES := exactness toy nested nested_models parity_matrix prediction prediction_speed sharding chunking chunk_points detection rewind point_overhead instrumentation \
 	planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit

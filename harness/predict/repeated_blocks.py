@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.memory.storage_history import Change, StorageHistory
 from harness.measure.work.counter import PHASES
+from harness.models.base import ModelSpec
 from harness.predict.fake_rank import StepLog
 from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretched
 from harness.records.measured import SavedTensor, TrainedModel
@@ -73,7 +75,7 @@ def is_repetitive(experiment: Experiment) -> bool:
         and experiment.ac.acts_on_each_block_alone
         and (name_of(experiment.chunk), name_of(experiment.shard)) == ("none", "none")
         and (mesh.dp == 1 or mesh.is_sharded)
-        and _has_equal_blocks(experiment)
+        and _has_equal_blocks(experiment.model)
     )
 
 
@@ -90,12 +92,12 @@ def _with_blocks(experiment: Experiment, count: int) -> Experiment:
     return replace(experiment, model=replace(experiment.model, n_layers=count))  # type: ignore[call-arg]
 
 
-def _has_equal_blocks(experiment: Experiment) -> bool:
+@lru_cache(maxsize=16)
+def _has_equal_blocks(spec: ModelSpec) -> bool:
     with torch.device("meta"):
-        model = experiment.model.build()
-    blocks = list(children_of(model, experiment.model.layers_fqn).values())
-    first, *others = map(_described, blocks)
-    return len(blocks) == _n_blocks(experiment) and all(each == first for each in others)
+        model = spec.build()
+    first, *others = map(_described, children_of(model, spec.layers_fqn).values())
+    return len(others) + 1 == getattr(spec, "n_layers") and all(each == first for each in others)  # noqa: B009
 
 
 def _described(value: Any) -> Any:
