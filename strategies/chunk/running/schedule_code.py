@@ -87,7 +87,9 @@ class _Lowering:
         loops: list[ChunkLoop] = []
         unread = unread_loops(schedule, saved_storages(self._source))
         donated = schedule.donations()
-        norms = whole_norms({item for item in schedule.items if isinstance(item, fx.Node)})
+        taken = {operand.node for item in schedule.items if isinstance(item, Loop) for operand in item.inputs}
+        plain = whole_norms({item for item in schedule.items if isinstance(item, fx.Node)})
+        norms = {node: front for node, front in plain.items() if front.isdisjoint(taken)}
         passes = {each for front in norms.values() for each in front}
         for item in schedule.items:
             if item in passes:
