@@ -30,7 +30,6 @@ _ALIKE = {
 }
 _MORE_ALIKE = {
     "plain": f"{_LAYERS} model=gpt_nano",
-    "inputs on the host": f"{_LAYERS} model=llama_nano ac=full ac.offload=true",
     "reentrant": f"{_LAYERS} model=llama_nano ac=full ac.use_reentrant=true",
     "rewound, with dropout": f"{_LAYERS} model=llama_nano ac=full ac.rewind=true model.dropout=0.1",
     "every second matmul": f"{_LAYERS} model=llama_nano ac=selective_op ac.matmul_recompute_every=2",
