@@ -1,13 +1,9 @@
-"""Models of timm and torchvision that no test uses: small, with random weights, each with pictures.
-
-PYTHONPATH must have both libraries.
-"""
+"""Models of timm that no test uses: small, with random weights and pictures; PYTHONPATH must have timm."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +19,7 @@ def cait() -> _Made:
 
 def xcit() -> _Made:
     """Return a cross-covariance transformer (timm)."""
-    return _made(importlib.import_module("timm.models").Xcit(**_VIT))
-
-
-def shufflenet() -> _Made:
-    """Return a ShuffleNet (torchvision)."""
-    models: Any = importlib.import_module("torchvision.models")
-    return _made(models.ShuffleNetV2([3, 3, 3], [16, 32, 64, 128, 128], num_classes=10))
+    return _made(importlib.import_module("timm.models").Xcit(**_VIT | {"patch_size": 8}))
 
 
 def _made(model: nn.Module) -> _Made:
