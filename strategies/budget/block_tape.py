@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from strategies.budget.drawn_numbers import stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
-from strategies.budget.operator_facts import OperatorFacts, facts_of, is_numbered
+from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value
 from strategies.budget.slice_ticket import Pause, SliceTicket
 from strategies.budget.taped import Content, Reading, TapedOperator
@@ -94,12 +94,13 @@ class BlockTape(OperatorMode):
         self._fates, self._ledger, self._region = fates, ledger, region
         self._enclosing: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
         self._pause = Pause()
+        self._fakes = fake_mode()
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if self._pause.is_on or not is_numbered(func):
+        if self._pause.is_on or not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         facts = facts_of(func)
         operator = self._next(func, facts, args, kwargs)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation
-from strategies.budget.operator_facts import facts_of, is_numbered
+from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.errors import StrategyError
 from strategies.estimate.flops import called, flops_of
@@ -124,13 +124,14 @@ class _Watch(OperatorMode):
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
+        self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
         self._asked: list[tuple[int, int, int, int, str]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if not is_numbered(func):
+        if not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
         result = func(*args, **kwargs)
@@ -146,7 +147,7 @@ class _Watch(OperatorMode):
         self._operators.append(
             self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
         )
-        if self._inside != OUTSIDE and node is None and is_numbered(func):
+        if self._inside != OUTSIDE and node is None:
             self.calls[self._inside].operators.append(len(self._operators) - 1)
         return result
 
@@ -162,7 +163,6 @@ class _Watch(OperatorMode):
         start: int,
     ) -> StepOperator:
         node = running_node()
-        is_counted = self._inside != OUTSIDE and is_numbered(func)
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
         facts = facts_of(func)
@@ -171,7 +171,7 @@ class _Watch(OperatorMode):
         return StepOperator(
             name=str(func),
             call=self._inside,
-            ordinal=len(self.calls[self._inside].operators) if is_counted else OUTSIDE,
+            ordinal=OUTSIDE if self._inside == OUTSIDE else len(self.calls[self._inside].operators),
             is_forward=node is None,
             start=start,
             end=self.live.ledger.moment,
@@ -204,7 +204,7 @@ class _Watch(OperatorMode):
             return self._packed(saved, number)
 
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+            with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked), _AsTaped():
                 return body(*args, **kwargs)
         finally:
             self._inside = OUTSIDE
@@ -272,6 +272,14 @@ class _Watch(OperatorMode):
             fixed_bytes=sum(nbytes[number] for number in fixed if is_on_device(lives[number])),
             device=self._device,
         )
+
+
+class _AsTaped(OperatorMode):
+    """Stands where a tape will: under the mode of another, attention adds its mask to a copy."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func`."""
+        return func(*args, **kwargs)
 
 
 def _copy_of(tensor: Tensor) -> Tensor:

@@ -66,9 +66,22 @@ class OperatorFacts:
         return self.is_random and (self.chance is None or bool(_given(self.chance, args, kwargs)))
 
 
-def is_numbered(operator: Any) -> bool:
-    """Say whether plans count an operator: those that are not counted make no storage."""
-    return operator not in _UNNUMBERED
+def fake_mode() -> Any:
+    """Return the mode of fake tensors that stands now, `None` where none does."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # noqa: SLF001 (no public way)
+
+
+def is_numbered(operator: Any, fakes: Any) -> bool:
+    """Say whether plans count a call of `operator`.
+
+    Not counted are operators that make no storage and that not every forward has, and those on fake tensors
+    of others: by them DTensor learns once what an operator gives.
+
+    Args:
+        operator: what is called now.
+        fakes: what `fake_mode` returned when the step or the forward began.
+    """
+    return operator not in _UNNUMBERED and fake_mode() is fakes
 
 
 @cache

@@ -91,7 +91,7 @@ _steps: dict[str, list[Snapshot]] = {}
 """Steps of models that neither recompute nor chunk nor are sharded by a plan: twins of many cases."""
 
 
-_ASKED: dict[str, dict[str, Any]] = {"budget": {"fraction": 0.97}}
+_ASKED: dict[str, dict[str, Any]] = {"budget": {"fraction": 0.9999}}
 """What a variant has no default for."""
 
 

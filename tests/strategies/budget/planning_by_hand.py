@@ -35,7 +35,7 @@ class Made(TorchDispatchMode):
         for number, tensor in enumerate(tensors_in(result)):
             if self._note(tensor):
                 self.values.append(Value(self.operators, number, str(func)))
-        self.operators += is_numbered(func)
+        self.operators += is_numbered(func, None)
         return result
 
     def _note(self, tensor: Any) -> bool:
