@@ -19,7 +19,7 @@ def norm_sums(x: Tensor) -> Tensor:
     """Return the sums of the elements of each channel, and of their squares, in float64, of shape (2, B, C).
 
     Args:
-        x: of shape (B, C, ...). Sums of parts of it along other dimensions add up to those of the whole.
+        x: (B, C, ...). Sums of parts of it along other dimensions add up to those of the whole.
     """
     batch, channels = x.shape[:2]
     rows = x.reshape(1, batch * channels, -1)
@@ -41,8 +41,8 @@ def norm_scales(  # noqa: PLR0917 (a graph calls it by position)
     """Return what a group norm multiplies each channel by, and what it adds, of shape (2, B, C).
 
     Args:
-        sums: of shape (2, B, C), as `norm_sums` returns them.
-        weight, bias: of shape (C,).
+        sums: (2, B, C), as `norm_sums` returns them.
+        weight, bias: (C,).
         count: elements of a channel.
         n_groups: groups of channels.
         eps: what is added to the variance.
