@@ -27,12 +27,11 @@ from rich.table import Table
 from bench.compat_facts import facts
 from bench.output import parser
 from bench.table import Column, table_of
-from bench.trials import PRELOAD, experiments, records
+from bench.trials import PRELOAD, UNBUDGETED, experiments, records
 from harness.measure.environment import describe
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
 from harness.records.store import write_atomically
-from strategies import eager_variants
 
 _ROOT = Path(__file__).parents[1]
 _ALL = "not matrix and not slow"
@@ -203,7 +202,7 @@ def _tests(area: Area, workers: int) -> dict[str, Any]:
 
 def _numbers() -> dict[str, Any]:
     """Return verdict, bytes, FLOPs and collectives of a small trial of every variant on three meshes."""
-    points = [(f"ac={ac}", f"mesh={mesh}") for mesh, ac in product(_MESHES, eager_variants)] + list(_MORE)
+    points = [(f"ac={ac}", f"mesh={mesh}") for mesh, ac in product(_MESHES, UNBUDGETED)] + list(_MORE)
     chosen = experiments([*point, *_SIZES] for point in points)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:

@@ -32,7 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.output import parser, publish
 from bench.table import table_of
-from bench.trials import experiments
+from bench.trials import UNBUDGETED, experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.memory.allocator import CpuWorkspaceProbe
@@ -40,7 +40,6 @@ from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
-from strategies import eager_variants
 from strategies.estimate.live_storages import WorkspaceProbe
 from strategies.regions.host import allocating_on_host
 
@@ -163,7 +162,7 @@ def _probes(device: str) -> Callable[[], WorkspaceProbe]:
 
 def _points(models: list[str], device: str) -> Iterator[tuple[str, str, Experiment]]:
     """Return model, attention and experiment of each row; the CPU's fused kernel has no dropout."""
-    points = list(product(models, DTYPES, eager_variants, ATTENTIONS))
+    points = list(product(models, DTYPES, UNBUDGETED, ATTENTIONS))
     without_dropout = {"fused"} if device == "cpu" else set()
     chosen = experiments(
         [

@@ -22,10 +22,9 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.table import Column, table_of
-from bench.trials import PRELOAD, experiments, records
+from bench.trials import PRELOAD, UNBUDGETED, experiments, records
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
-from strategies import eager_variants
 
 MODELS = ("gpt_nano", "llama_nano", "moe_nano", "mlp")
 MESHES = ("single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2")
@@ -123,7 +122,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(arguments: argparse.Namespace, mesh: str) -> list[Case]:
-    points = product(arguments.models, eager_variants, DROPOUTS)
+    points = product(arguments.models, UNBUDGETED, DROPOUTS)
     return [Case(model=model, mesh=mesh, ac=ac, dropout=dropout) for model, ac, dropout in points]
 
 
@@ -145,7 +144,7 @@ def _grid(findings: Sequence[Finding], meshes: Sequence[str]) -> Table:
         return text
 
     columns: dict[str, Column] = {"variant": str, **{mesh: cell(mesh) for mesh in meshes}}
-    return table_of(eager_variants, columns, title="Cases bitwise neutral / all")
+    return table_of(UNBUDGETED, columns, title="Cases bitwise neutral / all")
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:

@@ -26,12 +26,16 @@ from harness.schema import experiment_fields, materialise
 from harness.trial.parallel import device_mesh
 from harness.trial.run import run
 from harness.trial.trial_plan import TrialPlan
+from strategies import eager_variants
 
 PRELOAD = ("bench.trials",)
 """What the agent's fork server imports, so that no rank does."""
 
 CONF = Path(harness.__file__).parents[1] / "conf"
 """The configuration that ships with us."""
+
+UNBUDGETED = tuple(name for name in eager_variants if name != "budget")
+"""Variants that run eagerly and need no more than their name; `bench.budget` is about the other one."""
 
 _DEADLINE_S = 120.0
 
