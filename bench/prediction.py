@@ -85,7 +85,7 @@ class Finding:
 def main() -> int:
     """Predict, measure, print, write the JSON; return 1 if a number differs or is not predicted.
 
-    Loops of chunks make other views than those of a prediction, which cost nothing: that they differ is shown.
+    Loops of chunks make other views than those of a prediction: they cost nothing and are shown.
     """
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:

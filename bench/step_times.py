@@ -91,9 +91,8 @@ def main() -> int:
             "steps": [asdict(each) for each in found],
         },
     )
-    print(
-        f"median error {error:.1%} (at most {MOST_ERROR:.0%}); order right in {right} of {count} pairs, {LEAST_ORDERED:.0%} wanted"
-    )
+    wanted = f"at most {MOST_ERROR:.0%} and at least {LEAST_ORDERED:.0%} wanted"
+    print(f"median error {error:.1%}, order right in {right} of {count} pairs; {wanted}")
     return 0
 
 
