@@ -30,6 +30,7 @@ from bench.legality_cells import (
     MESHES,
     OPTIONS,
     SIZES,
+    VARIANTS,
     Cell,
     cells,
     known_bad,
@@ -43,7 +44,6 @@ from harness.experiment.experiment import WRAP_ORDERS
 from harness.measure.environment import environment_id, identity
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
-from strategies import ac_variants
 
 JUDGEMENTS = ("neutral", "known bad", "refused", "unexpected")
 _BATCH = {"none": 24, "aot_eager": 4, "inductor": 2}
@@ -132,7 +132,7 @@ def protocol() -> dict[str, Any]:
     return {
         "overrides": SIZES,
         "options": OPTIONS,
-        "variants": [*ac_variants],
+        "variants": VARIANTS,
         "meshes": MESHES,
         "wrap_orders": WRAP_ORDERS,
         "compilers": COMPILERS,
@@ -226,9 +226,9 @@ def _table(results: Results, by_words: Mapping[str, Cell]) -> Table:
         f"{compiler}: {judged}": counted(compiler, judged)
         for compiler in COMPILERS
         for judged in JUDGEMENTS
-        if any(found[variant, compiler, judged] for variant in ac_variants)
+        if any(found[variant, compiler, judged] for variant in VARIANTS)
     }
-    return table_of(ac_variants, columns, title="Cells that ran, by compiler and judgement")
+    return table_of(VARIANTS, columns, title="Cells that ran, by compiler and judgement")
 
 
 def _as_json(results: Results) -> dict[str, Any]:
