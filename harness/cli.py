@@ -43,6 +43,7 @@ from harness.schema import (
     CHOICE_KEYS,
     Settings,
     UnknownOptionError,
+    as_refused,
     experiment_fields,
     hardware_of,
     launcher_of,
@@ -51,7 +52,6 @@ from harness.schema import (
     suggestion,
     to_yaml,
     unknown_option,
-    with_mesh_name,
     without_idle_options,
 )
 from harness.sweep import checks, predictions
@@ -181,7 +181,7 @@ def point(
         fields = without_idle_options(fields)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
-    resolved: dict[str, Any] = encode(with_mesh_name(fields))
+    resolved: dict[str, Any] = encode(as_refused(fields))
     try:
         experiment = materialise(fields)
         resolved = experiment.to_dict()

@@ -193,13 +193,15 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
     return "".join(_yaml(key, _Written(text=repr(value), value=value)) for key, value in resolved.items())
 
 
-def with_mesh_name(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` of a refused point with its mesh named, where the mesh itself is sound."""
+def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields` of a refused point as an experiment shows them, as far as they are sound."""
+    protocol = {name: value for name, value in fields["protocol"].items() if name != "probes" or value}
+    shown = {**fields, "protocol": protocol}
     try:
         label = _construct("mesh", Mesh, fields["mesh"]).label
     except ConfigError:
-        return dict(fields)
-    return {**fields, "mesh": {"name": label, **fields["mesh"]}}
+        return shown
+    return {**shown, "mesh": {"name": label, **fields["mesh"]}}
 
 
 def suggestion(wrong: str, options: list[str]) -> str:
