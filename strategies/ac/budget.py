@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
 from strategies.base import Observation, RunnableStep
-from strategies.budget import carrying_out
+from strategies.budget import carrying_out, export, first_call
 from strategies.budget.capture import capture
 from strategies.budget.first_call import PlansAtFirstCall
+from strategies.budget.operator_modules import block_forwards
 from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Objective, Planner
 from strategies.errors import StrategyError
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 _OBJECTIVES = ("flops", "time")
+
+_EXPORTS = {
+    "policy": export.policy_file,
+    "saves": export.operator_saves,
+    "torch_remat": export.remat_regions,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +54,8 @@ class Budget(ActivationCheckpointing):
     Source: the certificate is a linear programme over the operators of the step; for the choice among options
         of blocks, Beaumont et al. 2020, INRIA RR-9302 (rotor).
     """
+
+    views: ClassVar[tuple[str, ...]] = ("plan", *_EXPORTS)
 
     budget_gib: float | None = None
     fraction: float | None = None
@@ -93,6 +102,25 @@ class Budget(ActivationCheckpointing):
         else:
             carrying_out.enclose(self._given(self.plan_file), found)
         return model
+
+    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+        """Return the plan as text, or in the words of what others run.
+
+        Args:
+            name: `plan`; `policy`: a Python file for torch's selective checkpointing; `saves`: lines of
+                `FQN::operator`; `torch_remat`: submodules of each block that torch-remat shall keep.
+            model: a plain model; without a plan, one is made for a step whose loss is the sum of its outputs.
+            sample: example positional inputs.
+
+        Raises:
+            StrategyError: no plan keeps the budget, or it is another model's.
+        """
+        given = None if self.plan_file is None else self._given(self.plan_file)
+        plan = given or self.plan(first_call.shadow_step(model, sample, {}))
+        if name == "plan":
+            return plan.describe()
+        step = first_call.shadow_step(model, sample, {})
+        return _EXPORTS[name](plan, block_forwards(step, self.blocks_of(step.model)))
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
         """Refuse: one region around the whole model has no blocks to plan.
