@@ -29,6 +29,7 @@ from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point
+from harness.predict import views
 from harness.predict.hardware import Hardware
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.forkserver import ForkServerError
@@ -61,7 +62,6 @@ from harness.sweep.plan import finished_before
 from harness.sweep.planned import exit_code as exit_code_of_plan
 from harness.sweep.planned import planned, without_predicted_oom
 from harness.sweep.planning_log import planning_shown
-from harness.trial import without_memory
 from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
@@ -349,7 +349,7 @@ def _show(points: Sequence[Point], what: str) -> None:
             raise each.refusal
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
-        sys.stdout.write(f"{without_memory.show(each.experiment, what)}\n")
+        sys.stdout.write(f"{views.view_of(each.experiment, what)}\n")
 
 
 def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:

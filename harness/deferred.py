@@ -36,6 +36,7 @@ ROOMS = (
     "harness.ranks.entry",
     "harness.ranks.nodes",
     "harness.trial",
+    "strategies.budget",
     "strategies.chunk.flow",
     "strategies.chunk.loops",
     "strategies.chunk.planning",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +28,12 @@ from harness.measure.memory.locator import Locator
 from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.step import instrument
 from harness.measure.work.counter import CountedOperator, work_of
+from harness.models.base import Batch
 from harness.predict.trace import Trace
 from harness.predict.tracer import TracedCall, Tracer, trace_of
 from harness.predict.without_data import as_with_values
 from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
-from harness.trial.assemble import assemble
+from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
@@ -112,6 +113,50 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         StrategyError: a strategy does not fit the model.
         RuntimeError: this process has a process group.
     """
+    mesh = experiment.mesh
+    with _fake_trial(experiment, device) as (make, batch), TemporaryDirectory() as folder:
+        experiment = with_plan(
+            experiment, make, batch, Path(folder) / PLAN_FILE, warm_up_steps=_warm_up_steps(mesh)
+        )
+        trainee = make(experiment)
+        warm_up(trainee, batch, steps=_warm_up_steps(mesh))
+        tracers: list[Tracer] = []
+        report = instrument(
+            trainee,
+            batch(UNMEASURED_STEPS),
+            is_host=allocating_on_host,
+            listener=partial(_tracer, tracers, mesh),
+        )
+        return StepLog(
+            history=report.history,
+            operators=report.operators,
+            block_calls=report.work.calls,
+            calls=tracers[0].calls,
+            observation=trainee.observe(),
+            trained=trainee.trained,
+        )
+
+
+def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Experiment:
+    """Return `experiment` with the plan of its AC in `file`, where its AC plans from a step.
+
+    Args:
+        experiment: a trial.
+        device: one of `DEVICES`.
+        file: where the plan is written.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
+    """
+    with _fake_trial(experiment, device) as (make, batch):
+        return with_plan(experiment, make, batch, file, warm_up_steps=_warm_up_steps(experiment.mesh))
+
+
+@contextmanager
+def _fake_trial(
+    experiment: Experiment, device: str
+) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch]]]:
+    """Give what makes a model of the trial on rank 0, and what gives a batch; neither has memory."""
     if device not in DEVICES:
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
@@ -128,26 +173,8 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
-        with as_with_data(), as_with_values(), TemporaryDirectory() as folder, fakes:
-            file, steps = Path(folder) / PLAN_FILE, _warm_up_steps(mesh)
-            experiment = with_plan(experiment, make, batch.__getitem__, file, warm_up_steps=steps)
-            trainee = make(experiment)
-            warm_up(trainee, batch.__getitem__, steps=_warm_up_steps(mesh))
-            tracers: list[Tracer] = []
-            report = instrument(
-                trainee,
-                batch[UNMEASURED_STEPS],
-                is_host=allocating_on_host,
-                listener=partial(_tracer, tracers, mesh),
-            )
-            return StepLog(
-                history=report.history,
-                operators=report.operators,
-                block_calls=report.work.calls,
-                calls=tracers[0].calls,
-                observation=trainee.observe(),
-                trained=trainee.trained,
-            )
+        with as_with_data(), as_with_values(), fakes:
+            yield make, batch.__getitem__
 
 
 def _warm_up_steps(mesh: Mesh) -> int:

@@ -27,8 +27,11 @@ from strategies import chunk as chunking
 from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of
 
-_PLANNED_FOR = "cpu"
-_ELSEWHERE = "# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ"
+PLANNED_FOR = "cpu"
+"""Type of the device for which all is planned here."""
+
+ELSEWHERE = "# planned with the kernels of the CPU; ranks plan with those of CUDA, whose bytes may differ"
+"""Line above a view of a plan that ranks make otherwise."""
 
 
 def check_variant(
@@ -91,7 +94,7 @@ def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
     sample = _batch(model, batch)
     _require_positions(sample, "shard")
-    plan_sharding(experiment, sample.inputs, torch.device(_PLANNED_FOR))
+    plan_sharding(experiment, sample.inputs, torch.device(PLANNED_FOR))
 
 
 def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
@@ -108,7 +111,7 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     try:
         built = chunk.apply(built, sample.inputs)
     except chunking.InfeasibleBudget:
-        if _is_elsewhere(experiment):
+        if is_elsewhere(experiment):
             return
         raise
     if experiment.mesh.is_sharded and model.layers_fqn and isinstance(chunk, ChecksUnits):
@@ -129,7 +132,7 @@ def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.M
     built, sample = _without_memory(experiment.model, batch)
     cast(built, experiment)
     if isinstance(strategy, PlansForStep):
-        device = torch.device(_PLANNED_FOR)
+        device = torch.device(PLANNED_FOR)
         strategy = strategy.for_step(planned_step(experiment, built, experiment.model.loss, sample, device))
     return strategy, built, sample
 
@@ -153,16 +156,16 @@ def show(experiment: Experiment, what: str) -> str:
         groups = ("ac", "chunk", "shard")
         chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
-    is_stand_in = isinstance(shown[what], PlansForStep) and _is_elsewhere(experiment)
+    is_stand_in = isinstance(shown[what], PlansForStep) and is_elsewhere(experiment)
     strategy, built, sample = _planned(experiment, shown[what])
     assert isinstance(strategy, HasViews)
     view = strategy.view(what, built, sample.inputs)
-    return f"{_ELSEWHERE}\n{view}" if is_stand_in else view
+    return f"{ELSEWHERE}\n{view}" if is_stand_in else view
 
 
-def _is_elsewhere(experiment: Experiment) -> bool:
+def is_elsewhere(experiment: Experiment) -> bool:
     """Whether ranks compute on another device than plans here are made for."""
-    return device_type(experiment.mesh) != _PLANNED_FOR
+    return device_type(experiment.mesh) != PLANNED_FOR
 
 
 def _views(views: list[str]) -> str:

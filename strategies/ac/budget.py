@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
 from strategies.base import Observation, RunnableStep
-from strategies.budget import carrying_out
-from strategies.budget.capture import capture
-from strategies.budget.first_call import PlansAtFirstCall
+from strategies.budget import capture, carrying_out, export, first_call, operator_modules, planning
 from strategies.budget.plan import Plan
-from strategies.budget.planning import BudgetBelowMinimum, Objective, Planner
 from strategies.errors import StrategyError
 from strategies.regions import blocks, region
 
@@ -47,6 +44,8 @@ class Budget(ActivationCheckpointing):
     Source: the certificate is a linear programme over the operators of the step; for the choice among options
         of blocks, Beaumont et al. 2020, INRIA RR-9302 (rotor).
     """
+
+    views: ClassVar[tuple[str, ...]] = ("plan", "policy", "saves", "torch_remat")
 
     budget_gib: float | None = None
     fraction: float | None = None
@@ -89,10 +88,36 @@ class Budget(ActivationCheckpointing):
         found = self.blocks_of(model)
         region.refuse_own_forward(found)
         if self.plan_file is None:
-            region.enclose(blocks.unwrapped(model), PlansAtFirstCall(budget=self), holds_call=False)
+            region.enclose(
+                blocks.unwrapped(model), first_call.PlansAtFirstCall(budget=self), holds_call=False
+            )
         else:
             carrying_out.enclose(self._given(self.plan_file), found)
         return model
+
+    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+        """Return the plan as text, or in the words of what others run.
+
+        Args:
+            name: `plan`; `policy`: a Python file for torch's selective checkpointing; `saves`: lines of
+                `FQN::operator`; `torch_remat`: submodules of each block that torch-remat shall keep.
+            model: a plain model; without a plan, one is made for a step whose loss is the sum of its outputs.
+            sample: example positional inputs.
+
+        Raises:
+            StrategyError: no plan keeps the budget, or it is another model's.
+        """
+        given = None if self.plan_file is None else self._given(self.plan_file)
+        plan = given or self.plan(first_call.shadow_step(model, sample, {}))
+        if name == "plan":
+            return plan.describe()
+        step = first_call.shadow_step(model, sample, {})
+        forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
+        return {
+            "policy": export.policy_file,
+            "saves": export.operator_saves,
+            "torch_remat": export.remat_regions,
+        }[name](plan, forwards)
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
         """Refuse: one region around the whole model has no blocks to plan.
@@ -131,9 +156,9 @@ class Budget(ActivationCheckpointing):
         """
         found = self.blocks_of(step.model)
         with step.around():
-            graph = capture(step.run, found, device=step.device, standing=step.standing)
-        objective: Objective = "time" if self.objective == "time" else "flops"
-        planner = Planner(graph, objective=objective)
+            graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
+        objective: planning.Objective = "time" if self.objective == "time" else "flops"
+        planner = planning.Planner(graph, objective=objective)
         if self.budget_gib is not None:
             where, most = "ac.budget_gib", min(self.budget_gib * _GIB, planner.plain_peak_bytes)
         else:
@@ -141,7 +166,7 @@ class Budget(ActivationCheckpointing):
             where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
         try:
             return planner.plan(int(most))
-        except BudgetBelowMinimum as error:
+        except planning.BudgetBelowMinimum as error:
             share = math.ceil(1e4 * error.minimum_feasible_bytes / planner.plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * error.minimum_feasible_bytes / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
@@ -158,7 +183,7 @@ class Budget(ActivationCheckpointing):
             plan: Plan | None = self._given(self.plan_file)
         else:
             first = region.regions(blocks.unwrapped(model)).get("")
-            plan = first.plan if isinstance(first, PlansAtFirstCall) else None
+            plan = first.plan if isinstance(first, first_call.PlansAtFirstCall) else None
         of_blocks = ActivationCheckpointing.observe(self, model)
         return Observation(
             offloaded_bytes=of_blocks.offloaded_bytes,

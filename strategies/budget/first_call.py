@@ -47,7 +47,7 @@ class PlansAtFirstCall:
     ) -> Any:
         """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`."""
         if self.plan is None and torch.is_grad_enabled():
-            self.plan = self.budget.plan(_without_memory(module, args, kwargs))
+            self.plan = self.budget.plan(shadow_step(module, args, kwargs))
             carrying_out.enclose(self.plan, self.budget.blocks_of(module))
         return body(*args, **kwargs)
 
@@ -56,8 +56,8 @@ class PlansAtFirstCall:
         return Observation()
 
 
-def _without_memory(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:
-    """Return a step of `module` on these inputs, without memory."""
+def shadow_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:
+    """Return a step of `module` on these inputs, without memory; its loss is the sum of the outputs."""
     device = device_of(tree_flatten((args, kwargs))[0])
     shadow = Shadow.of(module).on(device)
     given, named = shadowed(shadow, (args, kwargs), device)

@@ -27,8 +27,9 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,18 +122,22 @@ class Plan:
         return all(block.plain for block in self.blocks)
 
     def describe(self) -> str:
-        """Return the certificate, and what happens to the values of each block."""
+        """Return the certificate, and what happens to the values of each block; equal ones in a row once."""
         step = max(self.step_flops, 1)
+        peak, plain = _readable(self.predicted_peak_bytes), _readable(self.plain_peak_bytes)
         certificate = (
-            f"budget {_gib(self.budget_bytes)}; predicted peak {_gib(self.predicted_peak_bytes)}, "
-            f"without a plan {_gib(self.plain_peak_bytes)}; {100 * self.extra_flops / step:.2f} % extra FLOPs"
+            f"budget {_readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
+            f"{100 * self.extra_flops / step:.2f} % extra FLOPs"
         )
         if self.is_plain:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
         if self.objective == "flops":
             least = 100 * self.lower_bound_extra_flops / step
             certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
-        return "\n".join([certificate, *map(_described, self.blocks)])
+        alike = groupby(self.blocks, lambda block: replace(block, fqn=""))
+        return "\n".join(
+            [certificate, *(_described([block.fqn for block in same], how) for how, same in alike)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -173,12 +178,14 @@ class Plan:
         return cls.from_dict(held if isinstance(held, dict) else {})
 
 
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.3f} GiB"
+def _readable(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3f} MiB"
 
 
-def _described(block: BlockPlan) -> str:
-    lines = [f"{block.fqn}: {block.why}"]
+def _described(fqns: Sequence[str], block: BlockPlan) -> str:
+    """Return the decisions for blocks in a row that have the same."""
+    where = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]} ({len(fqns)} blocks)"
+    lines = [f"{where}: {block.why}"]
     for verb in ("keep", "offload", "recompute"):
         values = (f"{value.name}.{value.result} ({value.operator})" for value in getattr(block, verb))
         listed = ", ".join(values)

@@ -103,6 +103,7 @@ EXAMINED_BY = {
     "strategies/budget/block_options.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/block_program.py": "tests/strategies/budget/test_capture.py",
     "strategies/budget/least_bytes.py": "tests/strategies/budget/test_planning.py",
+    "strategies/budget/operator_modules.py": "tests/strategies/budget/test_export.py",
     "strategies/budget/step_graph.py": "tests/strategies/budget/test_capture.py",
     "strategies/chunk/base.py": "tests/strategies/chunk/test_minimum.py",
     "strategies/chunk/flow/chunk_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",

@@ -1,0 +1,33 @@
+"""What strategies show of a trial that nobody runs: plans of its step are made on a fake rank before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from harness.experiment.experiment import Experiment
+from harness.predict.fake_rank import planned_on_fake_rank
+from harness.trial import without_memory
+from harness.trial.plan_budget import PLAN_FILE
+from strategies.base import HasViews, PlansFromStep
+
+
+def view_of(experiment: Experiment, what: str) -> str:
+    """Return what a strategy of `experiment` has to show.
+
+    Args:
+        experiment: experiment of one trial; nothing of it runs.
+        what: a view of one of its strategies.
+
+    Raises:
+        ConfigError: none of them has such a view; the step cannot be followed on fake tensors.
+        StrategyError: the strategy does not suit the model, or there is no plan.
+    """
+    ac = experiment.ac
+    shows = isinstance(ac, HasViews) and what in ac.views
+    if not shows or not isinstance(ac, PlansFromStep) or ac.has_plan:
+        return without_memory.show(experiment, what)
+    with TemporaryDirectory() as folder:
+        planned = planned_on_fake_rank(experiment, without_memory.PLANNED_FOR, Path(folder) / PLAN_FILE)
+        view = without_memory.show(planned, what)
+    return f"{without_memory.ELSEWHERE}\n{view}" if without_memory.is_elsewhere(experiment) else view
