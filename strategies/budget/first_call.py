@@ -10,11 +10,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import Observation, RunnableStep
 from strategies.budget import carrying_out
 from strategies.budget.plan import Plan
+from strategies.errors import StrategyError
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
@@ -45,8 +48,13 @@ class PlansAtFirstCall:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`."""
+        """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`.
+
+        Raises:
+            StrategyError: `module` is tensor parallel, or there is no plan.
+        """
         if self.plan is None and torch.is_grad_enabled():
+            _refuse_tensor_parallel(module)
             self.plan = self.budget.plan(shadow_step(module, args, kwargs))
             carrying_out.enclose(self.plan, self.budget.blocks_of(module))
         return body(*args, **kwargs)
@@ -54,6 +62,24 @@ class PlansAtFirstCall:
     def observe(self) -> Observation:
         """Return nothing: the blocks are observed."""
         return Observation()
+
+
+def _refuse_tensor_parallel(model: nn.Module) -> None:
+    """Refuse parameters that stay shards in use: without memory there are no ranks to share them."""
+    gathered = set(_gathered_by_fsdp(model))
+    for fqn, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and id(parameter) not in gathered:
+            problem = "is a DTensor of tensor parallelism, and the first call plans for whole tensors"
+            remedy = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+            raise StrategyError("ac", f"{fqn!r} {problem}; {remedy}")
+
+
+def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:
+    """Yield the `id` of each parameter that FSDP2 alone has sharded."""
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            for group in unit._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001 (no public way to ask)
+                yield from (id(each.sharded_param) for each in group.fsdp_params if not each.is_dtensor)
 
 
 def shadow_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:

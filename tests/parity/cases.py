@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -33,6 +35,7 @@ from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from strategies import ac_variants, chunk_variants, shard_variants
@@ -142,8 +145,9 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         twin: what it equals bit for bit; `None` for all that a trial is compared with.
     """
     batch = batches(case, _CPU, dp_rank(case.mesh, rank))
-    with cpu_stands_in_for_cuda(case.mesh, _CPU):
+    with cpu_stands_in_for_cuda(case.mesh, _CPU), _shared_folder() as folder:
         plan = sharding_plan(case, batch(0))
+        case = with_plan(case, lambda each: assembled(each, batch(0), plan), batch, folder / PLAN_FILE)
         prover = _Prover(
             assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
             dense=lambda each: assembled(each, batch(0), is_dense=True),
@@ -219,6 +223,15 @@ def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
     if key not in _chunk_plans:
         _chunk_plans[key] = _of_rank_0(lambda: _make_plan(*arguments, **options))
     return _chunk_plans[key]
+
+
+@contextmanager
+def _shared_folder() -> Iterator[Path]:
+    """Lend a folder that all ranks share, until the last of them has left it."""
+    with TemporaryDirectory() as folder:
+        yield Path(_of_rank_0(lambda: folder))
+        if dist.is_initialized():
+            dist.barrier()
 
 
 def _of_rank_0(make: Callable[[], T]) -> T:

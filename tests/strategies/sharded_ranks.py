@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies import StrategyError, ac_variants, eager_variants
+from strategies.ac.budget import Budget
 from strategies.base import call_site_of
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
@@ -53,6 +54,17 @@ def compare(_rank: int, mesh: str, order: str, variant: str) -> list[str]:
 def offloaded_bytes(_rank: int, mesh: str, order: str) -> int:
     """Return the bytes that this rank moves under offload."""
     return _step(mesh, order, "offload")[1]
+
+
+def first_call(_rank: int, mesh: str) -> str:
+    """Return why a budget does not plan at the first call of a sharded model; nothing where it does."""
+    model = _SHARD[mesh](toy())
+    Budget(layers_fqn="layers", fraction=0.9).apply(model)
+    try:
+        train_step(model)
+    except StrategyError as error:
+        return str(error)
+    return ""
 
 
 def refusal(_rank: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 from strategies.ac.offload import Offload
 from tests.covering import matrix
 from tests.rank_pool import RankPool
-from tests.strategies.sharded_ranks import cases, compare, offloaded_bytes, refusal
+from tests.strategies.sharded_ranks import cases, compare, first_call, offloaded_bytes, refusal
 from tests.strategies.toys import toy, train_step
 
 
@@ -39,3 +39,16 @@ def test_reentrant_inside_a_sharded_fsdp1_unit_is_refused(pool2: RankPool) -> No
         ]
         * 2
     )
+
+
+_TENSOR_PARALLEL = (
+    "ac: 'layers.0.up.weight' is a DTensor of tensor parallelism, and the first call plans for whole "
+    "tensors; write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+)
+
+
+@pytest.mark.parametrize(("mesh", "message"), [("tp", _TENSOR_PARALLEL), ("fsdp2", "")])
+def test_a_budget_plans_at_the_first_call_of_whole_tensors_alone(
+    pool2: RankPool, mesh: str, message: str
+) -> None:
+    assert pool2.run(first_call, mesh) == [message, message]

@@ -116,6 +116,19 @@ def autocasts(body: Body, x: Tensor) -> Tensor:
     return y.float()
 
 
+def routed(body: Body, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for chosen in (x.sum(-1) < 0, x.sum(-1) >= 0):
+        (token,) = torch.where(chosen)
+        y = y.index_add(0, token, body.inner(x.index_select(0, token)))
+    return y
+
+
+def routed_to_those_with_tokens(body: Body, x: Tensor) -> Tensor:
+    chosen = x.sum(-1) < 0
+    return routed(body, x) if chosen.any() else body.inner(x)
+
+
 BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "nothing": lambda _, x: x,
     "dropout": lambda _, x: functional.dropout(x, 0.5),
@@ -145,6 +158,7 @@ BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "where and gather": lambda _, x: torch.where(x > 0, x.exp(), x).gather(1, x.argsort(-1)),
     "a branch that nobody uses": lambda _, x: (x.exp().sin(), x)[1],
     "no gradient": lambda _, x: x * torch.no_grad()(lambda: x.exp().cos())(),
+    "experts": routed,
 }
 SHARES = {"nothing kept": 0.0, "a third kept": 0.35, "most kept": 0.7, "all kept": 1.0}
 
@@ -409,6 +423,24 @@ def test_refusal_of_a_forward_that_was_not_planned(plan: BlockPlan, problem: str
         block(torch.randn(6, WIDTH))
     remedy = "a plan is for one forward; make it again, or use ac=selective_op"
     assert str(error.value) == f"ac: 'body' is not as it was planned: {problem}; {remedy}"
+
+
+def test_experts_get_other_numbers_of_tokens_than_in_the_planned_step() -> None:
+    spread, gathered = torch.randn(6, WIDTH), torch.zeros(6, WIDTH)
+    plain, block = made_block(routed), made_block(routed)
+    planned(block, spread, 0.35)
+    assert all(map(torch.equal, trained(plain, gathered), trained(block, gathered)))
+
+
+def test_refusal_of_experts_that_are_left_out_without_tokens() -> None:
+    block = made_block(routed_to_those_with_tokens)
+    with torch.no_grad():
+        block.up.bias.fill_(-1.0)
+    planned(block, torch.zeros(6, WIDTH), 0.35)
+    with torch.no_grad():
+        block.up.bias.fill_(1.0)
+    with pytest.raises(StrategyError, match="'body' is not as it was planned: operator"):
+        block(torch.zeros(6, WIDTH))
 
 
 def test_refusal_of_an_operator_that_moves_memory() -> None:
