@@ -205,7 +205,9 @@ def window_of(node: fx.Node) -> RowWindow | None:
     if node.target is _aten.convolution.default:
         kernel, is_cut = shape_of(slots(node)[1])[ROWS], not given["transposed"]
     else:
-        kernel, is_cut = given["kernel_size"][0], not given["ceil_mode"]
+        kernel = given["kernel_size"][0]
+        is_batch = len(shape_of(slots(node)[0])) == ROWS + len(given["kernel_size"])  # else rows come earlier
+        is_cut = is_batch and not given["ceil_mode"]
     stride = given["stride"][0] if given["stride"] else kernel
     dilation = given.get("dilation", [1])[0]
     window = RowWindow(stride=stride, padding=given["padding"][0], reach=dilation * (kernel - 1) + 1)

@@ -31,6 +31,21 @@ class Residual(nn.Module):
         return result
 
 
+class Rolled(nn.Module):
+    """A norm of which a loop copies the last pass, since its result is read as a whole, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 16)
+        self.down, self.up = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        y = self.down(functional.silu(x)).relu() * x.roll(1, 2)[:, :8]
+        result: Tensor = self.up(y) + x
+        return result
+
+
 class Ladder(nn.Module):
     """Convolutions down and up again."""
 
@@ -48,6 +63,7 @@ class Ladder(nn.Module):
 
 CASES = {
     "residual": (Residual, lambda: (torch.randn(1, 16, 32, 32), torch.randn(1, 8, 32, 32)), 0.45),
+    "rolled": (Rolled, lambda: (torch.randn(1, 16, 16, 16),), 0.75),
     "ladder": (Ladder, lambda: (torch.randn(1, 3, 32, 32),), 0.25),
 }  # fmt: skip
 

@@ -151,6 +151,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = 
         lambda x, w: functional.conv2d(functional.max_pool2d(x, 3, 2, 1), w, padding=1),
         lambda: (image(), normal(6, 6, 3, 3)),
     ),
+    "maxima of one picture": (
+        lambda x: functional.max_pool2d(x.relu(), (3, 1), (1, 1), (1, 0)).relu(),
+        lambda: (normal(6, 8, 8),),
+    ),
+    "averages of one picture": (
+        lambda x: functional.avg_pool2d(x.relu(), (2, 4), 2, (0, 1)).relu(),
+        lambda: (normal(6, 8, 8),),
+    ),
     "rows of averages": (
         lambda x, w: functional.avg_pool2d(functional.conv2d(x, w, padding=1), 2),
         lambda: (image(), normal(6, 6, 3, 3)),
