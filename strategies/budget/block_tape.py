@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from strategies.budget.drawn_numbers import stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
@@ -103,14 +105,15 @@ class BlockTape(OperatorMode):
         if self._pause.is_on or not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         facts = facts_of(func)
-        operator = self._next(func, facts, args, kwargs)
+        noted = _aliases if facts.is_collective else _itself
+        operator = self._next(func, facts, *noted((args, kwargs)))
         written = self._written(facts, args, kwargs) if facts.writes else []
         if facts.is_random and facts.draws(args, kwargs) and not self._is_held(operator, facts, written):
             operator.stash = stash_of(args, kwargs)
         for home in written:
             self._write(operator, facts, home)
         result = func(*args, **kwargs)
-        self._take(operator, facts, result)
+        self._take(operator, facts, noted(result))
         return result
 
     def pack(self, saved: Tensor) -> Packed:
@@ -289,6 +292,16 @@ class BlockTape(OperatorMode):
     def _unlike(self, problem: str) -> StrategyError:
         remedy = "a plan is for one forward; make it again, or use ac=selective_op"
         return StrategyError("ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}")
+
+
+def _aliases(values: Any) -> Any:
+    """Return `values` on tensors of their own: who holds a collective's says whether gloo is done."""
+    with _disable_current_modes(), torch.no_grad():
+        return tree_map_only(Tensor, torch.Tensor.detach, values)
+
+
+def _itself(values: Any) -> Any:
+    return values
 
 
 def _identity(dense: Tensor) -> int:

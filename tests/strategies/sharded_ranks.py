@@ -5,18 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.measure.gloo.wait import settled_collectives
 from strategies import StrategyError, ac_variants, eager_variants
 from strategies.ac.budget import Budget
 from strategies.base import call_site_of
+from strategies.budget.block_tape import BlockTape, Fates
+from strategies.budget.plan import BlockPlan, Value
+from strategies.regions.host_copies import HostLedger
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
@@ -65,6 +72,18 @@ def first_call(_rank: int, mesh: str) -> str:
     except StrategyError as error:
         return str(error)
     return ""
+
+
+def tape_of_a_collective(_rank: int) -> bool:
+    """Return whether a kept result of a collective is settled while the tape of its block stands."""
+    plan = BlockPlan(fqn="body", keep=(Value(0, 0, "_c10d_functional.all_reduce.default"),))
+    ledger = HostLedger()
+    with mock.patch("harness.measure.gloo.wait._POLLS", 1000), settled_collectives():
+        tape, x = BlockTape(Fates.of(plan), ledger, None), torch.ones(4)
+        with tape:
+            all_reduce(x, "sum", dist.group.WORLD) * 1
+        tape.close()
+    return True
 
 
 def refusal(_rank: int) -> str:

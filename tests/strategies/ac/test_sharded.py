@@ -7,7 +7,14 @@ import pytest
 from strategies.ac.offload import Offload
 from tests.covering import matrix
 from tests.rank_pool import RankPool
-from tests.strategies.sharded_ranks import cases, compare, first_call, offloaded_bytes, refusal
+from tests.strategies.sharded_ranks import (
+    cases,
+    compare,
+    first_call,
+    offloaded_bytes,
+    refusal,
+    tape_of_a_collective,
+)
 from tests.strategies.toys import toy, train_step
 
 
@@ -52,3 +59,7 @@ def test_a_budget_plans_at_the_first_call_of_whole_tensors_alone(
     pool2: RankPool, mesh: str, message: str
 ) -> None:
     assert pool2.run(first_call, mesh) == [message, message]
+
+
+def test_a_kept_result_of_a_collective_is_settled(pool2: RankPool) -> None:
+    assert pool2.run(tape_of_a_collective) == [True, True]
