@@ -36,7 +36,7 @@ _OF_EVERY_KIND = [
     if variant not in {"none", "selective_layer", "offload", "torch_remat"}
 ]
 """What recomputes, saves by operator and records; the others do not depend on what is in a block."""
-_DEAR = {"budget": ("moe", "evoformer")}
+_DEAR = {"budget": ("moe", "evoformer", "unet")}
 """Models whose blocks have so many operators that their plans take longer than the proof."""
 
 
