@@ -16,6 +16,7 @@ from harness.measure.probes.likely_causes import evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.probing import Probing
 from harness.measure.probes.recomputed_values import RecomputedValues
+from harness.measure.probes.tried import NoRoomError
 from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.probed import Finding, Probed
@@ -98,11 +99,11 @@ class TrialModels:
                 for: they say where.
         """
         try:
-            probed, is_whole = self._asked(parity), True
-        except torch.OutOfMemoryError:
-            probed, is_whole = Probed(notes=(_TOO_LARGE,)), False
+            probed = self._asked(parity)
+        except NoRoomError:  # on all ranks
+            probed = Probed(notes=(_TOO_LARGE,))
         gc.collect()
-        return Probed(notes=(_TOO_LARGE,)) if self.anywhere(not is_whole) else probed
+        return probed
 
     def _asked(self, parity: Parity) -> Probed:
         probing, has_variant = Probing(source=self), self.link.variant != self.link.baseline

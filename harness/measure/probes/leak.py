@@ -14,6 +14,7 @@ import torch
 
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.memory.locator import Locator
+from harness.measure.probes.tried import together
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from strategies.estimate.ledger import Kind, Ledger, Life, is_storage
@@ -67,6 +68,9 @@ def growth(
         device: device that computes.
         dp_rank: index of the rank's batch among all data-parallel ones.
         anywhere: says whether something was seen on any rank; all take as many steps.
+
+    Raises:
+        NoRoomError: a rank is out of memory.
     """
     locator = Locator(trainee.model, {})
     live = LiveStorages(locator, device=device.type, is_host=lambda: False)
@@ -74,7 +78,7 @@ def growth(
     with _without_collections(), settled_collectives(), locator, live:
         for step in range(STEPS):
             with seeded(seed, step=step, dp_rank=dp_rank, device=device):
-                _step(trainee, batch(), locator)
+                together(lambda: _step(trainee, batch(), locator))
             found.append(live.ledger.total(_is_made))
             if step + 1 >= _FIRST_STEPS and not anywhere(
                 bool(Growth(live_bytes=tuple(found)).bytes_per_step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.pass_error import PassError, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
+from harness.measure.probes.tried import together, tried
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
@@ -140,44 +142,33 @@ class Probing:
 
     def values(self) -> RecomputedValues | None:
         """Return how recomputed values compare with those of forward; `None` where the step raises."""
-        trainee = self.source.trainee(is_variant=True).interrupted(_nothing)
-        try:
-            return recomputed_values(
-                trainee,
+        return tried(
+            lambda: recomputed_values(
+                self.source.trainee(is_variant=True).interrupted(_nothing),
                 self._step(self.source.batches),
                 seed=self.source.seed,
                 dp_rank=self.source.dp_rank,
                 device=self.source.device,
             )
-        except PassError:
-            return None
+        ).value
 
     def changed(self) -> tuple[Change, ...]:
         """Return the state that is another one when backward begins than when the plain model read it."""
-        trainee = self.source.trainee(is_variant=False).interrupted(_nothing)
-        try:
-            return changed_since(
-                trainee,
+        changes = tried(
+            lambda: changed_since(
+                self.source.trainee(is_variant=False).interrupted(_nothing),
                 self._step(self.source.batches),
                 seed=self.source.seed,
                 dp_rank=self.source.dp_rank,
                 device=self.source.device,
             )
-        except PassError:
-            return ()
+        ).value
+        return changes or ()
 
     def vacuous(self) -> Asked:
         """Return that nothing is proven where the plain model computes the same whatever it reads."""
-        trainee = self.source.trainee(is_variant=False)
-
-        def forward(batch: Batch) -> tuple[object, torch.Tensor]:
-            with self._seeded():
-                return trainee.forward(batch)
-
-        try:
-            is_dead = ignores_input(forward, lambda: self._step(self.source.batches))
-        except (PassError, ConfigError):  # other numbers of the same kind are no input of this model
-            is_dead = False
+        # other numbers of the same kind may be no input of this model
+        is_dead = tried(self._ignores_input, catching=(PassError, ConfigError)).value
         if self.source.anywhere(not is_dead):
             return Asked()
         reason = "neither outputs nor loss depend on the inputs, so equality proves nothing"
@@ -220,14 +211,11 @@ class Probing:
     def sloping(self) -> Asked:
         """Return that the variant's gradients are not those of its loss, where the plain model's are."""
         small = self._smaller(self.source.batches[0])
-        try:
-            slopes = [self._slope(small, is_variant=True)]
-            if not slopes[0].agrees:
-                slopes.append(self._slope(small, is_variant=False))
-        except (PassError, ConfigError) as failure:
-            error = failure.error if isinstance(failure, PassError) else failure
+        slopes = tried(lambda: self._slopes(small), catching=(PassError, ConfigError))
+        if slopes.value is None:
+            error = slopes.error.error if isinstance(slopes.error, PassError) else slopes.error
             return Asked(notes=(f"no finite differences: in float64 the model raises {error}",))
-        variant, *plain = slopes
+        variant, *plain = slopes.value
         if not plain:
             return Asked(notes=(f"no finite differences: {variant.unclear}",) if variant.unclear else ())
         if not plain[0].agrees or plain[0].unclear:
@@ -246,6 +234,20 @@ class Probing:
         )
         return Asked(finding=finding)
 
+    def _ignores_input(self) -> bool:
+        trainee = self.source.trainee(is_variant=False)
+
+        def forward(batch: Batch) -> tuple[object, torch.Tensor]:
+            with self._seeded():
+                return trainee.forward(batch)
+
+        return ignores_input(forward, lambda: self._step(self.source.batches))
+
+    def _slopes(self, small: Batch) -> list[Slope]:
+        """Return the variant's slope, and the plain model's where that is in doubt."""
+        variant = self._slope(small, is_variant=True)
+        return [variant] if variant.agrees else [variant, self._slope(small, is_variant=False)]
+
     def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
         with told("forward", is_variant=is_variant):
             return slope(
@@ -257,12 +259,16 @@ class Probing:
 
     def is_silent(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None] | None = None) -> bool:
         """Say whether the variant takes a step that the plain model does not."""
-        trainee = self.source.trainee(is_variant=True)
-        return self._trains(trainee if between is None else trainee.interrupted(between), batches)
+
+        def step() -> None:
+            trainee = self.source.trainee(is_variant=True)
+            self._take(trainee if between is None else trainee.interrupted(between), batches)
+
+        return tried(step, catching=(PassError, ConfigError)).error is None
 
     def _growth(self, *, is_variant: bool) -> Growth:
         return growth(
-            self.source.trainee(is_variant=is_variant),
+            together(lambda: self.source.trainee(is_variant=is_variant)),
             lambda: self._step(self.source.batches),
             seed=self.source.seed,
             dp_rank=self.source.dp_rank,
@@ -271,10 +277,11 @@ class Probing:
         )
 
     def _between(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> Asked:
-        try:
-            parity = self._compared(batches, between, is_variant=True)
-        except PassError as failure:
-            return self._raised(failure, batches, between)
+        compared = tried(lambda: self._compared(batches, between, is_variant=True))
+        if compared.has_raised:
+            return self._raised(compared.error, batches, between)
+        parity = compared.value
+        assert parity is not None, "it has not raised here either"
         if not self.source.anywhere(parity.first is not None) or self._is_fickle(batches, between):
             return Asked()
         return Asked(parity=parity, finding=None if parity.first is None else _differing(parity.first))
@@ -288,23 +295,21 @@ class Probing:
         """Return the smallest part of a batch that the plain model and its loss take."""
         cut = smaller(given)[:-1] if self.source.takes_any_size else []
         for each in cut:
-            trainee = self.source.trainee(is_variant=False)
-            if not self.source.anywhere(self._raises(trainee, (each,), phase="forward") is not None):
+            if not tried(partial(self._forward, each), catching=(PassError, ConfigError)).has_raised:
                 return each
         return given
 
-    def _raises(self, trainee: MicroBatched, batches: tuple[Batch, ...], *, phase: str) -> Exception | None:
-        """Return what `trainee` raises by the end of a phase."""
-        try:
-            with self._seeded():
-                _, loss = trainee.forward(self._step(batches))
-                if phase == "backward":
-                    trainee.backward(loss)
-        except PassError as failure:
-            return failure.error
-        except ConfigError as error:
-            return error
-        return None
+    def _forward(self, batch: Batch) -> None:
+        """Run the plain model's forward."""
+        trainee = self.source.trainee(is_variant=False)
+        with self._seeded():
+            trainee.forward(self._step((batch,)))
+
+    def _take(self, trainee: MicroBatched, batches: tuple[Batch, ...]) -> None:
+        """Run forward and backward."""
+        with self._seeded():
+            _, loss = trainee.forward(self._step(batches))
+            trainee.backward(loss)
 
     def _evaluating(self, trainee: Trainee) -> None:
         (batch, *_) = self.source.batches
@@ -317,18 +322,13 @@ class Probing:
         """Say whether the plain model can be evaluated on what it is trained on."""
         if not self.source.takes_any_size:
             return False
-        trainee = self.source.trainee(is_variant=False).interrupted(self._evaluating)
-        return not self.source.anywhere(not self._is_evaluated(trainee))
+        # a model that is not made for evaluation may say so in any way
+        return not tried(self._evaluate, catching=(Exception,)).has_raised
 
-    def _is_evaluated(self, trainee: MicroBatched) -> bool:
-        try:
-            with self._seeded():
-                self._evaluating(trainee.inner)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception:  # noqa: BLE001 (a model that is not made for evaluation may say so in any way)
-            return False
-        return True
+    def _evaluate(self) -> None:
+        trainee = self.source.trainee(is_variant=False)
+        with self._seeded():
+            self._evaluating(trainee.inner)
 
     def _compared(
         self, batches: tuple[Batch, ...], between: Callable[[Trainee], None], *, is_variant: bool
@@ -344,25 +344,29 @@ class Probing:
 
     def _is_fickle(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> bool:
         """Say whether the plain model does not repeat itself."""
-        return any(
-            self.source.anywhere(self._compared(batches, between, is_variant=False).first is not None)
-            for _ in range(CONTROLS)
-        )
+        for _ in range(CONTROLS):
+            control = tried(lambda: self._compared(batches, between, is_variant=False))
+            is_equal = control.value is not None and control.value.first is None
+            if self.source.anywhere(not is_equal):
+                return True
+        return False
 
     def _raised(
-        self, failure: PassError, batches: tuple[Batch, ...], between: Callable[[Trainee], None]
+        self, error: Exception | None, batches: tuple[Batch, ...], between: Callable[[Trainee], None]
     ) -> Asked:
-        """Return what it means that one of the two raises with micro-batches in flight."""
-        rank = self.source.rank
-        if failure.is_variant:
+        """Return what it means that one of the two raises with micro-batches in flight, on some rank."""
+        failure, rank = error if isinstance(error, PassError) else None, self.source.rank
+        if self.source.anywhere(failure is not None and failure.is_variant):
+            if failure is None or not failure.is_variant:
+                return Asked()
             return Asked(finding=raised_by_variant(failure, probe="between", rank=rank))
-        is_silent = failure.phase == "backward" and self.is_silent(batches, between)
-        if self.source.anywhere(is_silent):
-            return Asked(finding=hidden_error(failure, probe="between", rank=rank))
-        return Asked(notes=(f"with micro-batches in flight the plain model raises {failure.error}",))
-
-    def _trains(self, trainee: MicroBatched, batches: tuple[Batch, ...]) -> bool:
-        return self._raises(trainee, batches, phase="backward") is None
+        in_backward = failure is not None and failure.phase == "backward"
+        is_silent = self.source.anywhere(in_backward) and self.is_silent(batches, between)
+        if self.source.anywhere(in_backward and is_silent):
+            hidden = None if failure is None else hidden_error(failure, probe="between", rank=rank)
+            return Asked(finding=hidden)
+        said = "an error on another rank" if failure is None else str(failure.error)
+        return Asked(notes=(f"with micro-batches in flight the plain model raises {said}",))
 
     def _step(self, batches: Iterable[Batch]) -> Batch:
         return joined(batches).to(self.source.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from harness.records.probed import Probed
 from harness.trial.asking import TrialModels, first_link
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
 from tests.harness.composing import experiment_of
+from tests.rank_pool import RankPool
 from tests.toy_trainee import toy_trainee
 
 KEPT: list[Tensor] = []
@@ -94,3 +95,79 @@ def test_probes_that_do_not_fit_are_given_up() -> None:
 
     probed = _probed(Stack, checkpointed(), "ac=full", assembled=assembled)
     assert probed == Probed(notes=("the probes were given up, because they need more memory than there is",))
+
+
+class Failing(Stack):
+    """Raises in the forward of the second micro-batch that is in flight; what it raises, if any."""
+
+    error: type[Exception] | None = None
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the stack returns."""
+        self.calls += 1
+        if self.error is not None and self.training and self.calls > 1:
+            raise self.error("on this rank")
+        return super().forward(x)
+
+
+def _failing_on(rank: int, guilty: Mapping[int, type[Exception]], *, is_variant: bool) -> Probed:
+    def variant(model: Any) -> None:
+        checkpointed()(model)
+        model.error = guilty.get(rank) if is_variant else None
+
+    def plain() -> nn.Module:
+        model = Failing()
+        model.error = None if is_variant else guilty.get(rank)
+        return model
+
+    def earliest(step: int | None) -> int | None:
+        given = torch.tensor(99 if step is None else step)
+        torch.distributed.all_reduce(given, torch.distributed.ReduceOp.MIN)
+        return None if given.item() == 99 else int(given)
+
+    line = "ac=full mesh=ddp2"
+    return _probed(plain, variant, line, rank=rank, earliest=earliest)
+
+
+FAILURES: dict[str, tuple[Mapping[int, type[Exception]], bool, tuple[str, ...], list[str], str]] = {
+    "the variant on rank 1": (
+        {1: ValueError},
+        True,
+        ALL[:3],
+        ["", "with micro-batches in flight, the variant's forward raises ValueError: on this rank"],
+        "",
+    ),
+    "the variant on both": (
+        {0: ValueError, 1: KeyError},
+        True,
+        ALL[:3],
+        ["raises ValueError: on this rank", "raises KeyError: 'on this rank'"],
+        "",
+    ),
+    "the plain model on rank 1": (
+        {1: ValueError},
+        False,
+        ALL[:4],
+        ["", ""],
+        "with micro-batches in flight the plain model raises",
+    ),
+    "out of memory on rank 1": (
+        {1: torch.OutOfMemoryError},
+        True,
+        (),
+        ["", ""],
+        "the probes were given up, because they need more memory than there is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_ranks_go_on_alike_where_one_of_them_raises(case: str, pool2: RankPool) -> None:
+    guilty, is_variant, asked, reasons, note = FAILURES[case]
+    found = pool2.run(_failing_on, guilty, is_variant=is_variant, timeout_s=20.0)
+    assert [each.asked for each in found] == [asked] * 2
+    for each, reason in zip(found, reasons, strict=True):
+        assert (each.finding is not None) == bool(reason)
+        assert each.finding is None or reason in each.finding.reason
+        assert note in " ".join(each.notes)
