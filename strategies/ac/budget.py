@@ -160,7 +160,7 @@ class Budget(ActivationCheckpointing):
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
         planner = planning.Planner(graph, objective=objective)
         if self.budget_gib is not None:
-            where, most = "ac.budget_gib", min(self.budget_gib * _GIB, planner.plain_peak_bytes)
+            where, most = "ac.budget_gib", self.budget_gib * _GIB
         else:
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
@@ -174,7 +174,7 @@ class Budget(ActivationCheckpointing):
                 where,
                 f"no plan keeps {int(most)} bytes; the smallest that one keeps is "
                 f"{error.minimum_feasible_bytes} bytes, {smallest}; no schedule of these operators needs "
-                f"less than {error.proven_minimum_bytes} bytes",
+                f"less than {error.proven_minimum_bytes} bytes{error.limits}",
             ) from error
 
     def observe(self, model: nn.Module) -> Observation:
@@ -188,9 +188,7 @@ class Budget(ActivationCheckpointing):
         return Observation(
             offloaded_bytes=of_blocks.offloaded_bytes,
             plan=None if plan is None else plan.to_dict(),
-            unneeded="the budget needs nothing: the step fits it as it is"
-            if plan and plan.is_plain
-            else None,
+            unneeded=_unneeded(plan) if plan and plan.is_plain else None,
         )
 
     def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
@@ -203,6 +201,15 @@ class Budget(ActivationCheckpointing):
             return Plan.load(Path(file))
         except OSError as error:
             raise StrategyError("ac.plan_file", f"{file!r} cannot be read: {error.strerror}") from error
+
+
+def _unneeded(plan: Plan) -> str:
+    if plan.budget_bytes == plan.plain_peak_bytes:
+        return "the budget needs nothing: the step fits it as it is"
+    return (
+        f"the budget needs nothing: {plan.budget_bytes} bytes are above the peak without activation "
+        f"checkpointing, {plan.plain_peak_bytes} bytes"
+    )
 
 
 def _require_above_0(name: str, value: Any, most: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation
+from strategies.budget.call_sizes import sizes_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.errors import StrategyError
@@ -103,10 +105,12 @@ class _Listening:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        del module
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        return self._watch.run_block(self._fqn, body, args, kwargs)
+        call = BlockCall(
+            fqn=self._fqn, start=self._watch.live.ledger.moment, sizes=sizes_of(module, args, kwargs)
+        )
+        return self._watch.run_block(call, partial(body, *args, **kwargs))
 
     def observe(self) -> Observation:
         """Return nothing: the block runs as it is."""
@@ -124,6 +128,7 @@ class _Watch(OperatorMode):
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
+        self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
         self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
@@ -148,8 +153,13 @@ class _Watch(OperatorMode):
             self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
         )
         if self._inside != OUTSIDE and node is None:
-            self.calls[self._inside].operators.append(len(self._operators) - 1)
+            self._note_in(self.calls[self._inside])
         return result
+
+    def _note_in(self, call: BlockCall) -> None:
+        call.operators.append(len(self._operators) - 1)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+        call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
 
     def _operator(
         self,
@@ -190,24 +200,20 @@ class _Watch(OperatorMode):
         numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
         return frozenset(self._original.get(number, number) for number in numbers if number is not None)
 
-    def run_block(
-        self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_block(self, call: BlockCall, body: Callable[[], Any]) -> Any:
         """Return what a call of a block returns, and hold nothing of it for backward."""
         if self._inside != OUTSIDE:
-            raise StrategyError("ac.layers_fqn", f"{fqn!r} runs inside another block")
-        number, call = len(self.calls), BlockCall(fqn=fqn, start=self.live.ledger.moment)
+            raise StrategyError("ac.layers_fqn", f"{call.fqn!r} runs inside another block")
+        number = len(self.calls)
         self.calls.append(call)
         self._inside = number
 
-        def pack(saved: Tensor) -> Callable[[], Tensor]:
-            return self._packed(saved, number)
-
+        self._pack = partial(self._packed, call=number)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked), _AsTaped():
-                return body(*args, **kwargs)
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked), _AsTaped():
+                return body()
         finally:
-            self._inside = OUTSIDE
+            self._inside, self._pack = OUTSIDE, None
             call.end = self.live.ledger.moment
 
     def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:

@@ -16,12 +16,13 @@ from strategies.regions.host_copies import HostLedger
 _VERSION = "torch"
 
 
-def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
+def enclose(plan: Plan, blocks: Mapping[str, nn.Module], *, allows_smaller: bool = False) -> None:
     """Put `plan` on `blocks`, in place.
 
     Args:
         plan: decides about some of the blocks.
         blocks: plain modules by FQN; those under one module are one.
+        allows_smaller: whether calls with smaller inputs than the planned ones keep the plan.
 
     Raises:
         StrategyError: the plan names a block that is none, or was made with another torch.
@@ -44,4 +45,5 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
     ledger = HostLedger()
     for fqn, block in planned.items():
         if not block.plain:
-            region.enclose(blocks[fqn], PlannedBlock(plan=block, ledger=ledger), holds_call=False)
+            planned_block = PlannedBlock(plan=block, ledger=ledger, allows_smaller=allows_smaller)
+            region.enclose(blocks[fqn], planned_block, holds_call=False)

@@ -56,7 +56,7 @@ class PlansAtFirstCall:
         if self.plan is None and torch.is_grad_enabled():
             _refuse_tensor_parallel(module)
             self.plan = self.budget.plan(shadow_step(module, args, kwargs))
-            carrying_out.enclose(self.plan, self.budget.blocks_of(module))
+            carrying_out.enclose(self.plan, self.budget.blocks_of(module), allows_smaller=True)
         return body(*args, **kwargs)
 
     def observe(self) -> Observation:

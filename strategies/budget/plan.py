@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from strategies.errors import StrategyError
 
-FORMAT = "acbench budget plan 1"
+FORMAT = "acbench budget plan 2"
 
 
 class Value(NamedTuple):
@@ -52,6 +52,20 @@ class Value(NamedTuple):
     name: str
 
 
+class TensorSize(NamedTuple):
+    """The size of a tensor that a call of a block computes with.
+
+    Fields:
+        name: `input 0` or `parameter up.weight`, by the name within the block.
+        shape: global shape.
+        kind: type of its elements and of its device, `float32 on cpu`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPlan:
     """The decisions for one block.
@@ -63,6 +77,7 @@ class BlockPlan:
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         plain: whether the block runs untouched; then the other fields are empty.
         operators: number of operators of its forward, checked when the block runs.
+        sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain.
         kept_bytes, offloaded_bytes: bytes that the block leaves on the device and on the host for backward.
         extra_flops: FLOPs of the operators that run again.
         why: reason for the decisions, one sentence.
@@ -74,6 +89,7 @@ class BlockPlan:
     recompute: tuple[Value, ...] = ()
     plain: bool = False
     operators: int = 0
+    sizes: tuple[TensorSize, ...] = ()
     kept_bytes: int = 0
     offloaded_bytes: int = 0
     extra_flops: int = 0
@@ -148,16 +164,22 @@ class Plan:
         """Return the plan that `to_dict` gave.
 
         Raises:
-            StrategyError: it is none of this version.
+            StrategyError: it is none of this version, or was changed to a budget that it does not keep.
         """
         problem = f"holds no plan of this version, {FORMAT!r}; make it again"
         if held.get("format") != FORMAT:
             raise StrategyError("ac.plan_file", problem)
         try:
             values = {field.name: held[field.name] for field in fields(cls)}
-            return cls(**{**values, "blocks": tuple(map(_block, values["blocks"]))})
+            plan = cls(**{**values, "blocks": tuple(map(_block, values["blocks"]))})
         except (KeyError, TypeError):
             raise StrategyError("ac.plan_file", problem) from None
+        if plan.predicted_peak_bytes > plan.budget_bytes:
+            needed = f"was made for a peak of {plan.predicted_peak_bytes} bytes"
+            raise StrategyError(
+                "ac.plan_file", f"{needed}, above its budget_bytes of {plan.budget_bytes}; make it again"
+            )
+        return plan
 
     def save(self, path: Path) -> None:
         """Write the plan to `path`, over what is there."""
@@ -168,7 +190,7 @@ class Plan:
         """Return the plan that `save` wrote.
 
         Raises:
-            StrategyError: the file holds no plan of this version.
+            StrategyError: the file holds no plan of this version, or one that breaks its own budget.
             OSError: it cannot be read.
         """
         try:
@@ -195,4 +217,6 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
     lists = ("keep", "offload", "recompute")
-    return BlockPlan(**{**held, **{name: tuple(Value(*each) for each in held[name]) for name in lists}})
+    sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
+    values = {name: tuple(Value(*each) for each in held[name]) for name in lists}
+    return BlockPlan(**{**held, **values, "sizes": sizes})

@@ -12,7 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation
 from strategies.budget.block_tape import BlockTape, Fates
+from strategies.budget.call_sizes import difference, sizes_of
 from strategies.budget.plan import BlockPlan
+from strategies.errors import StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
 
@@ -29,10 +31,12 @@ class PlannedBlock:
     Fields:
         plan: the plan.
         ledger: the host copies of the model.
+        allows_smaller: whether calls with smaller inputs than the planned ones keep the plan.
     """
 
     plan: BlockPlan
     ledger: HostLedger
+    allows_smaller: bool = False
     _fates: Fates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class PlannedBlock:
 
     def __call__(
         self,
-        module: nn.Module,  # noqa: ARG002 (what its operators read is found as they run)
+        module: nn.Module,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -48,10 +52,11 @@ class PlannedBlock:
         """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
 
         Raises:
-            StrategyError: forward runs other operators than those that were planned.
+            StrategyError: forward gets other sizes or runs other operators than those that were planned.
         """
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
+        self._refuse_other_sizes(module, args, kwargs)
         if self.plan.offload:
             self.ledger.begin_forward()
         tape = BlockTape(self._fates, self.ledger, self)
@@ -62,6 +67,15 @@ class PlannedBlock:
         finally:
             tape.close()
         return results
+
+    def _refuse_other_sizes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.plan.sizes:
+            return
+        found = sizes_of(module, args, kwargs)
+        unlike = difference(self.plan.sizes, found, allows_smaller=self.allows_smaller)
+        if unlike is not None:
+            problem = f"the plan of {self.plan.fqn!r} was {unlike}; make it again for these sizes"
+            raise StrategyError("ac", problem)
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""

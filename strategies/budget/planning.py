@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -13,11 +15,14 @@ from strategies.budget.block_program import PlannedCall, planned_call
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
-from strategies.budget.step_graph import StepGraph, StepOperator
+from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 from strategies.errors import StrategyError
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
+_MOST_NAMED = 4
+"""Blocks of one kind that a message names."""
+
 _TIE = 1e-6
 """Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
 
@@ -29,18 +34,22 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
         budget_bytes: the budget.
         minimum_feasible_bytes: smallest peak that the planner reaches.
         proven_minimum_bytes: no schedule has a smaller one.
+        limits: blocks that run plain, or in part, whatever the budget; nothing where there are none.
     """
 
-    def __init__(self, budget_bytes: int, minimum_feasible_bytes: int, proven_minimum_bytes: int) -> None:
+    def __init__(
+        self, budget_bytes: int, minimum_feasible_bytes: int, proven_minimum_bytes: int, limits: str
+    ) -> None:
         super().__init__(
             "ac",
             f"no plan keeps the step's peak within {budget_bytes} bytes; the smallest that is reached is "
             f"{minimum_feasible_bytes} bytes, and no schedule of these operators needs less than "
-            f"{proven_minimum_bytes} bytes",
+            f"{proven_minimum_bytes} bytes{limits}",
         )
         self.budget_bytes = budget_bytes
         self.minimum_feasible_bytes = minimum_feasible_bytes
         self.proven_minimum_bytes = proven_minimum_bytes
+        self.limits = limits
 
 
 class Planner:
@@ -66,6 +75,7 @@ class Planner:
             CallOptions(graph, call, self._cost, random_state_bytes=self._random_state_bytes)
             for call in self._calls
         ]
+        self._unplanned = _unplanned(graph)
         self._stages = self._made_stages()
         plain = [caller.option(PLAIN).effect for caller in self._callers]
         self.plain_peak_bytes = peak_bytes(graph, plain)
@@ -95,8 +105,15 @@ class Planner:
             executor=executor,
             model=self._model(),
             versions={"torch": torch.__version__},
-            blocks=tuple(map(block_plan, self._calls, chosen)),
+            blocks=tuple(map(self._block_plan, self._graph.calls, self._calls, chosen)),
         )
+
+    def _block_plan(self, call: BlockCall, planned: PlannedCall, option: Option) -> BlockPlan:
+        found = block_plan(planned, option)
+        if not found.plain:
+            return replace(found, sizes=call.sizes)
+        reason = self._unplanned.get(call.fqn)
+        return found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
     def _choice(self, budget_bytes: int) -> list[Option]:
         target = budget_bytes
@@ -112,7 +129,9 @@ class Planner:
             if peak <= budget_bytes:
                 return chosen
             target -= peak - budget_bytes
-        raise BudgetBelowMinimum(budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes())
+        raise BudgetBelowMinimum(
+            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), _limits(self._unplanned)
+        )
 
     def _smallest(self) -> int:
         """Return the smallest peak that the stages reach, as it is with all effects."""
@@ -128,9 +147,10 @@ class Planner:
         known: dict[object, list[Option]] = {}
         stages = []
         for index, caller in enumerate(callers):
-            key = (caller.key, self._is_repeated(caller.call))
+            is_plain = self._is_repeated(caller.call) or not caller.call.program.saved
+            key = (caller.key, is_plain)
             if key not in known:
-                known[key] = [caller.option(PLAIN)] if self._is_repeated(caller.call) else caller.all()
+                known[key] = [caller.option(PLAIN)] if is_plain else caller.all()
             is_last = index + 1 == len(callers)
             next_start = caller.backward_start if is_last else callers[index + 1].call.start
             next_end = next_start if is_last else callers[index + 1].backward_end
@@ -168,6 +188,29 @@ def make_plan(
         BudgetBelowMinimum: no plan that was found keeps the budget.
     """
     return Planner(graph, objective=objective).plan(budget_bytes, executor=executor)
+
+
+def _unplanned(graph: StepGraph) -> dict[str, str]:
+    """Return why a plan decides nothing, or not all, about a block, by FQN."""
+    calls = Counter(call.fqn for call in graph.calls)
+    own = "have checkpoints of their own, or other hooks on saved tensors"
+    return {call.fqn: own for call in graph.calls if call.has_own_hooks} | {
+        fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1
+    }
+
+
+def _limits(unplanned: Mapping[str, str]) -> str:
+    """Return the blocks that no plan makes smaller, for the end of a sentence."""
+    alike: dict[str, list[str]] = {}
+    for fqn, why in unplanned.items():
+        alike.setdefault(why, []).append(repr(fqn))
+    parts = [f"{_named(fqns)}, which {why}" for why, fqns in alike.items()]
+    return f"; plans leave as they are {'; and '.join(parts)}; ac=full may need less" if parts else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _flops(operator: StepOperator) -> float:

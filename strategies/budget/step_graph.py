@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from strategies.budget.plan import TensorSize
+
 OUTSIDE = -1
 """The call of an operator that no block runs."""
 
@@ -79,6 +81,8 @@ class BlockCall:
         start, end: moments between which its forward runs.
         operators: numbers of its operators in the step.
         redemptions: what autograd has saved of the storages that they make, in the order of backward.
+        sizes: sizes of its inputs and of the block's parameters.
+        has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
     """
 
     fqn: str
@@ -86,6 +90,8 @@ class BlockCall:
     end: int = 0
     operators: list[int] = field(default_factory=list)
     redemptions: list[Redemption] = field(default_factory=list)
+    sizes: tuple[TensorSize, ...] = ()
+    has_own_hooks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

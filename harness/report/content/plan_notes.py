@@ -20,6 +20,8 @@ def plan_notes(record: Record) -> Iterator[str]:
     yield from _example(record)
     plan = record.plan or {}
     yield from _chunks(record, plan.get("chunk") or {})
+    if record.memory is not None and group_name(record.experiment, "ac") == "budget":
+        yield from _unkept(plan.get("budget_bytes"), record.memory.peak_bytes)
     sharding = plan.get("sharding")
     if sharding is not None and _shards_nothing(sharding):
         yield f"nothing is sharded: {_who(record.experiment)} runs the whole model{_by(record.experiment)}"
@@ -44,10 +46,13 @@ def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
         if chosen == "minimum":  # of a budget that is kept anyway the record has a note
             yield "no chunk makes the activation peak lower"
         return
-    budget_bytes, peak_bytes = plan.get("budget_bytes"), record.memory.activation_peak_bytes
+    ac = group_name(record.experiment, "ac")
+    beside = "" if ac in {"none", "?"} else f" with ac={ac}"
+    yield from _unkept(plan.get("budget_bytes"), record.memory.activation_peak_bytes, beside)
+
+
+def _unkept(budget_bytes: object, peak_bytes: int, beside: str = "") -> Iterator[str]:
     if isinstance(budget_bytes, int) and peak_bytes > budget_bytes:
-        ac = group_name(record.experiment, "ac")
-        beside = "" if ac in {"none", "?"} else f" with ac={ac}"
         budget, peak = _told_apart(budget_bytes, peak_bytes)
         yield f"the budget of {budget} is not kept: {peak}{beside}"
 

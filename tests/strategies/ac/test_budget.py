@@ -56,12 +56,27 @@ def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
     assert differences(train_step(toy()), train_step(model)) == []
 
 
-@pytest.mark.parametrize("fields", [{"fraction": 1.0}, {"budget_gib": 10.0}], ids=["all", "more than all"])
-def test_a_budget_that_needs_nothing_says_so(fields: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "asked_bytes", "reason"),
+    [
+        pytest.param({"fraction": 1.0}, None, "the step fits it as it is", id="all"),
+        pytest.param(
+            {"budget_gib": 10.0},
+            10 << 30,
+            "10737418240 bytes are above the peak without activation checkpointing, {} bytes",
+            id="more than all",
+        ),
+    ],
+)
+def test_a_budget_that_needs_nothing_says_so(
+    fields: dict[str, float], asked_bytes: int | None, reason: str
+) -> None:
     budget, model = planned_toy(**fields)
     observed = budget.observe(model)
-    assert observed.unneeded == "the budget needs nothing: the step fits it as it is"
     assert observed.plan is not None
+    plain_bytes = observed.plan["plain_peak_bytes"]
+    assert observed.unneeded == f"the budget needs nothing: {reason.format(plain_bytes)}"
+    assert observed.plan["budget_bytes"] == (asked_bytes or plain_bytes)
     assert observed.plan["extra_flops"] == 0
     assert type(model.layers[0]).__name__ == "Block"
 
@@ -81,15 +96,36 @@ def test_a_plan_file_is_carried_out(plan_file: Path) -> None:
     assert json.loads(json.dumps(budget.observe(model).plan)) == json.loads(plan_file.read_text())
 
 
+@pytest.mark.parametrize("rows", [8, 1], ids=["more rows", "fewer rows"])
+def test_refusal_of_other_sizes(plan_file: Path, rows: int) -> None:
+    model = Budget(layers_fqn="layers", plan_file=str(plan_file)).apply(toy())
+    with pytest.raises(StrategyError) as error:
+        model(torch.zeros(rows, 8, dtype=torch.long))
+    made_for = f"was made for input 0 of (2, 8, 16), not ({rows}, 8, 16)"
+    assert str(error.value) == f"ac: the plan of 'layers.0' {made_for}; make it again for these sizes"
+
+
+def test_a_model_that_planned_itself_takes_smaller_inputs_and_refuses_larger_ones() -> None:
+    _, model = planned_toy(fraction=0.92)
+    model(torch.zeros(2, 7, dtype=torch.long)).sum().backward()
+    with pytest.raises(StrategyError, match=r"was made for input 0 of \(2, 8, 16\), not \(3, 8, 16\)"):
+        model(torch.zeros(3, 8, dtype=torch.long))
+
+
 _DIFFERS = "whose operators may differ; make it again"
+_OWN_BUDGET = {"budget_bytes": 7, "predicted_peak_bytes": 8}
 UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     "another torch": (
         {"versions": {"torch": "1.0"}},
         f"ac.plan_file: was made with torch 1.0, and this is {torch.__version__}, {_DIFFERS}",
     ),
+    "a budget below its peak": (
+        _OWN_BUDGET,
+        "ac.plan_file: was made for a peak of 8 bytes, above its budget_bytes of 7; make it again",
+    ),
     "another format": (
-        {"format": "2"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 1'; make it again",
+        {"format": "0"},
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 2'; make it again",
     ),
 }
 

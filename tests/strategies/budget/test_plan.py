@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from strategies import StrategyError
-from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.plan import BlockPlan, Plan, TensorSize, Value
 
 _BLOCK = BlockPlan(
     fqn="layers.0",
     keep=(Value(3, 0, "aten.addmm.default"),),
     recompute=(Value(7, 1, "aten.native_layer_norm.default"),),
     operators=9,
+    sizes=(TensorSize("input 0", (2, 3), "float32 on cpu"),),
 )
 PLAN = Plan(
     budget_bytes=100,
@@ -42,7 +43,7 @@ def test_a_plan_is_the_same_after_it_was_a_file(tmp_path: Path) -> None:
         pytest.param("not JSON", id="a file of something else"),
         pytest.param("[]", id="a list"),
         pytest.param('{"format": "acbench budget plan 0"}', id="another format"),
-        pytest.param('{"format": "acbench budget plan 1"}', id="a plan without its fields"),
+        pytest.param('{"format": "acbench budget plan 2"}', id="a plan without its fields"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.planning import BudgetBelowMinimum, Planner, make_plan
 from strategies.budget.step_graph import StepGraph
-from tests.strategies.budget.small_steps import WIDTH, Gated
+from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
 from tests.strategies.budget.test_capture import captured
 
 SHARES = (0.95, 0.85, 0.75, 0.65, 0.55)
@@ -58,3 +61,75 @@ def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
     block = next(block for block in plan.blocks if not block.plain)
     assert set(block.keep).isdisjoint(block.recompute)
     assert f"\n{block.fqn} " in text or f"\n{block.fqn}: " in text
+
+
+class Checkpointed(GatedBlock):
+    """A block with a checkpoint of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return outputs
+
+
+class CalledTwice(Gated):
+    """Runs its first block twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(self.layers[0](x))
+        return outputs
+
+
+class Several(nn.ModuleList):
+    """Blocks of which the second is another one."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__([GatedBlock(), second, GatedBlock()])
+
+
+def planner_with(second: nn.Module) -> Planner:
+    model = Gated()
+    model.layers = Several(second)
+    return Planner(captured(model, torch.randn(4, 8, WIDTH)))
+
+
+@pytest.mark.parametrize("second", [nn.Identity(), nn.Flatten(2)], ids=["no operator", "a view"])
+def test_a_call_that_saves_nothing_is_plain(second: nn.Module) -> None:
+    planner = planner_with(second)
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    assert [block.plain for block in plan.blocks][1]
+    assert plan.predicted_peak_bytes <= plan.budget_bytes < plan.plain_peak_bytes
+
+
+LIMITS = {
+    "a checkpoint inside": (
+        lambda: planner_with(Checkpointed()),
+        "'layers.1', which have checkpoints of their own, or other hooks on saved tensors",
+    ),
+    "called twice": (
+        lambda: Planner(captured(CalledTwice(), torch.randn(4, 8, WIDTH))),
+        "'layers.0', which are called 2 times in a step",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "limits"), LIMITS.values(), ids=LIMITS)
+def test_a_refusal_names_blocks_that_no_plan_changes(made: Callable[[], Planner], limits: str) -> None:
+    planner = made()
+    with pytest.raises(BudgetBelowMinimum) as refused:
+        planner.plan(1)
+    assert refused.value.limits == f"; plans leave as they are {limits}; ac=full may need less"
+    assert str(refused.value).endswith(refused.value.limits)
+    reasons = {block.fqn: block.why for block in planner.plan(planner.plain_peak_bytes).blocks}
+    assert all(
+        why == f"no plan is made for blocks that {limits.partition(', which ')[2]}"
+        for fqn, why in reasons.items()
+        if repr(fqn) in limits
+    )
+
+
+def test_a_plan_has_the_sizes_of_what_it_was_made_for() -> None:
+    sizes = planner().plan(planner().minimum_feasible_bytes).blocks[0].sizes
+    assert sizes[0] == ("input 0", (8, 32, WIDTH), "float32 on cpu")
+    assert {size.name for size in sizes[1:]} == {
+        f"parameter {name}" for name, _ in GatedBlock().named_parameters()
+    }

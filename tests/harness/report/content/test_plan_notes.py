@@ -39,6 +39,10 @@ def chunked(budget_bytes: int | None, /, ac: str = "none", regions: int = 1, nam
     return replace(record(experiment(ac, chunk={"name": name}), result), plan=plan)
 
 
+def planned(budget_bytes: int) -> Record:
+    return replace(record(experiment("budget")), plan={"budget_bytes": budget_bytes})
+
+
 _EXAMPLE = (
     "each of 2 data-parallel ranks computes the whole example; model.split_example=true shares its rows out"
 )
@@ -84,6 +88,12 @@ def _reading(inputs: str) -> Record:
             chunked(4 * MIB - 1),
             ["the budget of 4,194,303 B is not kept: 4,194,304 B"],
             id="a budget missed by a byte",
+        ),
+        pytest.param(planned(10 * MIB), [], id="a plan's budget that is kept"),
+        pytest.param(
+            planned(5 * MIB),
+            ["the budget of 5.0 MiB is not kept: 10.0 MiB"],
+            id="a plan's budget that is broken",
         ),
         pytest.param(chunked(4 * MIB, regions=0), [], id="no chunk is needed, as the record says itself"),
         pytest.param(

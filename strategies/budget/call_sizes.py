@@ -1,0 +1,74 @@
+"""Sizes of what a block computes with in one call, and how they differ from those of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from strategies.budget.plan import TensorSize
+from strategies.estimate.tensors import tensors_in
+
+_INPUT = "input "
+
+
+def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
+    """Return the sizes of the inputs of a call, in order, and of the parameters of `module`.
+
+    Shapes are global ones: ranks that shard parameters have equal sizes.
+    """
+    inputs = enumerate(tensors_in((args, kwargs)))
+    return (
+        *(_size(f"{_INPUT}{number}", each) for number, each in inputs),
+        *(_size(f"parameter {name}", each) for name, each in module.named_parameters()),
+    )
+
+
+def difference(
+    planned: Sequence[TensorSize], found: Sequence[TensorSize], *, allows_smaller: bool = False
+) -> str | None:
+    """Return how the sizes of a call differ from the planned ones, `None` where they do not.
+
+    Args:
+        planned: sizes that the plan was made for.
+        found: sizes of the call.
+        allows_smaller: whether inputs may be smaller in some dimension: they need no more bytes.
+    """
+    if planned == found:
+        return None
+    here = {each.name: each for each in found}
+    pairs = [(each, here.pop(each.name, None)) for each in planned]
+    unlike = next((pair for pair in pairs if not _fits(*pair, allows_smaller=allows_smaller)), None)
+    if unlike is not None:
+        return _worded(*unlike)
+    return next((f"made without {_described(each)}" for each in here.values()), None)
+
+
+def _size(name: str, tensor: Tensor) -> TensorSize:
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
+    return TensorSize(name, tuple(map(int, tensor.shape)), kind)
+
+
+def _fits(planned: TensorSize, found: TensorSize | None, *, allows_smaller: bool) -> bool:
+    if found is None or found.kind != planned.kind or len(found.shape) != len(planned.shape):
+        return False
+    if allows_smaller and planned.name.startswith(_INPUT):
+        return _is_within(found.shape, planned.shape)
+    return found.shape == planned.shape
+
+
+def _is_within(shape: Iterable[int], largest: Iterable[int]) -> bool:
+    return all(size <= most for size, most in zip(shape, largest, strict=True))
+
+
+def _worded(planned: TensorSize, found: TensorSize | None) -> str:
+    if found is None:
+        return f"made for {_described(planned)}, which this call has not"
+    if found.kind == planned.kind:
+        return f"made for {planned.name} of {planned.shape}, not {found.shape}"
+    return f"made for {_described(planned)}, not {found.shape} {found.kind}"
+
+
+def _described(size: TensorSize) -> str:
+    return f"{size.name} of {size.shape} {size.kind}"
