@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from strategies.budget.drawn_numbers import stash_of
+from strategies.budget.drawn_numbers import DrawWatch, stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value
@@ -37,16 +37,23 @@ class StorageHome:
     Attributes:
         address: what makes it; `None` for one from outside of the block.
         latest: what it holds.
-        tensor: a tensor on it, where the plan keeps it or it is from outside.
+        tensors: tensors on it whose versions may count apart, where the plan keeps it or it is from outside.
+        tickets: what the graph holds for tensors on it.
     """
 
-    __slots__ = ("_identity", "address", "latest", "tensor")
+    __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
         self._identity = StorageWeakRef(dense.untyped_storage())  # no other storage gets its address
         self.address, self.latest = address, latest
-        self.tensor: Tensor | None = tensor
+        self.tensors: list[Tensor] = [tensor]
+        self.tickets: list[weakref.ref[SliceTicket]] = []
         latest.memory = dense
+
+    def update_tickets(self) -> None:
+        """Let tickets stand for what it holds now, where autograd has counted no write since."""
+        for ticket in filter(None, (reference() for reference in self.tickets)):
+            ticket.follow(self.latest)
 
     def read_later(self) -> Content | None:
         """Let go of what it holds, and return it if it is read in backward."""
@@ -103,17 +110,23 @@ class BlockTape(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
         if self._pause.is_on or not is_numbered(func, self._fakes):
-            return func(*args, **kwargs)
+            return self._followed(func(*args, **kwargs))
         facts = facts_of(func)
         noted = _aliases if facts.is_collective else _itself
         operator = self._next(func, facts, *noted((args, kwargs)))
         written = self._written(facts, args, kwargs) if facts.writes else []
-        if facts.is_random and facts.draws(args, kwargs) and not self._is_held(operator, facts, written):
+        is_held = self._is_held(operator, facts, written)
+        if facts.draws(args, kwargs) and not is_held:
             operator.stash = stash_of(args, kwargs)
         for home in written:
-            self._write(operator, facts, home)
+            self._write(operator, facts, home, runs_again=not is_held and self._has_results(facts, written))
+        watch = DrawWatch(args, kwargs) if facts.is_untagged and not is_held and self._fakes is None else None
         result = func(*args, **kwargs)
+        if watch is not None:
+            operator.stash = watch.stash()
         self._take(operator, facts, noted(result))
+        if not is_held and (any(True for _ in operator.made()) or self._has_inner(written)):
+            operator.note_readings()
         return result
 
     def pack(self, saved: Tensor) -> Packed:
@@ -124,17 +137,19 @@ class BlockTape(OperatorMode):
             if dense is None or home is None or home.address is None:
                 return self._packed_around(saved)
             layout = MemoryLayout.of(saved, dense)
-        return SliceTicket(home.latest, layout, saved._version, self._pause).redeem  # noqa: SLF001 (as autograd checks it)
+            ticket = SliceTicket(home.latest, layout, version_of(saved), self._pause)
+        home.tickets.append(weakref.ref(ticket))
+        return ticket.redeem
 
-    def finish(self, results: Any) -> None:
+    def finish(self) -> None:
         """Let go of everything but what tickets need.
 
         Raises:
             StrategyError: forward was not the planned one.
         """
         self._refuse_other_forward()
-        for tensor in tensors_in(results):
-            self._note_result(tensor)
+        for home in self._homes.values():
+            home.update_tickets()
         homes = [home for home in self._homes.values() if self._is_held_home(home)]
         self._homes = {}
         for home in homes:
@@ -144,6 +159,14 @@ class BlockTape(OperatorMode):
         """Hold nothing more: the graph holds `pack`."""
         self._homes = {}
         self._enclosing = None
+
+    def _followed(self, result: Any) -> Any:
+        """Return what has no number; factories of Python return such a tensor, with a version of its own."""
+        dense = dense_of(result) if isinstance(result, Tensor) and not self._pause.is_on else None
+        home = None if dense is None else self._homes.get(_identity(dense))
+        if home is not None and home.address in self._fates.held:
+            home.tensors.append(result)
+        return result
 
     def _next(
         self, func: Any, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -203,19 +226,33 @@ class BlockTape(OperatorMode):
         """Say whether all that an operator makes or writes to is kept or waits on the host."""
         made = ((operator.number, result) for result in range(facts.makes))
         held = self._fates.held
-        return all(each in held for each in made) and all(home.address in held for home in written)
+        is_known = not facts.makes_list and all(each in held for each in made)
+        return is_known and all(home.address in held for home in written)
 
-    def _write(self, operator: TapedOperator, facts: OperatorFacts, home: StorageHome) -> None:
-        """Begin another content, before an operator writes to a storage."""
+    def _has_inner(self, written: Iterable[StorageHome]) -> bool:
+        """Say whether one of the storages is made again where it is needed."""
+        return any(not self._stays(home) for home in written)
+
+    def _has_results(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+        """Say whether an operator may have something to make again."""
+        return bool(facts.makes) or self._has_inner(written)
+
+    def _stays(self, home: StorageHome) -> bool:
+        """Say whether a storage is never made again: it is from outside, kept or offloaded."""
+        return home.address is None or home.address in self._fates.held
+
+    def _write(
+        self, operator: TapedOperator, facts: OperatorFacts, home: StorageHome, *, runs_again: bool
+    ) -> None:
+        """Begin another content, before an operator writes to a storage; copy an older one that is read."""
         older = home.latest
         older.is_past = True
-        newer = home.latest = Content(None if home.address is None else operator)
+        newer = home.latest = Content(None if self._stays(home) else operator)
         newer.memory, older.memory = older.memory, None
         operator.writes(older, newer)
-        if home.address is not None:
+        if newer.memory is None:
             return
-        assert newer.memory is not None, "what is outside is there"
-        if older.readings > operator.count_of(older) or (facts.makes and not facts.is_untold):
+        if older.readings or (runs_again and not facts.is_untold):
             older.memory = copied(newer.memory)
         elif facts.is_untold:
             older.fetch = partial(copied, newer.memory)  # the operator may write to it once more
@@ -240,7 +277,7 @@ class BlockTape(OperatorMode):
         operator.makes(number, content)
         home = self._homes[_identity(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
-            home.tensor = content.memory = None
+            home.tensors, content.memory = [], None
 
     def _packed_around(self, saved: Tensor) -> Packed:
         """Return `saved` packed by the hooks around the block."""
@@ -248,13 +285,6 @@ class BlockTape(OperatorMode):
             return kept(saved)
         pack, unpack = self._enclosing
         return partial(unpack, pack(saved))
-
-    def _note_result(self, tensor: Tensor) -> None:
-        """Watch a result that is made again: others may change the one of forward."""
-        dense = dense_of(tensor)
-        home = None if dense is None else self._homes.get(_identity(dense))
-        if home is not None and home.address is not None and home.address not in self._fates.held:
-            home.latest.version = version_of(tensor)
 
     def _is_held_home(self, home: StorageHome) -> bool:
         """Say whether a storage stays; nothing makes it again then."""
@@ -265,19 +295,24 @@ class BlockTape(OperatorMode):
 
     def _settle(self, home: StorageHome) -> None:
         """Hold a storage for those that read it in backward."""
-        content, tensor = home.read_later(), home.tensor
-        assert tensor is not None, "it is held"
+        content = home.read_later()
         if content is None:
             return
-        tensor = tensor.detach()  # shares its version; with a graph, this one would never be freed
+        tensors = [
+            each.detach() for each in home.tensors
+        ]  # shares its version; one with a graph is never freed
+        tensor = tensors[0]
         local = local_of(tensor)
         if local is None:  # on the meta device
             local = dense_of(tensor)
         content.memory = local
-        content.version = Version(counter=tensor, expected=tensor._version)  # noqa: SLF001 (as autograd checks it)
+        content.versions = tuple(
+            Version(counter=each, expected=each._version)  # noqa: SLF001 (as autograd checks it)
+            for each in tensors
+        )
         if home.address in self._fates.on_host and local is not None:
-            content.version = version_of(tensor)
-            copy = self._ledger.copy_of(local, content.version, self._region)
+            content.versions = tuple(map(version_of, tensors))
+            copy = self._ledger.copy_of(local, content.versions[0], self._region)
             content.memory, content.fetch = None, partial(self._ledger.restored, copy)
 
     def _refuse_other_forward(self) -> None:

@@ -18,6 +18,9 @@ _UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
 }
 _MOVES_MEMORY = frozenset({_aten.set_, _aten.resize_, _aten.resize_as_})
 _COLLECTIVES = "_c10d_functional"
+_TAGGED = frozenset(
+    {"aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"}
+)
 
 _UNNUMBERED = frozenset(
     {
@@ -41,8 +44,10 @@ class OperatorFacts:
         is_fresh: whether its results lie on no storage of its arguments, as its schema says.
         is_untold: whether its schema does not tell of these writes, which do not change its results.
         makes: number of its results that are new, where it returns no list.
+        makes_list: whether it returns a list of new tensors.
         chance: argument that says how much is random, where one does.
-        is_random: whether it draws random numbers.
+        is_random: whether it draws random numbers, as its tags say.
+        is_untagged: whether its tags need not tell that; so for operators from outside of torch.
         is_collective: whether its results must be waited for.
         moves_memory: whether it gives a tensor another storage, or a storage another size.
     """
@@ -52,8 +57,10 @@ class OperatorFacts:
     is_fresh: bool = False
     is_untold: bool = False
     makes: int = 1
+    makes_list: bool = False
     chance: Place | None = None
     is_random: bool = False
+    is_untagged: bool = False
     is_collective: bool = False
     moves_memory: bool = False
 
@@ -89,7 +96,7 @@ def facts_of(operator: Any) -> OperatorFacts:
     """Return what is known of `operator`."""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # an operator of higher order
-        return OperatorFacts(name=str(operator))
+        return OperatorFacts(name=str(operator), makes_list=True, is_untagged=True)
     untold = _UNTOLD_WRITES.get(operator, ())
     arguments = list(enumerate(schema.arguments))
     writes = [
@@ -104,8 +111,12 @@ def facts_of(operator: Any) -> OperatorFacts:
         and not any(result.alias_info for result in schema.returns),
         is_untold=bool(untold),
         makes=sum(result.alias_info is None for result in schema.returns),
+        makes_list=any(
+            result.alias_info is None and isinstance(result.type, torch.ListType) for result in schema.returns
+        ),
         chance=next((place for place in _places(arguments) if place[1] == "dropout_p"), None),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags,
+        is_untagged=operator.namespace not in _TAGGED,
         is_collective=operator.namespace == _COLLECTIVES and "wait_tensor" not in str(operator),
         moves_memory=operator.overloadpacket in _MOVES_MEMORY,
     )

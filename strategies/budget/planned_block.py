@@ -63,7 +63,7 @@ class PlannedBlock:
         try:
             with saved_tensors_hooks(tape.pack, _redeem), tape:
                 results = body(*args, **kwargs)
-            tape.finish(results)
+            tape.finish()
         finally:
             tape.close()
         return results

@@ -40,15 +40,23 @@ class SliceTicket:
     Args:
         content: what the tensor's storage held.
         layout: where in it the tensor lies.
-        version: version of the tensor when it was saved.
+        version: version of the tensor when it was saved, as autograd counts it.
         pause: on while the ticket is redeemed.
     """
 
-    __slots__ = ("_content", "_layout", "_pause", "_version")
+    __slots__ = ("__weakref__", "_content", "_layout", "_pause", "_version")
 
-    def __init__(self, content: Content, layout: MemoryLayout, version: int, pause: Pause) -> None:
+    def __init__(self, content: Content, layout: MemoryLayout, version: Version, pause: Pause) -> None:
         self._content: Content | None = content
         self._layout, self._version, self._pause = layout, version, pause
+
+    def follow(self, latest: Content) -> None:
+        """Stand for what the storage holds when forward ends, unless autograd counts a write to it since.
+
+        An operator may write to what autograd has saved of it before: leaky units to their noise.
+        """
+        if self._content is not None and self._content.is_past and not self._version.is_past():
+            self._content = latest
 
     def redeem(self) -> Tensor:
         """Return the tensor as it was saved.
@@ -64,13 +72,14 @@ class SliceTicket:
                 "ac", f"{problem}; use ac=full for backward with retain_graph or create_graph"
             )
         if content.is_past:
-            what = f"[{self._layout.dtype} {list(self._layout.size)}], saved at version {self._version}"
+            what = (
+                f"[{self._layout.dtype} {list(self._layout.size)}], saved at version {self._version.expected}"
+            )
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: {what}"
             )
         with torch.no_grad(), self._pause:
             tensor = self._layout.on(compute(content))
-        if content.version is not None:
-            Version(counter=content.version.counter, expected=self._version).refuse_past(tensor)
+        self._version.refuse_past(tensor)
         return tensor

@@ -28,18 +28,18 @@ class Content:
     Attributes:
         maker: operator that makes it and has not run again; `None` where there is none.
         memory: dense tensor on the storage; `None` until it is there.
-        version: state of a tensor on the storage when forward ended; `None` of what is made again.
+        versions: states of tensors on the storage when forward ended; none of what is made again.
         fetch: brings the memory back from the host.
         is_past: forward has written to the storage since.
-        readings: how often operators read it in forward.
+        readings: how often operators that may run again read it in forward.
     """
 
-    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "readings", "version")
+    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "readings", "versions")
 
     def __init__(self, maker: TapedOperator | None, memory: Tensor | None = None) -> None:
         self.maker = maker
         self.memory = memory
-        self.version: Version | None = None
+        self.versions: tuple[Version, ...] = ()
         self.fetch: Callable[[], Tensor] | None = None
         self.is_past = False
         self.readings = 0
@@ -60,7 +60,7 @@ class Content:
         Raises:
             StrategyError: naming both.
         """
-        if self.version is not None and self.version.is_past():
+        if any(version.is_past() for version in self.versions):
             assert self.memory is not None
             problem = (
                 f"{reader.name} reads a {_described(self.memory)} that was changed in place after forward"
@@ -78,7 +78,6 @@ class Reading:
 
     def __init__(self, content: Content, layout: MemoryLayout) -> None:
         self.content: Content | None = content
-        content.readings += 1
         self._layout = layout
         self._memory: Tensor | None = None
 
@@ -147,9 +146,15 @@ class TapedOperator:
         """Take note that its result of that number lies on a storage of its own."""
         self._made.append((result, weakref.ref(content)))
 
-    def count_of(self, content: Content) -> int:
-        """Return how often it reads `content`."""
-        return sum(each.content is content for each in self.readings())
+    def made(self) -> Iterator[int]:
+        """Yield the numbers of its results that lie on storages of their own."""
+        return (result for result, _ in self._made)
+
+    def note_readings(self) -> None:
+        """Take note that it may run again, and reads what it has read once more."""
+        for reading in self.readings():
+            if reading.content is not None:
+                reading.content.readings += 1
 
     def writes(self, older: Content, newer: Content) -> None:
         """Take note that it writes to what it reads."""

@@ -129,6 +129,42 @@ def routed_to_those_with_tokens(body: Body, x: Tensor) -> Tensor:
     return routed(body, x) if chosen.any() else body.inner(x)
 
 
+def mask_changed_after_reads(_: Body, x: Tensor) -> Tensor:
+    mask = torch.bernoulli(torch.full_like(x, 0.5))
+    y = (x + mask).sin()
+    mask.mul_(1.25)
+    return y.cos() * mask
+
+
+def noise_made_in_place(_: Body, x: Tensor) -> Tensor:
+    noise = torch.empty_like(x).bernoulli_(0.5).div_(0.5)
+    return (x * noise).sin() * noise
+
+
+def noise_from_nothing(body: Body, x: Tensor) -> Tensor:
+    body.noise = torch.rand(6, 2 * WIDTH)
+    return (x * body.noise).exp()
+
+
+@torch.library.custom_op("acbench_tests::drop", mutates_args=())
+def drop(x: Tensor) -> Tensor:
+    """Draw random numbers, which its tags do not tell."""
+    dropped: Tensor = x * (torch.rand_like(x) > 0.5)
+    return dropped
+
+
+def save_outputs(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG001 (by name)
+    ctx.save_for_backward(output)
+
+
+def where_not_dropped(ctx: Any, gradient: Tensor) -> Tensor:
+    (outputs,) = ctx.saved_tensors
+    return gradient * (outputs != 0)
+
+
+drop.register_autograd(where_not_dropped, setup_context=save_outputs)
+
+
 BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "nothing": lambda _, x: x,
     "dropout": lambda _, x: functional.dropout(x, 0.5),
@@ -157,6 +193,11 @@ BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "complex numbers": lambda _, x: torch.fft.ifft(torch.fft.fft(x.exp()).conj() * 2).real,
     "where and gather": lambda _, x: torch.where(x > 0, x.exp(), x).gather(1, x.argsort(-1)),
     "a branch that nobody uses": lambda _, x: (x.exp().sin(), x)[1],
+    "a mask that is changed after others have read": mask_changed_after_reads,
+    "noise made in place": noise_made_in_place,
+    "noise from nothing": noise_from_nothing,
+    "leaky units that write their noise": lambda _, x: functional.rrelu(x, training=True).sin(),
+    "a random operator without tags": lambda _, x: drop(x).sin().exp(),
     "no gradient": lambda _, x: x * torch.no_grad()(lambda: x.exp().cos())(),
     "experts": routed,
 }
@@ -201,6 +242,41 @@ def test_gradients_are_bitwise_those_of_the_plain_block(
     expected, found = trained(plain, x), trained(block, x)
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
+
+
+NAMED = {
+    "a random mask that is changed later": (mask_changed_after_reads, "aten.bernoulli.default"),
+    "a product that is changed later": (in_place_after_reads, "aten.mul.Tensor"),
+    "noise that is made in place": (noise_made_in_place, "aten.empty_like.default"),
+    "a tensor that is filled by slices": (into_a_view, "aten.zeros_like.default"),
+}
+
+
+@pytest.mark.parametrize(("between", "name"), NAMED.values(), ids=NAMED)
+def test_gradients_are_equal_where_only_what_is_written_to_is_kept(between: Any, name: str) -> None:
+    x = torch.randn(6, WIDTH)
+    plain, block = made_block(between), made_block(between)
+    made = planned(made_block(between), x, 0.0)
+    keep = tuple(value for value in made.values if value.name == name)
+    assert keep
+    enclose(block, BlockPlan(fqn="body", keep=keep, operators=made.operators))
+    assert all(map(torch.equal, trained(plain, x), trained(block, x)))
+
+
+def changes_noise(block: Any, x: Tensor) -> None:
+    outputs = block(x)
+    block.noise.mul_(0)
+    outputs.sum().backward()
+
+
+@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
+def test_noise_that_is_changed_before_backward_is_refused(share: float) -> None:
+    block, x = made_block(noise_from_nothing), torch.randn(6, WIDTH, requires_grad=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        changes_noise(block, x)
+    planned(block, x, share)
+    with pytest.raises((StrategyError, RuntimeError), match=r"inplace operation|changed in place after"):
+        changes_noise(block, x)
 
 
 def test_a_block_called_twice_before_backward() -> None:
