@@ -263,6 +263,7 @@ class _Watch(OperatorMode):
             if delta < 0 and not lives[life].nbytes:
                 deaths[life] = moment
         nbytes |= {number: largest[number] for number in largest if lives[number].phase}
+        nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
         for number, storage, moment, call, node in self._asked:
             found = Redemption(storage=storage, moment=moment, until=deaths[number], node=node)
             self.calls[call].redemptions.append(found)
@@ -275,7 +276,7 @@ class _Watch(OperatorMode):
             deaths=deaths,
             held_bytes=start + np.concatenate([[0], np.cumsum(deltas)]),
             gradients=gradients,
-            fixed_bytes=sum(nbytes[number] for number in fixed if is_on_device(lives[number])),
+            fixed_bytes=sum(nbytes[number] for number in fixed),
             device=self._device,
         )
 

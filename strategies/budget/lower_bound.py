@@ -1,15 +1,31 @@
 """What no schedule of a step's operators can do better: fewest FLOPs run again, and smallest peak.
 
-Take an operator b of backward. All that it follows from has run before it. When it runs for the first time,
-its operands and results are there. So is each storage that b's ancestors have made and that an operator after
-b reads, or that outlives the step, unless operators make it again whose own operands are there or made again.
-The least cost of this linear programme bounds any schedule that keeps the budget, whatever it makes again and
-how often. Moving values to the host is no part of it.
+A *schedule* runs each operator of the step at least once, in any order and as often as it likes. An operator
+runs where the storages of its operands are there, whole, with the content that it reads; its results are new
+storages. Storages are dropped at will. Moving values to the host and cutting operators in chunks is no part
+of it. What an operator writes in place may be wanted by nobody, or half of it, and the graph does not say by
+whom: so an operator *follows* only from those that make the storages that it reads, and from what they follow
+from, and is never charged for writes. That is less than a schedule must do.
+
+Take one operator b, and in any schedule the moment at which it runs for the first time. Then:
+
+1. Its operands and results are there, and so is what is never freed.
+2. All that it follows from has run, for nothing exists that its maker has not made.
+3. What follows from b, and is not b, has not run. All of it runs later, and has its operands then.
+4. So a storage whose maker b follows from, and that an operator of 3 reads or the end of the step finds, is
+   there now (`there` = 1), or its maker runs after b (`again` = 1): `there` + `again` >= 1.
+5. A maker that runs after b has its own operands then. Each was made before b, by 2, so it is there now or is
+   made again as well: `there` + `again` >= `again` of its reader.
+6. Each maker that runs after b ran before it, by 2, so its cost is paid again: the sum of cost times `again`.
+7. What is there now, with the results of b, is within the budget: the sum of bytes times `there`.
+
+A schedule gives each unknown the value 0 or 1. The least cost with values between is no more; the bound is
+the largest over several b. What exists several times, or was made again before b, is counted once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,32 +42,29 @@ _MARGIN = 1e-7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Maker:
-    """An operator and those that write to what it makes.
+    """An operator that makes storages.
 
     Fields:
-        operators: their numbers.
-        makes, reads: storages of the step.
-        cost: cost of running them again.
+        operator: its number.
+        reads: storages of its operands that the step has made before.
+        cost: cost of running it again.
     """
 
-    operators: tuple[int, ...]
-    makes: tuple[int, ...]
+    operator: int
     reads: frozenset[int]
     cost: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mark:
-    """An operator of backward, and what is there or made again when it has run.
+    """An operator b, and what is there or made again when it has run.
 
     Fields:
         own: its operands and results.
-        operands: those of them that were made before.
         wanted: what its ancestors have made and is needed after it, its operands included.
     """
 
     own: frozenset[int]
-    operands: frozenset[int]
     wanted: frozenset[int]
 
 
@@ -67,14 +80,18 @@ class LowerBound:
         self, graph: StepGraph, cost: Callable[[StepOperator], float] = lambda operator: operator.flops
     ) -> None:
         self._graph = graph
-        self._makers = _makers(graph, cost)
-        self._maker = {storage: index for index, each in enumerate(self._makers) for storage in each.makes}
+        self._reads = _reads_of_step(graph.operators)
+        self._maker = {
+            storage: _Maker(operator=index, reads=self._reads[index], cost=cost(operator))
+            for index, operator in enumerate(graph.operators)
+            for storage in operator.makes
+        }
         self._marks = self._chosen()
 
     def minimum_bytes(self) -> int:
         """Return a peak that every schedule reaches: operands and results of one operator."""
         return self._graph.fixed_bytes + max(
-            (self._bytes_of(self._own(each)) for each in self._graph.operators), default=0
+            (self._bytes_of(self._own(index)) for index in range(len(self._graph.operators))), default=0
         )
 
     def cost(self, budget_bytes: int) -> float:
@@ -83,8 +100,8 @@ class LowerBound:
             return np.inf
         return float(max((self._cost_at(mark, budget_bytes) for mark in self._marks), default=0.0))
 
-    def _own(self, operator: StepOperator) -> frozenset[int]:
-        return frozenset(operator.reads & self._maker.keys()) | operator.makes.keys()
+    def _own(self, index: int) -> frozenset[int]:
+        return self._reads[index] | self._graph.operators[index].makes.keys()
 
     def _bytes_of(self, storages: Iterable[int]) -> int:
         return sum(self._graph.nbytes[storage] for storage in storages)
@@ -94,56 +111,47 @@ class LowerBound:
         operators = self._graph.operators
         backward = [index for index, each in enumerate(operators) if not each.is_forward]
         early = backward[: len(backward) // max(len(self._graph.calls), 1) * 2 + 16]
-        early.sort(key=lambda index: self._bytes_of(self._own(operators[index])), reverse=True)
-        before, after = _ancestors(operators), _later_reads(operators)
-        made_by = [sum(1 << operator for operator in maker.operators) for maker in self._makers]
+        early.sort(key=lambda index: self._bytes_of(self._own(index)), reverse=True)
+        before, after = _ancestors(operators, self._reads), _later_reads(operators)
         outliving = sum(1 << storage for storage in self._graph.gradients)
         marks = []
         for index in early[:_CONSIDERED]:
-            ran = before[index]
-            own = self._own(operators[index])
-            needed = after[index] | outliving
+            ran, needed = before[index] & ~(1 << index), after[index] | outliving
             wanted = frozenset(
                 storage
-                for maker, bits in zip(self._makers, made_by, strict=True)
-                if ran & bits == bits and index not in maker.operators
-                for storage in maker.makes
-                if needed >> storage & 1
+                for storage, maker in self._maker.items()
+                if ran >> maker.operator & 1 and needed >> storage & 1
             )
-            marks.append(_Mark(own=own, operands=own & wanted, wanted=wanted))
+            marks.append(_Mark(own=self._own(index), wanted=wanted))
         return sorted(marks, key=lambda mark: self._bytes_of(mark.own | mark.wanted), reverse=True)[:_TRIED]
 
     def _cost_at(self, mark: _Mark, budget_bytes: int) -> float:
-        room = budget_bytes - self._graph.fixed_bytes - self._bytes_of(mark.own - mark.operands)
-        return self._least(mark.wanted, mark.operands, room)
-
-    def _least(self, wanted: frozenset[int], must: frozenset[int], room: int) -> float:
-        """Return the least cost of having `wanted`, of which `must` is there, in `room` bytes."""
-        if not wanted:
+        """Return the least cost of having what is wanted at a mark, which is there itself."""
+        storages = self._relevant(mark.wanted)
+        if not storages:
             return 0.0
-        storages, makers = self._relevant(wanted)
+        makers = {self._maker[storage].operator: self._maker[storage] for storage in storages}
         column = {storage: index for index, storage in enumerate(storages)}
-        run = {maker: len(storages) + index for index, maker in enumerate(makers)}
+        again = {maker: len(storages) + index for index, maker in enumerate(makers)}
         rows: list[tuple[tuple[int, float], ...]] = []
         least: list[float] = []
-        for storage in wanted - must:
-            rows.append(((column[storage], 1.0), (run[self._maker[storage]], 1.0)))
+        for storage in mark.wanted - mark.own:
+            rows.append(((column[storage], 1.0), (again[self._maker[storage].operator], 1.0)))
             least.append(1.0)
-        for maker in makers:
-            for storage in self._makers[maker].reads:
-                rows.append(((column[storage], 1.0), (run[self._maker[storage]], 1.0), (run[maker], -1.0)))
+        for number, maker in makers.items():
+            for read in maker.reads:
+                run = again[self._maker[read].operator]
+                rows.append(((column[read], 1.0), (run, 1.0), (again[number], -1.0)))
                 least.append(0.0)
         size = len(storages) + len(makers)
-        if not size:
-            return 0.0 if room >= 0 else np.inf
         costs = np.zeros(size)
-        costs[len(storages) :] = [self._makers[maker].cost for maker in makers]
+        costs[len(storages) :] = [maker.cost for maker in makers.values()]
+        room = budget_bytes - self._graph.fixed_bytes - self._bytes_of(mark.own.difference(storages))
         unit_bytes, unit_cost = max(room, 1), max(costs.max(initial=0.0), 1e-30)
         rows.append(tuple((column[s], -self._graph.nbytes[s] / unit_bytes) for s in storages))
         least.append(-room / unit_bytes)
         bounds = np.tile([0.0, 1.0], (size, 1))
-        for storage in must:
-            bounds[column[storage], 0] = 1.0
+        bounds[[column[storage] for storage in mark.own.intersection(storages)], 0] = 1.0
         found = scipy("optimize").linprog(
             costs / unit_cost, A_ub=-_matrix(rows, size), b_ub=-np.array(least), bounds=bounds, method="highs"
         )
@@ -151,14 +159,14 @@ class LowerBound:
             return np.inf
         return float(max(0.0, found.fun or 0.0) * unit_cost * (1 - _MARGIN))
 
-    def _relevant(self, wanted: frozenset[int]) -> tuple[list[int], list[int]]:
-        """Return the storages that `wanted` follows from, and their makers."""
+    def _relevant(self, wanted: frozenset[int]) -> list[int]:
+        """Return `wanted` and the storages that it follows from."""
         found, todo = set(wanted), list(wanted)
         while todo:
-            fresh = self._makers[self._maker[todo.pop()]].reads - found
+            fresh = self._maker[todo.pop()].reads - found
             found |= fresh
             todo += fresh
-        return sorted(found), sorted({self._maker[storage] for storage in found})
+        return sorted(found)
 
 
 _INFEASIBLE = 2
@@ -171,50 +179,26 @@ def _matrix(rows: Sequence[Sequence[tuple[int, float]]], size: int) -> Any:
     return scipy("sparse").csr_array((values, columns, starts), shape=(len(rows), size))
 
 
-def _makers(graph: StepGraph, cost: Callable[[StepOperator], float]) -> list[_Maker]:
-    """Return the operators that make storages, each with those that write to them."""
-    groups: list[list[int]] = []
-    home: dict[int, int] = {}
-    for index, operator in enumerate(graph.operators):
-        written = next((home[storage] for storage in operator.writes if storage in home), None)
-        if written is None and not operator.makes:
-            continue
-        if written is None:
-            written = len(groups)
-            groups.append([])
-        groups[written].append(index)
-        home |= dict.fromkeys(operator.makes, written)
-    return [_maker_of(group, graph.operators, home, cost) for group in groups]
+def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:
+    """Return what each operator reads of what the step has made before."""
+    made: set[int] = set()
+    found = []
+    for operator in operators:
+        found.append(operator.reads & made)
+        made |= operator.makes.keys()
+    return found
 
 
-def _maker_of(
-    group: Sequence[int],
-    operators: Sequence[StepOperator],
-    home: Mapping[int, int],
-    cost: Callable[[StepOperator], float],
-) -> _Maker:
-    members = [operators[index] for index in group]
-    makes = [storage for each in members for storage in each.makes]
-    reads = frozenset(storage for each in members for storage in each.reads)
-    return _Maker(
-        operators=tuple(group),
-        makes=tuple(makes),
-        reads=frozenset(storage for storage in reads if storage in home).difference(makes),
-        cost=sum(map(cost, members)),
-    )
-
-
-def _ancestors(operators: Sequence[StepOperator]) -> list[int]:
+def _ancestors(operators: Sequence[StepOperator], reads: Sequence[frozenset[int]]) -> list[int]:
     """Return the operators that each one follows from, and itself, as bits."""
     found: list[int] = []
-    touched: dict[int, int] = {}  # operators that have made a storage or written to it
+    made: dict[int, int] = {}  # a storage's maker, and what that follows from
     for index, operator in enumerate(operators):
         bits = 1 << index
-        for storage in operator.reads:
-            bits |= touched.get(storage, 0)
+        for storage in reads[index]:
+            bits |= made[storage]
         found.append(bits)
-        for storage in (*operator.makes, *operator.writes):
-            touched[storage] = touched.get(storage, 0) | bits
+        made |= dict.fromkeys(operator.makes, bits)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -77,10 +78,10 @@ class Planner:
         ]
         self._unplanned = _unplanned(graph)
         self._stages = self._made_stages()
-        plain = [caller.option(PLAIN).effect for caller in self._callers]
-        self.plain_peak_bytes = peak_bytes(graph, plain)
+        self.plain_peak_bytes = self._peak_bytes(self._plain())
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
-        self.minimum_feasible_bytes = self._smallest()
+        self._smallest = self._choice_of_fewest_bytes()
+        self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
 
     def plan(self, budget_bytes: int, *, executor: str = "eager") -> Plan:
         """Return the plan for a budget.
@@ -90,16 +91,15 @@ class Planner:
         """
         chosen = self._choice(budget_bytes)
         effects = [option.effect for option in chosen]
-        least = self.bound.cost(budget_bytes)
         return Plan(
             budget_bytes=budget_bytes,
-            predicted_peak_bytes=peak_bytes(self._graph, effects),
+            predicted_peak_bytes=self._peak_bytes(chosen),
             plain_peak_bytes=self.plain_peak_bytes,
-            minimum_feasible_bytes=min(self.minimum_feasible_bytes, self.plain_peak_bytes),
+            minimum_feasible_bytes=self.minimum_feasible_bytes,
             proven_minimum_bytes=self.bound.minimum_bytes(),
             step_flops=self._graph.flops,
             extra_flops=sum(effect.flops for effect in effects),
-            lower_bound_extra_flops=int(least) if self._objective == "flops" else 0,
+            lower_bound_extra_flops=self._least_flops(budget_bytes),
             extra_s=sum(effect.seconds for effect in effects),
             objective=self._objective,
             executor=executor,
@@ -115,32 +115,47 @@ class Planner:
         reason = self._unplanned.get(call.fqn)
         return found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
+    def _least_flops(self, budget_bytes: int) -> int:
+        """Return the bound; 0, which always holds, where it is of seconds or finds no schedule at all."""
+        least = self.bound.cost(budget_bytes) if self._objective == "flops" else 0.0
+        return int(least) if math.isfinite(least) else 0
+
     def _choice(self, budget_bytes: int) -> list[Option]:
         target = budget_bytes
         for _ in range(_ATTEMPTS):
             numbers = cheapest(self._stages, target)
             if numbers is None:
                 break
-            chosen = [
-                caller.option(stage.options[number].decision)
-                for caller, stage, number in zip(self._callers, self._stages, numbers, strict=True)
-            ]
-            peak = peak_bytes(self._graph, [option.effect for option in chosen])
+            chosen = self._options(numbers)
+            peak = self._peak_bytes(chosen)
             if peak <= budget_bytes:
                 return chosen
             target -= peak - budget_bytes
+        for known in (self._plain(), self._smallest):
+            if self._peak_bytes(known) <= budget_bytes:
+                return known
         raise BudgetBelowMinimum(
             budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), _limits(self._unplanned)
         )
 
-    def _smallest(self) -> int:
-        """Return the smallest peak that the stages reach, as it is with all effects."""
-        budget_bytes = smallest_budget(self._stages)
-        numbers = cheapest(self._stages, budget_bytes)
+    def _choice_of_fewest_bytes(self) -> list[Option]:
+        """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
+        numbers = cheapest(self._stages, smallest_budget(self._stages))
         assert numbers is not None
-        taken = zip(self._callers, self._stages, numbers, strict=True)
-        effects = [caller.option(stage.options[number].decision).effect for caller, stage, number in taken]
-        return min(peak_bytes(self._graph, effects), self.plain_peak_bytes)
+        return min(self._options(numbers), self._plain(), key=self._peak_bytes)
+
+    def _plain(self) -> list[Option]:
+        return [caller.option(PLAIN) for caller in self._callers]
+
+    def _options(self, numbers: Sequence[int]) -> list[Option]:
+        """Return the options of all calls, each with its effect in its own call."""
+        return [
+            caller.option(stage.options[number].decision)
+            for caller, stage, number in zip(self._callers, self._stages, numbers, strict=True)
+        ]
+
+    def _peak_bytes(self, chosen: Sequence[Option]) -> int:
+        return peak_bytes(self._graph, [option.effect for option in chosen])
 
     def _made_stages(self) -> list[Stage]:
         held, callers = self._graph.held_bytes, self._callers

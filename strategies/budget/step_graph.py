@@ -103,7 +103,7 @@ class StepGraph:
     Fields:
         operators: all operators, in order of time.
         calls: the calls of blocks, in order of time.
-        nbytes: bytes of each storage, by number.
+        nbytes: bytes of each storage, by number; 0 of one on the host.
         deaths: the last moment at which each storage lives, by number.
         held_bytes: bytes that live at each moment, shape (moments + 1,).
         gradients: storages of gradients that outlive the step.

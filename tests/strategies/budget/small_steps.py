@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
 
 WIDTH = 16
+NO_WRITES: Mapping[int, int] = {}
 
 
 class GatedBlock(nn.Module):
@@ -77,24 +78,30 @@ def measured_peak_bytes(model: nn.Module, inputs: Sequence[Tensor], run: Callabl
     return live.ledger.peak(is_on_device).nbytes
 
 
-def written_step(*rows: tuple[Sequence[int], Sequence[int], int], nbytes: Sequence[int]) -> StepGraph:
+def written_step(
+    *rows: tuple[Sequence[int], Sequence[int], int],
+    nbytes: Sequence[int],
+    writes: Mapping[int, int] = NO_WRITES,
+    backward: int | None = None,
+) -> StepGraph:
     """Return the graph of a step without blocks.
 
     Args:
-        rows: what each operator reads and makes, and its FLOPs; those that read what is not yet made by a
-            row of positive FLOPs, or have none, belong to backward.
+        rows: what each operator reads and makes, and its FLOPs.
         nbytes: bytes of each storage.
+        writes: storage that an operator writes to in place, by number of the row.
+        backward: first row of backward; without one, rows without FLOPs belong to it.
     """
     operators = [
         StepOperator(
             name=f"aten.row{index}.default",
             call=OUTSIDE,
             ordinal=OUTSIDE,
-            is_forward=flops > 0,
+            is_forward=flops > 0 if backward is None else index < backward,
             start=index,
             end=index + 1,
-            reads=frozenset(reads),
-            writes=frozenset(),
+            reads=frozenset(reads) | _written(writes, index),
+            writes=_written(writes, index),
             makes={storage: position for position, storage in enumerate(makes)},
             flops=flops,
             seconds=0.0,
@@ -115,3 +122,7 @@ def written_step(*rows: tuple[Sequence[int], Sequence[int], int], nbytes: Sequen
         fixed_bytes=0,
         device="cpu",
     )
+
+
+def _written(writes: Mapping[int, int], row: int) -> frozenset[int]:
+    return frozenset({writes[row]} if row in writes else ())

@@ -11,6 +11,7 @@ from strategies.budget.block_program import planned_call
 from strategies.budget.capture import capture
 from strategies.budget.simulation import PLAIN, effect_of, peak_bytes
 from strategies.budget.step_graph import StepGraph
+from strategies.regions.host import host_allocation
 from strategies.tracing.fakes import Fakes
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 
@@ -58,6 +59,20 @@ def test_equal_blocks_have_equal_programs_and_the_model_is_as_it_was() -> None:
     assert len(programs) == 1
     assert len({graph.fingerprint(call) for call in graph.calls}) == 1
     assert [call.fqn for call in graph.calls] == list(model.blocks)
+
+
+def test_storages_on_the_host_have_no_bytes() -> None:
+    model, x = Gated(blocks=1), torch.randn(2, 8, WIDTH)
+
+    def run() -> None:
+        with host_allocation():
+            table = torch.ones(8, WIDTH)
+        model(x + table).sum().backward()
+
+    graph = capture(run, model.blocks, device=CPU, standing=[*model.parameters(), x])
+    (table,) = next(each for each in graph.operators if "ones" in each.name).makes
+    (added,) = next(each for each in graph.operators if table in each.reads).makes
+    assert (graph.nbytes[table], graph.nbytes[added]) == (0, x.nbytes)
 
 
 def test_a_checkpointed_model_is_refused() -> None:

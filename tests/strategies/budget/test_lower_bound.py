@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -12,6 +17,11 @@ import pytest
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.step_graph import StepGraph
 from tests.strategies.budget.small_steps import written_step
+
+Halves: TypeAlias = Mapping[tuple[int, int], int]
+"""Halves that an operator touches of a storage: 1, 2 or both, 3, by operator and storage; both of others."""
+
+NO_HALVES: Halves = {}
 
 
 def chain(blocks: int, *, seed: int) -> StepGraph:
@@ -28,19 +38,109 @@ def chain(blocks: int, *, seed: int) -> StepGraph:
     return written_step(*forward, *backward, nbytes=nbytes)
 
 
-def best_cost(graph: StepGraph, budget_bytes: int) -> float:
-    """Return the fewest FLOPs run again by any schedule: storages are made and dropped at will."""
-    operators, nbytes = graph.operators, graph.nbytes
-    done = sum(1 << index for index, each in enumerate(operators) if not each.is_forward)
-    reads = [sum(1 << s for s in each.reads) for each in operators]
-    makes = [sum(1 << s for s in each.makes) for each in operators]
-    size = {0: 0}
+def written_in_halves(values: int, *, seed: int) -> tuple[StepGraph, Halves]:
+    """Return a step whose values are written half by half, in place; others read a half of them, or both."""
+    chance = random.Random(seed)
+    rows: list[tuple[list[int], list[int], int]] = []
+    nbytes: list[int] = []
+    writes: dict[int, int] = {}
+    halves: dict[tuple[int, int], int] = {}
 
-    def bytes_of(mask: int) -> int:
-        if mask not in size:
-            low = mask & -mask
-            size[mask] = bytes_of(mask ^ low) + nbytes[low.bit_length() - 1]
-        return size[mask]
+    def add(reads: Mapping[int, int], flops: int, *, makes: int = 0) -> list[int]:
+        """Add an operator that reads these halves of storages; return what it makes."""
+        made = [len(nbytes)] if makes else []
+        nbytes.extend([makes] if makes else [])
+        halves.update({(len(rows), storage): half for storage, half in reads.items()})
+        rows.append((list(reads), made, flops))
+        return made
+
+    known: list[int] = []
+    for _ in range(values):
+        older = {chance.choice(known): chance.choice([1, 2, 3])} if known else {}
+        (value,) = add(older, chance.choice([0, 1, 5]), makes=chance.choice([2, 4]))
+        for half in chance.choice([(), (1,), (2, 1)]):
+            older = {chance.choice(known): chance.choice([1, 2, 3])} if known else {}
+            part = add(older, 5, makes=1) if chance.random() < 0.5 else []
+            writes[len(rows)] = value
+            add({**dict.fromkeys(part, 3), **({} if part else older), value: half}, 0 if part else 5)
+        known.append(value)
+    backward = len(rows)
+    gradient: dict[int, int] = {}
+    for value in reversed(known):
+        (made,) = add({**gradient, value: chance.choice([1, 2, 3])}, 0, makes=chance.choice([1, 3]))
+        gradient = {made: 3}
+    return written_step(*rows, nbytes=nbytes, writes=writes, backward=backward), halves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """What an operator does to the contents of the halves of storages, as bits.
+
+    Fields:
+        needs: contents that it reads.
+        written: storages that it writes to, all contents of each; one of them is there.
+        clears, sets: contents that are gone and there when it has run.
+    """
+
+    needs: int
+    written: tuple[int, ...]
+    clears: int
+    sets: int
+
+    def after(self, live: int) -> int | None:
+        """Return the contents that are there when it has run; `None` where it cannot."""
+        can_run = live & self.needs == self.needs and all(live & contents for contents in self.written)
+        return live & ~self.clears | self.sets if can_run else None
+
+
+def contents_of(graph: StepGraph, halves: Halves) -> tuple[dict[int, int], list[Contents]]:
+    """Return all contents of each storage, and what each operator does to them.
+
+    A half has one content when its storage is made, and another one after each write. A reader needs the
+    content that it had in the step; a writer needs none.
+    """
+    writes: Counter[tuple[int, int]] = Counter()
+    bit: dict[tuple[int, int, int], int] = {}
+    rows = []
+    for index, operator in enumerate(graph.operators):
+        touched = {s: halves.get((index, s), 3) for s in operator.reads}
+        parts = [(s, half) for s, mask in touched.items() for half in (1, 2) if mask & half]
+        made = [(s, half) for s in operator.makes for half in (1, 2)]
+        written = [part for part in parts if part[0] in operator.writes]
+        needs = [(*part, writes[part]) for part in parts if part not in written]
+        writes.update(written)
+        rows.append((needs, made + written, [(*part, writes[part]) for part in made + written]))
+        for content in (*needs, *rows[-1][2]):
+            bit.setdefault(content, 1 << len(bit))
+    of_half = {part: sum(bit[each] for each in bit if each[:2] == part) for part in {key[:2] for key in bit}}
+    of = {s: sum(mask for part, mask in of_half.items() if part[0] == s) for s in graph.nbytes}
+    return of, [
+        Contents(
+            needs=sum(bit[each] for each in needs),
+            written=tuple(of[s] for s in operator.writes),
+            clears=sum(of_half[part] for part in changed),
+            sets=sum(bit[each] for each in sets),
+        )
+        for operator, (needs, changed, sets) in zip(graph.operators, rows, strict=True)
+    ]
+
+
+def best_cost(graph: StepGraph, budget_bytes: int, halves: Halves = NO_HALVES) -> float:
+    """Return the fewest FLOPs run again by any schedule: storages are made and dropped at will."""
+    operators = graph.operators
+    done = sum(1 << index for index, each in enumerate(operators) if not each.is_forward)
+    of, contents = contents_of(graph, halves)
+
+    @cache
+    def bytes_of(live: int) -> int:
+        return sum(graph.nbytes[storage] for storage, mask in of.items() if live & mask)
+
+    def nexts(cost: int, live: int, ran: int) -> Iterator[tuple[int, int, int]]:
+        yield from ((cost, live & ~mask, ran) for mask in of.values() if live & mask)
+        for index, each in enumerate(contents):
+            after = each.after(live)
+            if after is not None and bytes_of(after) <= budget_bytes:
+                yield cost + (ran >> index & 1) * operators[index].flops, after, ran | 1 << index
 
     order = count()
     queue = [(0, next(order), 0, 0)]
@@ -51,13 +151,7 @@ def best_cost(graph: StepGraph, budget_bytes: int) -> float:
             return cost
         if seen[live, ran] < cost:
             continue
-        nexts = [(cost, live & ~(1 << storage), ran) for storage in nbytes if live >> storage & 1]
-        for index, operator in enumerate(operators):
-            is_again = bool(ran >> index & 1)
-            if live & reads[index] == reads[index] and bytes_of(live | makes[index]) <= budget_bytes:
-                again = operator.flops if is_again else 0
-                nexts.append((cost + again, live | makes[index], ran | 1 << index))
-        for following in nexts:
+        for following in nexts(cost, live, ran):
             if following[0] < seen.get(following[1:], 1 << 30):
                 seen[following[1:]] = following[0]
                 heapq.heappush(queue, (following[0], next(order), *following[1:]))
@@ -72,6 +166,37 @@ def test_no_schedule_beats_the_bound(seed: int) -> None:
     found = [(best_cost(graph, budget), bound.cost(budget)) for budget in range(3, total + 1, 2)]
     assert all(best >= least for best, least in found)
     assert any(0 < least < np.inf for _, least in found)
+
+
+@pytest.mark.parametrize("seed", [11, 16, 19, 20, 35, 37])
+def test_no_schedule_of_writes_in_place_beats_the_bound(seed: int) -> None:
+    graph, halves = written_in_halves(3, seed=seed)
+    bound = LowerBound(graph)
+    minimum = bound.minimum_bytes()
+    budgets = range(minimum, minimum + 8, 2)
+    found = [(best_cost(graph, budget, halves), bound.cost(budget)) for budget in budgets]
+    assert all(best >= least for best, least in found)
+    assert any(0 < least < np.inf for _, least in found)
+
+
+def test_a_half_that_nobody_wants_is_not_charged_for() -> None:
+    rows = [
+        ((), (0,), 0),  # one storage, whose halves are two products
+        ((), (1,), 100),
+        ((1,), (), 0),
+        ((), (2,), 100),
+        ((2,), (), 0),
+        ((0,), (3,), 0),
+        ((0,), (4,), 0),
+        ((3, 4), (5,), 0),
+        ((5,), (6, 7), 0),
+        ((7, 0), (8,), 0),  # backward wants the first half
+    ]
+    nbytes = [10, 5, 5, 5, 1, 5, 12, 5, 5]
+    graph = written_step(*rows, nbytes=nbytes, writes={2: 0, 4: 0}, backward=8)
+    halves = {(2, 0): 1, (4, 0): 2, (5, 0): 1, (6, 0): 2, (9, 0): 1}
+    assert [best_cost(graph, budget, halves) for budget in (21, 22, 32)] == [np.inf, 100, 0]
+    assert [LowerBound(graph).cost(budget) for budget in (21, 22, 32)] == [np.inf, 0, 0]
 
 
 def test_seven_operators_each_way() -> None:

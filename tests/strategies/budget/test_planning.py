@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from strategies.budget.lower_bound import LowerBound
 from strategies.budget.planning import BudgetBelowMinimum, Planner, make_plan
 from strategies.budget.step_graph import StepGraph
 from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
@@ -52,6 +55,27 @@ def test_a_budget_below_the_minimum_is_refused_with_both_minima() -> None:
         planner().plan(least - 1)
     assert refused.value.minimum_feasible_bytes == least
     assert 0 < refused.value.proven_minimum_bytes <= least
+
+
+def test_what_is_known_to_fit_is_taken_where_stages_say_more_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Planner._made_stages
+    monkeypatch.setattr(
+        Planner,
+        "_made_stages",
+        lambda self: [replace(stage, between=stage.between + (1 << 21)) for stage in made(self)],
+    )
+    careful = Planner(graph())
+    assert careful.plan(careful.minimum_feasible_bytes).predicted_peak_bytes == careful.minimum_feasible_bytes
+    assert careful.plan(careful.plain_peak_bytes).is_plain
+
+
+def test_a_bound_that_finds_no_schedule_proves_nothing() -> None:
+    unsure = Planner(graph())
+    unsure.bound = LowerBound(replace(graph(), fixed_bytes=unsure.plain_peak_bytes))
+    assert unsure.bound.cost(unsure.minimum_feasible_bytes) == math.inf
+    assert unsure.plan(unsure.minimum_feasible_bytes).lower_bound_extra_flops == 0
 
 
 def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
