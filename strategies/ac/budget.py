@@ -28,7 +28,9 @@ _OBJECTIVES = ("flops", "time")
 class Budget(ActivationCheckpointing):
     """Keep the peak of a training step within a budget of bytes, at the least recomputation.
 
-    Use when: a step must fit a number of bytes; it says what that costs, and what it costs at least.
+    Use when: a step must fit a number of bytes; it says what that costs, and what it costs at least. A trial
+        runs the plain model to plan, so a model that fits only with recomputation runs out of memory there;
+        plan it where it fits, and give the plan by `ac.plan_file`.
 
     Saved: of each block, the storages that the plan keeps: any set, another one for each block.
     Recomputed: the operators that the other saved tensors follow from, each once.
