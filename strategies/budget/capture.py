@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation
+from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.errors import StrategyError
@@ -134,7 +135,10 @@ class _Watch(OperatorMode):
         if not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
+        facts = facts_of(func)
+        draws = DrawWatch(args, kwargs) if facts.is_untagged and self._fakes is None else None
         result = func(*args, **kwargs)
+        has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         node = running_node()
         made: dict[int, int] = {}
         results = list(plain_tensors(tensors_in(result)))
@@ -145,7 +149,9 @@ class _Watch(OperatorMode):
                 made[number] = position
                 self._makers[number] = self._inside
         self._operators.append(
-            self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
+            self._operator(
+                func, args, kwargs, result, made=made, reads=reads, start=start, has_drawn=has_drawn
+            )
         )
         if self._inside != OUTSIDE and node is None:
             self.calls[self._inside].operators.append(len(self._operators) - 1)
@@ -161,6 +167,7 @@ class _Watch(OperatorMode):
         made: dict[int, int],
         reads: frozenset[int],
         start: int,
+        has_drawn: bool,
     ) -> StepOperator:
         node = running_node()
         target, operands = called(func, args)
@@ -181,7 +188,7 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
-            random_states=int(facts.draws(args, kwargs)),
+            random_states=int(has_drawn),
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )
