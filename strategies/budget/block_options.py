@@ -154,7 +154,7 @@ def _cuts(program: BlockProgram) -> Iterable[Decision]:
         prices = _sampled(program, costly)
     for each in prices:
         for keep in cuts.keeps(each | never):
-            yield Decision(keep=keep)
+            yield Decision(keep=keep | program.pinned)
 
 
 def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int, float]]:
@@ -174,7 +174,7 @@ def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int,
 def _neighbours(program: BlockProgram, options: Sequence[Option]) -> Iterable[Decision]:
     """Yield the decisions that keep one storage more or less."""
     for option in options:
-        keep = program.saved if option.decision.is_plain else option.decision.keep
+        keep = program.pinned | (program.saved if option.decision.is_plain else option.decision.keep)
         made = {storage for unit in program.needed(keep) for storage in program.units[unit].makes}
         yield from (Decision(keep=keep | {storage}) for storage in sorted(made | program.saved))
         yield from (Decision(keep=keep - {storage}) for storage in sorted(keep - program.forced))

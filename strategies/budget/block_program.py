@@ -51,6 +51,8 @@ class BlockProgram:
         asked: storages in the order in which nodes of autograd ask for them; one may come several times.
         values: addresses of the storages.
         operators: number of operators of forward.
+        pinned: storages that stay in every plan: those written to after another unit has read them, and what
+            these readers make; no plan needs a copy of what they were then.
     """
 
     units: tuple[Unit, ...]
@@ -59,6 +61,7 @@ class BlockProgram:
     asked: tuple[int, ...]
     values: tuple[Value, ...] = field(repr=False)
     operators: int
+    pinned: frozenset[int] = frozenset()
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
@@ -74,7 +77,8 @@ class BlockProgram:
     @cached_property
     def forced(self) -> frozenset[int]:
         """The storages that can only be kept, among those that something could be recomputed from."""
-        return frozenset(storage for unit in self.units if not unit.is_repeatable for storage in unit.makes)
+        never = (storage for unit in self.units if not unit.is_repeatable for storage in unit.makes)
+        return self.pinned.union(never)
 
     def needed(self, resident: frozenset[int]) -> list[int]:
         """Return the units that all that autograd saves follows from, back to `resident`, in order."""
@@ -140,6 +144,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         asked=tuple(numbers[each.storage] for each in redemptions),
         values=tuple(places[storage] for storage in numbers),
         operators=len(operators),
+        pinned=frozenset(numbers[storage] for storage in _pinned(groups)),
     )
     return PlannedCall(
         fqn=call.fqn,
@@ -167,6 +172,26 @@ def _groups(operators: Sequence[StepOperator]) -> list[list[StepOperator]]:
             groups.append([operator])
         home |= dict.fromkeys(operator.makes, written or (groups[-1] if groups else []))
     return groups
+
+
+def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
+    """Return the storages that operators read before others write to them, and all that is made with both.
+
+    An operator that does nothing else than write to a storage does not read it for others.
+    """
+    made = {storage: group for group in groups for each in group for storage in each.makes}
+    members = {each.ordinal: each for group in groups for each in group}
+    groups_of = {each.ordinal: group for group in groups for each in group}
+    readers: dict[int, list[int]] = {}
+    pinned: set[int] = set()
+    for _, each in sorted(members.items()):
+        others = [storage for storage in each.reads if each.makes or each.writes != {storage}]
+        for storage in others:
+            readers.setdefault(storage, []).append(each.ordinal)
+        for storage in each.writes & made.keys():
+            for ordinal in readers.get(storage, ()):
+                pinned.update(s for member in (*groups_of[ordinal], *made[storage]) for s in member.makes)
+    return frozenset(pinned)
 
 
 def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:

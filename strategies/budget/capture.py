@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation
 from strategies.budget.call_sizes import sizes_of
+from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.errors import StrategyError
@@ -139,7 +140,10 @@ class _Watch(OperatorMode):
         if not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
+        facts = facts_of(func)
+        draws = DrawWatch(args, kwargs) if facts.is_untagged and self._fakes is None else None
         result = func(*args, **kwargs)
+        has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         node = running_node()
         made: dict[int, int] = {}
         results = list(plain_tensors(tensors_in(result)))
@@ -150,7 +154,9 @@ class _Watch(OperatorMode):
                 made[number] = position
                 self._makers[number] = self._inside
         self._operators.append(
-            self._operator(func, args, kwargs, result, made=made, reads=reads, start=start)
+            self._operator(
+                func, args, kwargs, result, made=made, reads=reads, start=start, has_drawn=has_drawn
+            )
         )
         if self._inside != OUTSIDE and node is None:
             self._note_in(self.calls[self._inside])
@@ -171,6 +177,7 @@ class _Watch(OperatorMode):
         made: dict[int, int],
         reads: frozenset[int],
         start: int,
+        has_drawn: bool,
     ) -> StepOperator:
         node = running_node()
         target, operands = called(func, args)
@@ -191,7 +198,7 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
-            random_states=int(facts.draws(args, kwargs)),
+            random_states=int(has_drawn),
             is_repeatable=func.namespace not in _COMMUNICATION,
             node="" if node is None else str(node.name()),
         )

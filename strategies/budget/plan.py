@@ -17,10 +17,12 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
+   A kept storage is never made again: before forward writes to it in place, what it was is copied if an
+   operator that may run again reads that. So planners keep what such an operator makes, too.
 6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
    bytes on the CPU) before it runs, unless all that it makes or writes to is kept or offloaded, or its
-   `dropout_p` is 0. The state is held as long as the operator may run again; while it runs again, another one
-   holds the state to put back.
+   `dropout_p` is 0. Operators from outside of torch are random where a generator has moved. The state is held
+   as long as the operator may run again; while it runs again, another one holds the state to put back.
 7. A block that is `plain`, or not in the plan, runs untouched.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import torch

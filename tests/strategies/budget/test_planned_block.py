@@ -159,8 +159,8 @@ def save_outputs(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG001
 
 def where_not_dropped(ctx: Any, gradient: Tensor) -> Tensor:
     (outputs,) = ctx.saved_tensors
-    used: Tensor = gradient * (outputs != 0)
-    return used
+    kept: Tensor = gradient * (outputs != 0)
+    return kept
 
 
 drop.register_autograd(where_not_dropped, setup_context=save_outputs)
