@@ -44,4 +44,5 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
     ledger = HostLedger()
     for fqn, block in planned.items():
         if not block.plain:
-            region.enclose(blocks[fqn], PlannedBlock(plan=block, ledger=ledger), holds_call=False)
+            planned_block = PlannedBlock(plan=block, ledger=ledger, is_for_training=blocks[fqn].training)
+            region.enclose(blocks[fqn], planned_block, holds_call=False)

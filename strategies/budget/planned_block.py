@@ -29,10 +29,13 @@ class PlannedBlock:
     Fields:
         plan: the plan.
         ledger: the host copies of the model.
+        is_for_training: whether the block was in training mode when it got the plan; it runs untouched in
+            evaluation mode then, which has other operators.
     """
 
     plan: BlockPlan
     ledger: HostLedger
+    is_for_training: bool = False
     _fates: Fates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,7 +43,7 @@ class PlannedBlock:
 
     def __call__(
         self,
-        module: nn.Module,  # noqa: ARG002 (what its operators read is found as they run)
+        module: nn.Module,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -50,7 +53,7 @@ class PlannedBlock:
         Raises:
             StrategyError: forward runs other operators than those that were planned.
         """
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (self.is_for_training and not module.training):
             return body(*args, **kwargs)
         if self.plan.offload:
             self.ledger.begin_forward()
