@@ -34,7 +34,7 @@ class Budget(ActivationCheckpointing):
 
     Saved: of each block, the storages that the plan keeps: any set, another one for each block.
     Recomputed: the operators that the other saved tensors follow from, each once.
-    Moved: what the plan offloads.
+    Moved: nothing; a plan that is written by hand can offload.
 
     Fields:
         budget_gib: GiB of a rank that the peak of the whole step may reach, above 0.

@@ -45,5 +45,10 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module], *, allows_smaller: bool
     ledger = HostLedger()
     for fqn, block in planned.items():
         if not block.plain:
-            planned_block = PlannedBlock(plan=block, ledger=ledger, allows_smaller=allows_smaller)
+            planned_block = PlannedBlock(
+                plan=block,
+                ledger=ledger,
+                allows_smaller=allows_smaller,
+                is_for_training=blocks[fqn].training,
+            )
             region.enclose(blocks[fqn], planned_block, holds_call=False)

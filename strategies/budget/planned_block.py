@@ -32,11 +32,14 @@ class PlannedBlock:
         plan: the plan.
         ledger: the host copies of the model.
         allows_smaller: whether calls with smaller inputs than the planned ones keep the plan.
+        is_for_training: whether the block was in training mode when it got the plan; it runs untouched in
+            evaluation mode then, which has other operators.
     """
 
     plan: BlockPlan
     ledger: HostLedger
     allows_smaller: bool = False
+    is_for_training: bool = False
     _fates: Fates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class PlannedBlock:
         Raises:
             StrategyError: forward gets other sizes or runs other operators than those that were planned.
         """
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (self.is_for_training and not module.training):
             return body(*args, **kwargs)
         self._refuse_other_sizes(module, args, kwargs)
         if self.plan.offload:

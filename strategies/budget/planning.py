@@ -83,7 +83,7 @@ class Planner:
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
 
-    def plan(self, budget_bytes: int, *, executor: str = "eager") -> Plan:
+    def plan(self, budget_bytes: int) -> Plan:
         """Return the plan for a budget.
 
         Raises:
@@ -102,7 +102,6 @@ class Planner:
             lower_bound_extra_flops=self._least_flops(budget_bytes),
             extra_s=sum(effect.seconds for effect in effects),
             objective=self._objective,
-            executor=executor,
             model=self._model(),
             versions={"torch": torch.__version__},
             blocks=tuple(map(self._block_plan, self._graph.calls, self._calls, chosen)),
@@ -188,21 +187,18 @@ class Planner:
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
 
 
-def make_plan(
-    graph: StepGraph, budget_bytes: int, *, objective: Objective = "flops", executor: str = "eager"
-) -> Plan:
+def make_plan(graph: StepGraph, budget_bytes: int, *, objective: Objective = "flops") -> Plan:
     """Return the plan of the step `graph` for a budget.
 
     Args:
         graph: the step, captured without a plan.
         budget_bytes: most bytes of its peak.
         objective: what is least: the FLOPs or the seconds of what runs again.
-        executor: who will carry it out.
 
     Raises:
         BudgetBelowMinimum: no plan that was found keeps the budget.
     """
-    return Planner(graph, objective=objective).plan(budget_bytes, executor=executor)
+    return Planner(graph, objective=objective).plan(budget_bytes)
 
 
 def _unplanned(graph: StepGraph) -> dict[str, str]:

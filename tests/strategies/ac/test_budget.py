@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from strategies import StrategyError
 from strategies.ac.budget import Budget
@@ -166,3 +167,28 @@ def test_refusal_of_call_sites_and_compilers() -> None:
         StrategyError, match=r"^compile: ac=budget follows the operators of eager blocks; use"
     ):
         budget.check_compilation("ac_first", "blocks")
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.dropout, self.down = nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = x + self.down(self.dropout(self.up(x).sin()).cos())
+        return outputs
+
+
+def test_evaluation_with_gradients_runs_the_plain_blocks() -> None:
+    found = []
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Sequential(*(Dropping() for _ in range(3))))
+        x = torch.randn(64, 8)
+        if is_planned:
+            model = Budget(fraction=0.8, layers_fqn="0").apply(model)
+        for is_training in (True, False, True):
+            model.train(is_training)
+            model(x).sum().backward()
+        found.append([*(each.grad for each in model.parameters()), torch.get_rng_state()])
+    assert all(map(torch.equal, *found))
