@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ class _Alone:
     """What a rank sees of a trial that reports to nobody."""
 
     rank, local_rank, world_size, device = 0, 0, 1, _CPU
+    trial_dir = Path("no such trial")
 
     def phase(self, name: str) -> None:
         pass
