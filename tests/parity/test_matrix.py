@@ -41,7 +41,8 @@ _DEAR = {"budget": ("moe", "evoformer", "unet")}
 
 
 def _is_cheap(row: tuple[Any, ...]) -> bool:
-    return row[1] not in _DEAR.get(row[0], ())
+    variant, model, *_, dtype = row
+    return model not in _DEAR.get(variant, ()) and (variant, dtype) != ("budget", "bf16_mixed")
 
 
 _ROWS = [

@@ -91,6 +91,7 @@ def test_ac_under_a_compiler_recomputes_what_it_does_without(order: str, early_s
     )
 
 
+@pytest.mark.slow
 def test_buffers_of_generated_kernels_are_those_of_the_allocator() -> None:
     allocator.install()
     trainee, batch = _trained("compile=inductor optimizer=sgd")
