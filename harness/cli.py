@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -51,6 +51,7 @@ from harness.schema import (
     materialise,
     settings,
     suggestion,
+    swept_variants,
     to_yaml,
     unknown_option,
     without_idle_options,
@@ -166,7 +167,11 @@ def _hasten_exit() -> None:
 
 
 def point(
-    config: DictConfig, launcher: Launcher | None, preflight: Preflight, *, is_swept: bool = False
+    config: DictConfig,
+    launcher: Launcher | None,
+    preflight: Preflight,
+    *,
+    swept: Mapping[str, set[str]] | None = None,
 ) -> Point:
     """Return the point that `config` describes; a refusal is kept in it, because other points can run.
 
@@ -174,11 +179,12 @@ def point(
         config: as Hydra composed it.
         launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: any mesh will do.
         preflight: checks of the command, which look at the model.
-        is_swept: whether the point is one of a sweep; `none` then ignores the options of other choices.
+        swept: variants of the sweep that the point is of, which then ignores the options of others; `None` is
+            no sweep.
     """
     fields = experiment_fields(config)
-    if is_swept:
-        fields = without_idle_options(fields)
+    if swept is not None:
+        fields = without_idle_options(fields, swept)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
     resolved: dict[str, Any] = encode(as_refused(fields))
@@ -193,7 +199,7 @@ def point(
     except ForkServerError:
         raise
     except Exception as error:
-        if not is_swept:
+        if swept is None:
             raise
         words = last_words(error)
         sys.stderr.write(words.traceback)
@@ -243,7 +249,8 @@ def _run_sweep(
     chosen = _common_settings(configs)
     preflight = _preflight(chosen, launcher, agent)
     here = None if _command.get().act == "predict" else launcher
-    points = [point(each, here, preflight, is_swept=True) for each in configs]
+    swept = swept_variants(map(experiment_fields, configs))
+    points = [point(each, here, preflight, swept=swept) for each in configs]
     if not launcher.uses_agent:
         agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]

@@ -115,23 +115,41 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
     )
 
 
-def without_idle_options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` of a point of a sweep; where `none` was chosen, without the options of other choices.
+def swept_variants(points: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Return the variants that the points of a sweep choose, by group."""
+    swept: dict[str, set[str]] = {group: set() for group in _VARIANTS}
+    for point in points:
+        for group, names in swept.items():
+            node = point.get(group)
+            if isinstance(node, Mapping) and isinstance(node.get("name"), str):
+                names.add(node["name"])
+    return swept
 
-    A sweep over a group and its options has one point with `none`, whatever the options are.
+
+def without_idle_options(fields: Mapping[str, Any], swept: Mapping[str, set[str]]) -> dict[str, Any]:
+    """Return `fields` of a point of a sweep without the options that are for other variants of the sweep.
+
+    A sweep over a group and the options of one variant has one point of each other variant. An option that
+    no variant of the sweep has stays, so that it is refused; `none` ignores those of all variants.
     """
     return {
-        name: _without_idle(value, _VARIANTS[name]) if name in _VARIANTS else value
+        name: _without_idle(value, _VARIANTS[name], swept[name]) if name in _VARIANTS else value
         for name, value in fields.items()
     }
 
 
-def _without_idle(node: Any, registry: Mapping[str, type[Any]]) -> Any:
-    if not isinstance(node, Mapping) or node.get("name") != "none":
+def _without_idle(node: Any, registry: Mapping[str, type[Any]], swept: set[str]) -> Any:
+    chosen = node.get("name") if isinstance(node, Mapping) else None
+    if not isinstance(chosen, str) or chosen not in registry:
         return node
-    own = {field.name for field in dataclasses.fields(registry["none"])}
-    others = {field.name for variant in registry.values() for field in dataclasses.fields(variant)}
-    return {option: value for option, value in node.items() if option in own or option not in others}
+    others = registry if chosen == "none" else swept & registry.keys()
+    own = _options_of(registry[chosen])
+    idle = {option for name in others for option in _options_of(registry[name])} - own
+    return {option: value for option, value in node.items() if option not in idle}
+
+
+def _options_of(variant: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(variant)}
 
 
 def settings(config: DictConfig) -> Settings:

@@ -113,7 +113,7 @@ class Plan:
         lower_bound_extra_flops: no schedule of these operators keeps the budget with fewer.
         extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
-        executor: `eager` or `compiled`.
+        executor: who carries it out; `eager` is the only one.
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
         versions: versions that the plan was made with, by name.
         blocks: the decisions, in the order of forward.

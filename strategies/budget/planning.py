@@ -187,20 +187,6 @@ class Planner:
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
 
 
-def make_plan(graph: StepGraph, budget_bytes: int, *, objective: Objective = "flops") -> Plan:
-    """Return the plan of the step `graph` for a budget.
-
-    Args:
-        graph: the step, captured without a plan.
-        budget_bytes: most bytes of its peak.
-        objective: what is least: the FLOPs or the seconds of what runs again.
-
-    Raises:
-        BudgetBelowMinimum: no plan that was found keeps the budget.
-    """
-    return Planner(graph, objective=objective).plan(budget_bytes)
-
-
 def _unplanned(graph: StepGraph) -> dict[str, str]:
     """Return why a plan decides nothing, or not all, about a block, by FQN."""
     calls = Counter(call.fqn for call in graph.calls)

@@ -16,7 +16,7 @@ import tarfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -31,7 +31,7 @@ from bench.gpu import CALLS, IN_PROCESS_TESTS, RANK_TESTS, REHEARSAL, STAGES, Co
 from harness import cli
 from harness.errors import ConfigError
 from harness.experiment import devices
-from harness.schema import experiment_fields, materialise, without_idle_options
+from harness.schema import experiment_fields, materialise, swept_variants, without_idle_options
 from strategies import StrategyError
 
 ROOT = Path(gpu.__file__).parents[1]
@@ -64,14 +64,19 @@ def test_every_point_of_a_sweep_is_an_experiment(
     monkeypatch.setattr(sys, "argv", ["acbench", *command.line(device=device, results=tmp_path)[2:]])
     cli.main()
     assert len(swept) > 1
-    assert [found for found in map(refusal, swept) if found is not None] == []
+    assert [found for found in refusals(swept) if found is not None] == []
     assert {config.mesh.device for config in swept} == {device}
     assert {Path(config.outputs_dir, config.name) for config in swept} == {tmp_path / command.name}
 
 
-def refusal(config: DictConfig) -> str | None:
+def refusals(configs: Sequence[DictConfig]) -> list[str | None]:
+    fields = [experiment_fields(config) for config in configs]
+    return [refusal(without_idle_options(each, swept_variants(fields))) for each in fields]
+
+
+def refusal(fields: Mapping[str, Any]) -> str | None:
     try:
-        materialise(without_idle_options(experiment_fields(config)))
+        materialise(fields)
     except (ConfigError, StrategyError) as error:
         return str(error)
     return None

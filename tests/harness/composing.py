@@ -22,7 +22,7 @@ from harness.launchers.local import Local
 from harness.launchers.task import Point
 from harness.models.base import ModelSpec
 from harness.models.python import PythonSpec
-from harness.schema import settings
+from harness.schema import settings, swept_variants
 from harness.trial.preflight import Preflight, Refusal, built_refusal
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,9 @@ def _is_value(word: str) -> bool:
 
 def point_of(line: str, *, is_swept: bool = False) -> Point:
     """Return the point of a command without quotes, `acbench <line>`."""
-    return cli.point(composed(_words(line)), Local(), _preflight(), is_swept=is_swept)
+    return cli.point(
+        composed(_words(line)), Local(), _preflight(), swept=swept_variants([]) if is_swept else None
+    )
 
 
 def experiment_of(line: str) -> Experiment:

@@ -18,7 +18,7 @@ from harness.experiment.protocol import Protocol
 from harness.models import families
 from harness.models.hf import HFSpec
 from harness.report.wandb.publisher import Tracker
-from harness.schema import CHOICE_KEYS, Settings, settings, to_yaml
+from harness.schema import CHOICE_KEYS, Settings, settings, to_yaml, without_idle_options
 from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full
@@ -362,3 +362,22 @@ def test_options_refer_to_any_other() -> None:
 def test_yaml_is_that_of_the_whole(group: str, option: str, needed: dict[tuple[str, str], str]) -> None:
     resolved = _shared(f"{group}={option} {needed.get((group, option), '')}").to_dict()
     assert to_yaml(resolved) == OmegaConf.to_yaml(OmegaConf.create(resolved))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "swept", "left"),
+    [
+        pytest.param("full", {"full", "budget"}, set(), id="of another variant of the sweep"),
+        pytest.param("budget", {"full", "budget"}, {"fraction"}, id="its own"),
+        pytest.param(
+            "full", {"full", "selective_op"}, {"fraction"}, id="of none of the sweep: refused later"
+        ),
+        pytest.param("none", {"none"}, set(), id="none ignores those of all"),
+    ],
+)
+def test_a_point_leaves_options_to_the_variants_that_have_them(
+    chosen: str, swept: set[str], left: set[str]
+) -> None:
+    groups: dict[str, set[str]] = {"ac": swept, "chunk": set(), "shard": set()}
+    fields = without_idle_options({"ac": {"name": chosen, "fraction": 0.5}}, groups)
+    assert set(fields["ac"]) == {"name"} | left

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.lower_bound import LowerBound
-from strategies.budget.planning import BudgetBelowMinimum, Planner, make_plan
+from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
 from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
 from tests.strategies.budget.test_capture import captured
@@ -42,7 +42,7 @@ def test_plans_keep_their_budgets_and_never_beat_the_bound(dropout: float) -> No
 
 
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
-    plan = make_plan(graph(), planner().plain_peak_bytes)
+    plan = planner().plan(planner().plain_peak_bytes)
     assert plan.is_plain
     assert "the budget needs nothing" in plan.describe()
     assert (plan.extra_flops, plan.lower_bound_extra_flops) == (0, 0)
