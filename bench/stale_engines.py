@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import FileStore
 
 from bench.stale_changes import Session, mesh_of
 from bench.stale_programs import B, D, Program, S
+from strategies.ac.budget import Budget
 from strategies.ac.nested import Nested
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan
@@ -48,6 +49,7 @@ _SHARDINGS: tuple[tuple[Sharding, dict[str, Any]], ...] = (
 )
 _LABELS = {"layers.0.norm": [0], "layers.0.up": [0], "layers.1.down": [1]}
 _FRACTIONS = (None, 0.6, 0.4)
+_BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 Examine: TypeAlias = Callable[..., Iterator[Any]]
 """Yields what becomes of the programs of an engine and a seed."""
@@ -126,6 +128,23 @@ class NestedEngine(Engine):
         except StrategyError:
             return None
         return Ready(seed=seed, apply=strategy.apply)
+
+
+class BudgetEngine(Engine):
+    """The tightest of some budgets that a plan of the first call keeps."""
+
+    name = "budget"
+
+    def ready(self, seed: int) -> Ready | None:
+        """As `Engine.ready`."""
+        for fraction in _BUDGETS:
+            strategy = Budget(layers_fqn="layers", fraction=fraction)
+            try:
+                _loss(strategy.apply(built(seed))(*_sample(seed))).backward()  # type: ignore[no-untyped-call]
+            except StrategyError:
+                continue
+            return Ready(seed=seed, apply=strategy.apply)
+        return None
 
 
 class ChunkEngine(Engine):
@@ -221,7 +240,9 @@ def _realised(strategy: Sharding, plan: ShardPlan, model: nn.Module) -> nn.Modul
     return strategy.realise(model, plan, mesh_of(dist.group.WORLD)["tensor"])
 
 
-ENGINES: dict[str, type[Engine]] = {each.name: each for each in (NestedEngine, ChunkEngine, ShardEngine)}
+ENGINES: dict[str, type[Engine]] = {
+    each.name: each for each in (NestedEngine, BudgetEngine, ChunkEngine, ShardEngine)
+}
 
 
 def built(seed: int) -> Program:
