@@ -3,12 +3,12 @@
 Every engine runs a recorded program, or a plan, in the place of a model. Here models of
 `bench.stale_programs` are changed by `bench.stale_changes`, call after call, and what the engine gives is
 compared with what the plain model gives: structure, constants and dtypes of outputs, their values, gradients
-and buffers. Nested regions must be equal bit by bit; chunks and shards add up in another order, so that
-their values may differ by a share of the largest one. A refusal by name is right. Where the plain model
-raises an error, the engine must raise one, or refuse. An error of the engine alone is a crash; all else is
-silent.
+and buffers. Nested regions and planned steps must be equal bit by bit; chunks and shards add up in another
+order, so that their values may differ by a share of the largest one. A refusal by name is right. Where the
+plain model raises an error, the engine must raise one, or refuse. An error of the engine alone is a crash;
+all else is silent.
 
-    python -m bench.stale --programs 480 --seed 0 --engines nested chunk shard --jobs 2
+    python -m bench.stale --programs 480 --seed 0 --engines nested budget chunk shard --jobs 2
     python -m bench.stale --add outputs/a.json outputs/b.json
     python -m bench.stale --without aliasing hooks
 
