@@ -37,9 +37,8 @@ from bench.chunk_attempt import PlannedPass
 from bench.output import keep, parser, publish
 from bench.table import table_of
 from harness.measure.environment import describe
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk.planning.chunk_plan import Planner
-from strategies.errors import StrategyError
 
 TOLERANCE = 1e-3
 """Relative difference that a chunk variant declares."""

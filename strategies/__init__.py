@@ -6,9 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from strategies.base import Observation, Strategy, Tolerance
+from strategies.base import Observation, Strategy, StrategyError, Tolerance
 from strategies.discovery import variants
-from strategies.errors import StrategyError
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding

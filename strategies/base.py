@@ -1,4 +1,4 @@
-"""The contract of a strategy: it takes a model and returns a model."""
+"""The contract of a strategy: it takes a model and returns a model, or refuses with a `StrategyError`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,28 @@ from typing import (
     runtime_checkable,
 )
 
-from strategies.errors import StrategyError
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 _SIMPLE = frozenset({bool, int, str, NoneType})
+
+
+class StrategyError(ValueError):
+    """A strategy cannot be applied as asked.
+
+    Args:
+        where: what the user can change, as a configuration path (`ac.ac_freq`).
+        problem: what is wrong and what would be right, `must be at least 1, got 0`.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem)
+        self.where = where
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
 
 if TYPE_CHECKING:

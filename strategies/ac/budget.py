@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
-from strategies.base import Observation, RunnableStep
+from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import capture, carrying_out, export, first_call, operator_modules, planning
 from strategies.budget.plan import Plan
-from strategies.errors import StrategyError
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:

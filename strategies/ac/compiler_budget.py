@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 
 if TYPE_CHECKING:
     from torch import nn

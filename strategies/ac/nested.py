@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 from strategies.nested import labels as labelling
 from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name

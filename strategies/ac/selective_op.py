@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
 

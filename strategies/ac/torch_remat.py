@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
-from strategies.base import Observation
-from strategies.errors import StrategyError
+from strategies.base import Observation, StrategyError
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value
 from strategies.budget.slice_ticket import Pause, SliceTicket
 from strategies.budget.taped import Content, Reading, TapedOperator
-from strategies.errors import StrategyError
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.base import Observation
+from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
-from strategies.errors import StrategyError
 from strategies.estimate.flops import called, flops_of
 from strategies.estimate.ledger import is_on_device
 from strategies.estimate.live_storages import LiveStorages

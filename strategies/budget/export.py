@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from strategies.base import StrategyError
 from strategies.budget.operator_modules import BlockForward
 from strategies.budget.plan import BlockPlan, Plan, Value
-from strategies.errors import StrategyError
 
 Forwards: TypeAlias = Mapping[str, BlockForward]
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from strategies.base import Observation
+from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import BlockTape, Fates
 from strategies.budget.call_sizes import difference, sizes_of
 from strategies.budget.plan import BlockPlan
-from strategies.errors import StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from strategies.base import StrategyError
 from strategies.budget.block_choice import Stage, cheapest, smallest_budget
 from strategies.budget.block_options import CallOptions, Option
 from strategies.budget.block_program import PlannedCall, planned_call
@@ -17,7 +18,6 @@ from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
-from strategies.errors import StrategyError
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6

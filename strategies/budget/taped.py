@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import Stash
 from strategies.budget.memory_layout import MemoryLayout, copied
-from strategies.errors import StrategyError
 from strategies.estimate.recomputing import recomputing
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.saved_tensors import local_of

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from strategies.base import Observation, PlannedStep, Strategy, Tolerance
+from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance
 from strategies.chunk import show
 from strategies.chunk.running import chunked_forward
-from strategies.errors import StrategyError
 from strategies.regions import blocks
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk.base import Chunking, is_trained
 from strategies.chunk.planning import chunk_plan
-from strategies.errors import StrategyError
 
 if TYPE_CHECKING:
     from torch import nn

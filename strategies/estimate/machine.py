@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 _RATES = ("flops_per_s", "bytes_per_s", "link_bytes_per_s")
 _DELAYS = ("launch_s", "half_rows", "latency_s")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import NoReturn, TypeAlias
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 _SHOWN = 4  # names in a message
 

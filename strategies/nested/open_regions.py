@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.folding import Edge, folded
 from strategies.nested.inputs import Owners, Reading, line_of_user, reading_of
 from strategies.nested.labels import plain_modules

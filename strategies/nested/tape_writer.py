@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FlatParameter
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.folding import UNITS, Edge
 from strategies.nested.inputs import line_of_error
 from strategies.nested.labels import Target

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})

@@ -18,8 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from strategies.base import Observation
-from strategies.errors import StrategyError
+from strategies.base import Observation, StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.saved_tensors import Packed, kept, local_of, moved

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.presets import GROUPS, PRESETS, check_count, check_names
 
 Operator: TypeAlias = OpOverload | HigherOrderOperator

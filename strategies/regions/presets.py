@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "matmul": (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.base import Sharding
 from strategies.shard.model import choice as choices

@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.tracing.guard import switches
 from strategies.tracing.module_state import CONSTANTS, SideEffects
 from strategies.tracing.recorder import Frame

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import _has_any_global_hook  # no public way
 from torch.utils._pytree import tree_flatten
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.liveness import key_of
 from strategies.regions.blocks import Disguised, plain_class, submodule, unwrapped
 from strategies.tracing.module_state import (

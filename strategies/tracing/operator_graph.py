@@ -35,7 +35,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import is_view, tensors_of
 from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums

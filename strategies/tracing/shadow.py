@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, is_capture, restored_generators

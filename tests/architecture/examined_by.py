@@ -121,7 +121,6 @@ EXAMINED_BY = {
     "strategies/chunk/planning/windows.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/chunk/running/runtime.py": "tests/strategies/chunk/planning/test_training_schedules.py",
     "strategies/chunk/running/schedule_code.py": "tests/strategies/chunk/flow/test_chunk_rules.py",
-    "strategies/errors.py": "tests/strategies/ac/test_laws.py",
     "strategies/estimate/operator_cost.py": "tests/strategies/tracing/test_operator_graph.py",
     "strategies/estimate/operator_mode.py": "tests/strategies/estimate/test_live_storages.py",
     "strategies/estimate/position.py": "tests/strategies/estimate/test_live_storages.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk.flow.chunk_rules import is_cut
 from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
@@ -22,7 +22,6 @@ from strategies.chunk.running.chunked_forward import (
     install,
     refuse_unseen_calls,
 )
-from strategies.errors import StrategyError
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped

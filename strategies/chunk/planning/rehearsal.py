@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from strategies.base import LossInputs, PlannedStep
+from strategies.base import LossInputs, PlannedStep, StrategyError
 from strategies.chunk.loops.backward import SavedFate
 from strategies.chunk.running.chunked_forward import (
     ChunkProgram,
@@ -21,7 +21,6 @@ from strategies.chunk.running.chunked_forward import (
     scopes_of,
     with_loss,
 )
-from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position

@@ -20,12 +20,11 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporar
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
-from strategies.base import LossInputs
+from strategies.base import LossInputs, StrategyError
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
-from strategies.errors import StrategyError
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
 from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from strategies.base import StrategyError
 from strategies.chunk.flow.axes import Axis
-from strategies.errors import StrategyError
 from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
 from strategies.tracing.guard import kind_of_result

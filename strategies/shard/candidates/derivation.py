@@ -17,7 +17,7 @@ from math import prod
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates.candidate_cost import CandidateCost, communication_s
 from strategies.shard.candidates.layout import Placements, Shape

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 Placements: TypeAlias = tuple[Placement, ...]
 Shape: TypeAlias = tuple[int, ...]

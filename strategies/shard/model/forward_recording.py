@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import Machine
 from strategies.shard.model.call_states import (
     CallStates,

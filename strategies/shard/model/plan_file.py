@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.redistribution import Collective, LayoutStep
 from strategies.shard.model.graph import PythonState
 from strategies.shard.model.module_options import HeldParameter, ModuleCandidate, NodeOption

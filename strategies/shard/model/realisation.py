@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute

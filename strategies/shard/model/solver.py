@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.scipy_modules import scipy
 from strategies.shard.model.graph import Choice, ModelGraph, Node
 from strategies.shard.model.module_options import NodeOption

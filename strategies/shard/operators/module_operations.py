@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.operation import OperandType, Operation
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
 from strategies.shard.operators.matrix_products import linear

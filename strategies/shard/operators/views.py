@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_index, checked_shape, leading_dimensions
 from strategies.shard.candidates.naming import name_by_dimensions
 from strategies.shard.candidates.operation import Choices, Label, LocalOperands, Operation, operand

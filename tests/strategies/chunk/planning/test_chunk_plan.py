@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from strategies.base import StrategyError
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.planning.chunk_plan import Planner
-from strategies.errors import StrategyError
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, NAMES, WIDTH, Block, Heads, Stack, built
 
