@@ -32,7 +32,7 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import experiments, records
-from harness import cli
+from harness.command_line import cli
 from harness.launchers.base import Launcher
 from harness.launchers.task import Point
 from harness.ranks.agent import Agent

@@ -23,8 +23,8 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import CONF
+from harness.command_line.schema import experiment_fields, hardware_of, materialise
 from harness.predict import prediction
-from harness.schema import experiment_fields, hardware_of, materialise
 from harness.sweep.predictions import Answer, Question, answers
 
 _7B = "model=llama_7b hardware=h100"
