@@ -15,8 +15,16 @@ from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
-from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
-from strategies.base import LimitsCompilation, ReadsParameters, SetsPartitioner
+from strategies import (
+    LimitsCompilation,
+    ReadsParameters,
+    SetsPartitioner,
+    Strategy,
+    Tolerance,
+    ac_variants,
+    chunk_variants,
+    shard_variants,
+)
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding

@@ -25,8 +25,7 @@ from harness.trial.compilation import Backend, Backends, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
-from strategies import Observation
-from strategies.base import CallSite, JoinsLoss, LossInputs, PlannedStep, PlansForStep, call_site_of
+from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan

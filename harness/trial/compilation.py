@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.protocol import Protocol
 from harness.measure.work.compiled_graphs import CompiledGraphs
-from strategies.base import SetsPartitioner
+from strategies import SetsPartitioner
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 

@@ -14,7 +14,7 @@ from harness.measure.step import runnable_step
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies.base import PlansFromStep
+from strategies import PlansFromStep
 
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""

@@ -22,9 +22,8 @@ from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
 from harness.trial.split_check import check_split
-from strategies import Strategy
+from strategies import ChecksUnits, HasViews, PlansForStep, Strategy, call_site_of
 from strategies import chunk as chunking
-from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of
 
 PLANNED_FOR = "cpu"

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
-from strategies.anatomy import (
+from strategies.estimate.anatomy import (
     CONSTANTS,
     DEEPEST,
     Kind,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strategies.anatomy import attributes
+from strategies.estimate.anatomy import attributes
 
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
 """Types that a graph holds as they are, beside tensors, and containers and slices of these."""

@@ -24,7 +24,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.measure.parity.checksum import checksum
-from strategies.anatomy import CONSTANTS, DEEPEST, Kind, attributes, has_hidden_content, is_closed, kind_of
+from strategies.estimate.anatomy import (
+    CONSTANTS,
+    DEEPEST,
+    Kind,
+    attributes,
+    has_hidden_content,
+    is_closed,
+    kind_of,
+)
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _OURS = "_acbench"

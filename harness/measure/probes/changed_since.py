@@ -21,7 +21,7 @@ from harness.measure.parity.module_state import hooks_of
 from harness.measure.probes.outer_state import places_of
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.anatomy import CONSTANTS, kind_of
+from strategies.estimate.anatomy import CONSTANTS, kind_of
 from strategies.estimate.tensors import tensors_held_by
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from strategies.anatomy import CONSTANTS, Kind, kind_of
+from strategies.estimate.anatomy import CONSTANTS, Kind, kind_of
 
 _FOREIGN = ("torch", "harness", "strategies", "builtins")
 _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
