@@ -89,10 +89,12 @@ class Statement:
     Fields:
         line: the sentence.
         trial_ids: the records it follows from.
+        is_setting: it says what was trained, and finds nothing.
     """
 
     line: Line
     trial_ids: tuple[str, ...]
+    is_setting: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
