@@ -153,7 +153,7 @@ def peak_above_gradients_bytes(model: nn.Module, batch: Batch, step: PlannedStep
 
 def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
     locator = Locator(model, {})
-    live = LiveStorages(locator, device="cpu", is_host=lambda: False)
+    live = LiveStorages(locator, device="cpu")
     gc.collect()
     given = [leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor)]
     with torch.set_grad_enabled(step is not None), locator, live:

@@ -25,9 +25,9 @@ from bench.stale_changes import Session, mesh_of
 from bench.stale_programs import B, D, Program, S
 from strategies.ac.budget import Budget
 from strategies.ac.nested import Nested
-from strategies.base import PlannedStep, StrategyError
+from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
-from strategies.chunk.planning.chunk_plan import InfeasibleBudget, Planner
+from strategies.chunk.planning.chunk_plan import Planner
 from strategies.chunk.running.chunked_forward import ChunkProgram, chunked_forwards
 from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate

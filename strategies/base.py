@@ -42,6 +42,26 @@ class StrategyError(ValueError):
         return f"{self.where}: {self.problem}"
 
 
+class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
+    """No plan that was found keeps the budget; with the kernels of another device one may.
+
+    Args:
+        where: the configuration path of the budget.
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest activation peak that a plan reaches.
+        reasons: what keeps plans from less, for the end of the message.
+    """
+
+    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int, reasons: str = "") -> None:
+        super().__init__(
+            where,
+            f"no plan keeps activations within {budget_bytes} bytes; "
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes{reasons}",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
     """How far a strategy may move the numbers, and why exact equality cannot be had.
@@ -59,6 +79,18 @@ class Tolerance:
     reason: str
     parameters: float | None = None
     floor: float = 0.0
+
+    @property
+    def bounds(self) -> str:
+        """Return `relative` and `parameters`, as a sentence has them behind "within"."""
+        if self.parameters in (None, self.relative):
+            return f"{self.relative:g}"
+        return f"{self.relative:g}, parameters within {self.parameters:g},"
+
+    @property
+    def exception(self) -> str:
+        """Return which tensors are measured otherwise, in brackets; empty where none is."""
+        return f" (tensors below {100 * self.floor:g} % of the largest: of that)" if self.floor else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,6 @@ from harness.records.parity_result import Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
-from strategies.regions.host import allocating_on_host
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""
@@ -197,7 +196,7 @@ class _Check:
             trainee.zero_grad()
             trainee.backward(trainee.forward(batch.to(device))[1])
             trainee.update()
-        report = instrument(trainee, batch.to(device), is_host=allocating_on_host, seed=seed)
+        report = instrument(trainee, batch.to(device), seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act)

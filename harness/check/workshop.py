@@ -22,9 +22,9 @@ from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
 from harness.models.base import Batch
+from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, Strategy
-from strategies.regions.blocks import CONTAINERS
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
@@ -229,7 +229,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
     for fqn, module in model.named_modules():
         children = {f"{fqn}.{name}" if fqn else name: child for name, child in module.named_children()}
         trained = [each for each in children.values() if any(p.requires_grad for p in each.parameters())]
-        if isinstance(module, CONTAINERS) and len(trained) > 1:
+        if is_container(module) and len(trained) > 1:
             return children
     return {}
 

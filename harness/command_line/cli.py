@@ -23,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.command_line.hydra_words import explained, hydra_told, words_for_hydra
 from harness.command_line.schema import (
     Settings,
-    UnknownOptionError,
     as_refused,
     experiment_fields,
     hardware_of,
@@ -34,6 +33,7 @@ from harness.command_line.schema import (
     to_yaml,
     without_idle_options,
 )
+from harness.command_line.unknown_option import UnknownOptionError
 from harness.errors import ConfigError, MissingPackageError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.launchers.base import Launcher

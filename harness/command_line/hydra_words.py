@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.command_line.schema import CHOICE_KEYS, suggestion, unknown_option
+from harness.command_line.unknown_option import CHOICE_KEYS, suggestion, unknown_option
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")

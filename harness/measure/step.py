@@ -70,7 +70,6 @@ def instrument(
     trainee: Trainee,
     batch: Any,
     *,
-    is_host: Callable[[], bool] = lambda: False,
     probe: WorkspaceProbe | None = None,
     listener: Callable[[Locator], OperatorListener] | None = None,
     seed: int = 0,
@@ -82,14 +81,13 @@ def instrument(
     Args:
         trainee: what to train.
         batch: what to train it on; its tensors lie on the device.
-        is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
         listener: makes what is told of every operator from what says where it runs.
         seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
-    live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
+    live = LiveStorages(locator, device=device.type, probe=probe)
     work = WorkCounter(locator, None if listener is None else listener(locator))
     totals = StepTotals(trainee, live)
     with (

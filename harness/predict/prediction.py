@@ -13,9 +13,10 @@ from typing import TypeAlias
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
-from harness.predict.fake_rank import FakeStep, StepLog, fake_step, step_log
+from harness.predict.fake_rank import step_log
 from harness.predict.hardware import Hardware
 from harness.predict.repeated_blocks import composed, is_deep
+from harness.predict.step_log import FakeStep, StepLog, fake_step
 from harness.predict.step_time import timed_on
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode

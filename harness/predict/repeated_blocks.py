@@ -28,7 +28,7 @@ from harness.experiment.experiment import Experiment, name_of
 from harness.measure.memory.storage_history import Change, StorageHistory
 from harness.measure.work.counter import PHASES
 from harness.models.base import ModelSpec
-from harness.predict.fake_rank import StepLog
+from harness.predict.step_log import StepLog
 from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretched
 from harness.records.measured import SavedTensor, TrainedModel
 from strategies import Observation

@@ -16,10 +16,10 @@ from torch import Tensor
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
+from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import rows_of
 from strategies.estimate.tensors import tensors_in, tensors_written
-from strategies.regions.host import allocating_on_host
 
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.experiment.links import Link, chain
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.likely_causes import evidence_of, likely_cause
@@ -21,6 +20,7 @@ from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.probed import Finding, Probed
 from harness.trial.assemble import Assembled
+from harness.trial.links import Link, chain
 from harness.trial.proof import accepted_by
 
 _UNSEEN = "recomputed values, and what the variant keeps, are not looked at in compiled code"

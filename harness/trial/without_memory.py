@@ -22,8 +22,7 @@ from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
 from harness.trial.split_check import check_split
-from strategies import ChecksUnits, HasViews, PlansForStep, Strategy, call_site_of
-from strategies import chunk as chunking
+from strategies import ChecksUnits, HasViews, InfeasibleBudget, PlansForStep, Strategy, call_site_of
 from strategies.regions.blocks import children_of
 
 PLANNED_FOR = "cpu"
@@ -109,7 +108,7 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     _require_positions(sample, "chunk")
     try:
         built = chunk.apply(built, sample.inputs)
-    except chunking.InfeasibleBudget:
+    except InfeasibleBudget:
         if is_elsewhere(experiment):
             return
         raise

@@ -18,7 +18,6 @@ from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.tracing import without_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,8 +153,7 @@ class Nested(Strategy):
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
         """Return the tree of regions, and the tape of a step as code."""
         settings, plain = self._settings(model)
-        with without_data.following(lambda: "the model"):
-            return tape_listing.follow(settings, plain, sample).text()
+        return tape_listing.follow(settings, plain, sample).text()
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the bytes that the latest step moved, and the regions."""

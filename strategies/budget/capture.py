@@ -33,7 +33,6 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
-from strategies.regions.host import allocating_on_host
 from strategies.regions.region import enclose
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
@@ -122,7 +121,7 @@ class _Watch(OperatorMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.live = LiveStorages(Position(), device=device.type, is_host=allocating_on_host)
+        self.live = LiveStorages(Position(), device=device.type)
         self.calls: list[BlockCall] = []
         self._device = device.type
         self._machine: Machine = machine_for(device)

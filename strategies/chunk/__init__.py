@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strategies.base import InfeasibleBudget
+
 if TYPE_CHECKING:
-    from strategies.chunk.planning.chunk_plan import ChunkPlan, InfeasibleBudget, PlannedRegion
+    from strategies.chunk.planning.chunk_plan import ChunkPlan, PlannedRegion
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion"]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from strategies.estimate.host import allocating_on_host
 from strategies.estimate.ledger import Kind, Ledger, Life
 from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
 from strategies.estimate.operator_mode import OperatorMode
@@ -47,8 +48,8 @@ class LiveStorages(OperatorMode):
 
     Args:
         position: says where in the step an operator runs.
-        device: the type of the device that computes; storages elsewhere are host memory.
-        is_host: whether what is allocated now is a host copy although `device` is the CPU.
+        device: the type of the device that computes; storages elsewhere, and those made under
+            `host.host_allocation`, are host memory.
         probe: if given, each operator's private memory is entered into the ledger.
     """
 
@@ -57,7 +58,6 @@ class LiveStorages(OperatorMode):
         position: Position,
         *,
         device: str,
-        is_host: Callable[[], bool],
         probe: WorkspaceProbe | None = None,
     ) -> None:
         super().__init__()
@@ -65,7 +65,6 @@ class LiveStorages(OperatorMode):
         self._position = position
         self._device = device
         self._numbers_on_host = device not in ("cpu", "meta")
-        self._is_host = is_host
         self._probe = probe
         self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._promoted: list[_Promoted] = []
@@ -159,7 +158,7 @@ class LiveStorages(OperatorMode):
         self._follow(storage, self.ledger.add_standing(life))
 
     def _lies_on_host(self, device: str) -> bool:
-        return device != self._device or self._is_host()
+        return device != self._device or allocating_on_host()
 
     def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
         key = storage._cdata  # noqa: SLF001 (its identity)

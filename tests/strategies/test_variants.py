@@ -1,4 +1,4 @@
-"""Variants by module name: a module with a strategy is a variant, one without is what variants are built from."""
+"""A module with a strategy is a variant, one without is what variants are built from."""
 
 from __future__ import annotations
 

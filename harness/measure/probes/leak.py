@@ -73,7 +73,7 @@ def growth(
         NoRoomError: a rank is out of memory.
     """
     locator = Locator(trainee.model, {})
-    live = LiveStorages(locator, device=device.type, is_host=lambda: False)
+    live = LiveStorages(locator, device=device.type)
     found: list[int] = []
     with _without_collections(), settled_collectives(), locator, live:
         for step in range(STEPS):

@@ -24,7 +24,6 @@ from strategies.chunk.running.chunked_forward import (
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
-from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
@@ -142,7 +141,7 @@ class Rehearsal:
         standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
         install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
-        live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
+        live = LiveStorages(Position(), device=self.device.type)
         with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
             live.add_standing(standing)
             if self.training:

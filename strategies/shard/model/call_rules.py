@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from strategies.shard.candidates.layout import Shape, leading_dimensions
+from strategies.shard.candidates.layout import Shape, explicit_index, leading_dimensions
 from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
-from strategies.shard.operators.views import explicit_index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

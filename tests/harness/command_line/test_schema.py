@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command_line.schema import CHOICE_KEYS, Settings, settings, to_yaml, without_idle_options
+from harness.command_line.schema import Settings, settings, to_yaml, without_idle_options
+from harness.command_line.unknown_option import CHOICE_KEYS
 from harness.experiment.data import data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol

@@ -71,7 +71,7 @@ def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
 def measured_peak_bytes(model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None]) -> int:
     """Return the highest total of what lies on the device in a step."""
     model.zero_grad()
-    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cpu")
     with live:
         live.add_standing([*model.parameters(), *model.buffers(), *inputs])
         run()
