@@ -1,4 +1,4 @@
-"""Variants by module name: a module with a strategy is a variant, one without is what variants are built from."""
+"""Variants by module name: a module with a strategy is a variant, one without is what variants share."""
 
 from __future__ import annotations
 
