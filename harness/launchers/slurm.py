@@ -277,7 +277,7 @@ class Slurm(OnSlurm):
                 resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
-            calls.append(slurm_submit.Call((*PROGRAM, str(spec.write()))))
+            calls.append(slurm_submit.JobCall((*PROGRAM, str(spec.write()))))
         request = self.request(
             submission,
             nodes=shape.nodes,

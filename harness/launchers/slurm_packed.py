@@ -136,7 +136,7 @@ class SlurmPacked(OnSlurm):
             use_srun=False,  # the packer runs on the first node, and starts the steps itself
         )
         words = (*_PROGRAM, str(folder))
-        (job,) = slurm_submit.submit([slurm_submit.Call(words)], request, folder / "jobs")
+        (job,) = slurm_submit.submit([slurm_submit.JobCall(words)], request, folder / "jobs")
         return [job] * len(tasks)
 
     def load(

@@ -22,7 +22,7 @@ from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from harness.measure.work.compiled_graphs import CompiledGraphs, Recomputed
+from harness.measure.work.compiled_graphs import CompiledGraphs, RecomputedWork
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import RunnableStep
@@ -176,7 +176,7 @@ def _compiled_code(
         raise RuntimeError("compiled functions did not run under the meters")
 
 
-def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: Recomputed) -> MeasuredWork:
+def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: RecomputedWork) -> MeasuredWork:
     return replace(
         work,
         recomputed_flops=work.recomputed_flops + again.flops,

@@ -109,7 +109,7 @@ class UNetSpec(ModelSpec):
         ends = 2 * 18 * _CHANNELS * self.width * self.image_size**2
         return time + ends + sum(plan.flops(time_width) for plan in self.plan())
 
-    def plan(self) -> Iterator[unet_block.BlockPlan]:
+    def plan(self) -> Iterator[unet_block.UNetBlockPlan]:
         """Yield what every block does, in the order of calls: down, middle, up."""
         levels, channels, skips = range(len(self.multipliers)), self.width, [self.width]
         for level in levels:
@@ -134,9 +134,9 @@ class UNetSpec(ModelSpec):
 
     def _block(
         self, level: int, channels: int, *, skip_channels: int = 0, gives_skip: bool = False
-    ) -> unet_block.BlockPlan:
+    ) -> unet_block.UNetBlockPlan:
         size = self.image_size >> level
-        return unet_block.BlockPlan(
+        return unet_block.UNetBlockPlan(
             channels=channels,
             out_channels=self._channels(level),
             size=size,
@@ -147,8 +147,8 @@ class UNetSpec(ModelSpec):
 
     def _resampler(
         self, to_level: int, channels: int, resampling: Literal["down", "up"]
-    ) -> unet_block.BlockPlan:
-        return unet_block.BlockPlan(
+    ) -> unet_block.UNetBlockPlan:
+        return unet_block.UNetBlockPlan(
             channels=channels,
             out_channels=channels,
             size=self.image_size >> to_level,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.memory.storage_history import Change, StorageHistory
+from harness.measure.memory.storage_history import StorageChange, StorageHistory
 from harness.measure.work.counter import PHASES
 from harness.models.base import ModelSpec
 from harness.predict.step_log import StepLog
@@ -196,7 +196,7 @@ class _BlockNames:
     def __init__(self, layers_fqn: str) -> None:
         self._prefix = f"{layers_fqn}."
         self._known: dict[str, Numbered] = {}
-        self.of_changes: Numbering[Change] = Numbering(
+        self.of_changes: Numbering[StorageChange] = Numbering(
             split=lambda change: self._split(change.module, change[:2] + change[3:]),
             join=lambda change, number: change._replace(module=self._named(change.module, number)),
         )

@@ -71,7 +71,7 @@ class TorchRemat(ActivationCheckpointing):
         for block in found.values():
             outer = region.regions(block)[""]
             for name, module in self._kept(block).items():
-                region.enclose(module, _remat().Kept(name=name, outer=outer), holds_call=False)
+                region.enclose(module, _remat().KeptRegion(name=name, outer=outer), holds_call=False)
         return enclosed
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)

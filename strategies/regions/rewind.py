@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FlatParameter
 from strategies.estimate.anatomy import (
     CONSTANTS,
     DEEPEST,
-    Kind,
+    HoldingKind,
     attributes,
     is_closed,
     kind_of,
@@ -123,7 +123,7 @@ class _Content:
     """What a container, an array or a generator held."""
 
     value: Any
-    kind: Kind
+    kind: HoldingKind
     write: Callable[[Any, Any], object]
     content: Any
 
@@ -484,7 +484,7 @@ def _are_same(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
     return list(now) == list(then) and all(map(is_, now.values(), then.values()))
 
 
-def _are_constant(kind: Kind, content: Any) -> bool:
+def _are_constant(kind: HoldingKind, content: Any) -> bool:
     """Say whether nothing of what a long container holds can change, faster than by a look at each part."""
     parts = content.values() if kind.form in ("mapping", "callable") else content
     return kind.form in ("sequence", "mapping", "set") and _CONSTANT.issuperset(map(type, parts))

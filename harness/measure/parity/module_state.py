@@ -27,7 +27,7 @@ from harness.measure.parity.checksum import checksum
 from strategies.estimate.anatomy import (
     CONSTANTS,
     DEEPEST,
-    Kind,
+    HoldingKind,
     attributes,
     has_hidden_content,
     is_closed,
@@ -210,7 +210,7 @@ class _Reader:
         else:
             self.uncompared[f"members of {name}"] = None
 
-    def _parts(self, kind: Kind, content: Any, name: str, depth: int) -> None:
+    def _parts(self, kind: HoldingKind, content: Any, name: str, depth: int) -> None:
         if kind.form != "callable":
             self.values[f"length of {name}"] = len(content)
             items = list(content.flat) if kind.form == "buffer" else content
@@ -335,7 +335,7 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _path(kind: Kind, key: Any, position: int) -> str:
+def _path(kind: HoldingKind, key: Any, position: int) -> str:
     """Return the path from a value to one of its parts."""
     return f".{key}" if kind.form == "callable" else f"[{_key(key, position)}]"
 

@@ -16,7 +16,7 @@ import torch
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
-from harness.measure.probes.changed_since import Change, changed_since
+from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
@@ -152,7 +152,7 @@ class Probing:
             )
         ).value
 
-    def changed(self) -> tuple[Change, ...]:
+    def changed(self) -> tuple[StateChange, ...]:
         """Return the state that is another one when backward begins than when the plain model read it."""
         changes = tried(
             lambda: changed_since(

@@ -26,7 +26,7 @@ from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import fields_that_differ, mesh_sizes
-from harness.report.facts.number_words import Unit, and_more
+from harness.report.facts.number_words import NumberUnit, and_more
 from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
@@ -226,7 +226,7 @@ def _without_record(sweep: SweepRecords) -> str:
 
 
 def _count(count: int, what: str) -> Number:
-    return Number(value=count, unit=Unit.COUNT, path=f"count {what}")
+    return Number(value=count, unit=NumberUnit.COUNT, path=f"count {what}")
 
 
 def _saves(entry: Entry) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.facts.number_words import Unit, in_words
+from harness.report.facts.number_words import NumberUnit, in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Number:
     """
 
     value: float
-    unit: Unit
+    unit: NumberUnit
     path: str
     trial_id: str = ""
     sweep: int = 0

@@ -145,7 +145,7 @@ class ChunkPlan:
             if budget_bytes is not None:
                 raise StrategyError(where, "give one of budget_bytes and fraction, got both")
             require_number("chunk.fraction", fraction, "above 0 and at most 1", 1)
-        planner = Planner.of(model, sample, kwargs=kwargs, training=training, step=step, where=where)
+        planner = ChunkPlanner.of(model, sample, kwargs=kwargs, training=training, step=step, where=where)
         if fraction is not None:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
@@ -205,7 +205,7 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planner:
+class ChunkPlanner:
     """A model recorded for one kind of pass, to be planned for one budget after the other.
 
     Fields:
@@ -235,7 +235,7 @@ class Planner:
         training: bool = False,
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
-    ) -> Planner:
+    ) -> ChunkPlanner:
         """Return the planner of `model`; arguments are those of `ChunkPlan.make`.
 
         Raises:

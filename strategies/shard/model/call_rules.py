@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from strategies.shard.candidates.layout import Shape, explicit_index, leading_dimensions
-from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, TensorValue, sharded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +32,11 @@ class FunctionCall:
 
     node: fx.Node
     arguments: Mapping[str, Any]
-    values: Mapping[fx.Node, Value]
-    output: Value
+    values: Mapping[fx.Node, TensorValue]
+    output: TensorValue
 
     @property
-    def only(self) -> Value | None:
+    def only(self) -> TensorValue | None:
         """The tensor that it reads, where it is one."""
         return next(iter(self.values.values())) if len(self.values) == 1 else None
 
@@ -64,7 +64,9 @@ class CallRule:
     follows_shapes: bool = False
     is_elementwise: bool = False
 
-    def call(self, node: fx.Node, values: Mapping[fx.Node, Value], output: Value) -> FunctionCall | None:
+    def call(
+        self, node: fx.Node, values: Mapping[fx.Node, TensorValue], output: TensorValue
+    ) -> FunctionCall | None:
         """Return the call with its arguments by name; `None` where one has no name."""
         if self.names and (len(node.args) > len(self.names) or not node.kwargs.keys() <= set(self.names)):
             return None
@@ -72,12 +74,12 @@ class CallRule:
         return FunctionCall(node=node, arguments=arguments, values=values, output=output)
 
 
-def as_summand(value: Value) -> State:
+def as_summand(value: TensorValue) -> State:
     """Return the state of a whole tensor whose gradient comes back in summands, if it has one."""
     return SUMMED if value.needs_gradient else WHOLE
 
 
-def _broadcast(value: Value, shape: Shape, dim: int) -> State:
+def _broadcast(value: TensorValue, shape: Shape, dim: int) -> State:
     """Return the state of a tensor that broadcasts to `shape`, of which `dim` is sharded."""
     own = dim - len(shape) + len(value.shape)
     is_there = own >= 0 and not (value.shape[own] == 1 and shape[dim] > 1)

@@ -38,7 +38,7 @@ from strategies.shard.model.module_options import (
     options,
     summed_parameter,
 )
-from strategies.shard.model.placement_state import WHOLE, Value
+from strategies.shard.model.placement_state import WHOLE, TensorValue
 from strategies.shard.model.soundness import described, first_conflict
 from strategies.tracing.guard import refuse_global_hooks
 from strategies.tracing.module_state import has_hooks
@@ -251,7 +251,7 @@ class _Builder:
         hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 (no public way)
         return self._is_shared(parameter) or any(hooks)
 
-    def _passed(self, node: fx.Node, inputs: Sequence[Value | None], flow: CallStates) -> NodeOption:
+    def _passed(self, node: fx.Node, inputs: Sequence[TensorValue | None], flow: CallStates) -> NodeOption:
         ranks = self._axis.ranks
         flops = attention_flops(node, inputs) // (1 if flow.output.dim is None else ranks)
         held = 0 if is_view(node) else sum(each.local_bytes(flow.output, ranks) for each in outputs_of(node))
@@ -294,9 +294,9 @@ def _forward(model: nn.Module, shadow: Shadow, sample: tuple[Any, ...], *, to_fu
     )
 
 
-def _value(node: fx.Node, source: fx.Node) -> Value | None:
+def _value(node: fx.Node, source: fx.Node) -> TensorValue | None:
     """Return the tensor that `node` reads of `source`; of a tuple, the part that it picks."""
     given = source.meta["val"]
     if not isinstance(given, Tensor):
         given = node.meta["val"] if function_name(node) == "getitem" else None
-    return Value.of(given) if isinstance(given, Tensor) else None
+    return TensorValue.of(given) if isinstance(given, Tensor) else None

@@ -28,7 +28,7 @@ from strategies.shard.candidates.redistribution import (
     steps_between,
 )
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
-from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, Value, move, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, TensorValue, move, sharded
 from strategies.shard.operators.module_operations import module_operation
 
 REPLICATED = "replicated"
@@ -121,8 +121,8 @@ class LeafModule:
 
     fqn: str
     module: nn.Module
-    input: Value
-    output: Value
+    input: TensorValue
+    output: TensorValue
     split: str | None
     parameter_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     fsdp_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -201,7 +201,7 @@ def summed_parameter(name: str, parameter: Tensor, ranks: int, machine: Machine)
     )
 
 
-def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
+def _edges(value: TensorValue, ranks: int, *, features: bool) -> Iterator[State]:
     """Yield the states of a tensor beside a leaf module; only the model says where features are sharded."""
     yield WHOLE
     if value.needs_gradient:
