@@ -25,7 +25,7 @@ from strategies.chunk.running.chunked_forward import (
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
-from strategies.tracing.operator_graph import ScopeGraph
+from strategies.tracing.scope_graph import ScopeGraph
 
 _MUCH = 4  # times the results of an operator are the smallest peak, where it is named
 

@@ -29,7 +29,8 @@ from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import Programs
-from strategies.tracing.operator_graph import ScopeGraph, record
+from strategies.tracing.operator_graph import record
+from strategies.tracing.scope_graph import ScopeGraph
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
 

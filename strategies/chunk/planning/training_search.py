@@ -18,7 +18,7 @@ from strategies.chunk.loops.loop import Loop, chunk_sizes
 from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
 from strategies.estimate.machine import Machine
-from strategies.tracing.operator_graph import may_run_again
+from strategies.tracing.scope_graph import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24

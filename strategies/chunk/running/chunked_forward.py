@@ -37,8 +37,9 @@ from strategies.tracing.guard import (
     refuse_unseen,
     share_memory,
 )
-from strategies.tracing.operator_graph import ScopeGraph, is_within, may_run_again, record, writes_to_given
+from strategies.tracing.operator_graph import record
 from strategies.tracing.recorder import leaves_of
+from strategies.tracing.scope_graph import ScopeGraph, is_within, may_run_again, writes_to_given
 from strategies.tracing.shadow import Shadow, device_of, mapped_once, shadowed
 
 Loss: TypeAlias = "Callable[..., Tensor]"
