@@ -57,6 +57,7 @@ def variants(package: ModuleType, kind: type[Variant]) -> dict[str, type[Variant
 
 
 def _variant_of(module: ModuleType, kind: type[Variant]) -> type[Variant] | None:
+    """Return the one variant that a module itself defines, `None` where it defines none."""
     found = [
         value
         for value in vars(module).values()

@@ -224,6 +224,10 @@ class _Check:
         return any(acting)
 
     def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
+        """Return how the steps compare.
+
+        Where they differ, with the plain model beside itself as a control.
+        """
         parity = agreed(
             lambda: self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
         )

@@ -132,6 +132,7 @@ def without_idle_options(fields: Mapping[str, Any], swept: Mapping[str, set[str]
 
 
 def _without_idle(node: Any, registry: Mapping[str, type[Any]], swept: set[str]) -> Any:
+    """Return the options of a group without those that only other variants of the sweep have."""
     chosen = node.get("name") if isinstance(node, Mapping) else None
     if not isinstance(chosen, str) or chosen not in registry:
         return node

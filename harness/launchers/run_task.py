@@ -79,6 +79,7 @@ def _run(
     resources: Resources,
     job: Job,
 ) -> Record:
+    """Run a trial that is claimed and locked, and write its record."""
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
     predicted = foreseen(task.experiment, task.hardware, call)

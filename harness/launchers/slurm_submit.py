@@ -114,6 +114,7 @@ def submit(calls: Sequence[JobCall], request: Request, folder: Path) -> list[str
 
 
 def _submit_array(calls: Sequence[JobCall], request: Request, folder: Path) -> list[str]:
+    """Submit the calls as one array of jobs; return the id of each."""
     executor = SlurmExecutor(folder, python=request.python)
     executor.update_parameters(**_parameters(request, calls))
     JobPaths.get_first_id_independent_folder(folder).mkdir(parents=True, exist_ok=True)

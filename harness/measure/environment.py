@@ -151,6 +151,7 @@ def _torch_version() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
+    """Return the model of the CPU as the kernel names it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [

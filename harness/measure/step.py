@@ -177,6 +177,7 @@ def _compiled_code(
 
 
 def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: RecomputedWork) -> MeasuredWork:
+    """Return the counts of a step with what its compiled graphs recomputed."""
     return replace(
         work,
         recomputed_flops=work.recomputed_flops + again.flops,

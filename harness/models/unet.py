@@ -55,6 +55,7 @@ class UNetSpec(ModelSpec):
     image_size: int
 
     def __post_init__(self) -> None:
+        """Refuse sizes that do not divide, and levels that the image does not have."""
         ModelSpec.__post_init__(self)
         require_divides("head_width", self.head_width, "width", self.width)
         require_divides("n_groups", self.n_groups, "width", self.width)
@@ -135,6 +136,7 @@ class UNetSpec(ModelSpec):
     def _block(
         self, level: int, channels: int, *, skip_channels: int = 0, gives_skip: bool = False
     ) -> unet_block.UNetBlockPlan:
+        """Return the plan of a residual block on a level."""
         size = self.image_size >> level
         return unet_block.UNetBlockPlan(
             channels=channels,
@@ -148,6 +150,7 @@ class UNetSpec(ModelSpec):
     def _resampler(
         self, to_level: int, channels: int, resampling: Literal["down", "up"]
     ) -> unet_block.UNetBlockPlan:
+        """Return the plan of a block that changes the level."""
         return unet_block.UNetBlockPlan(
             channels=channels,
             out_channels=channels,

@@ -95,6 +95,7 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
 
 
 def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> PredictedStep:
+    """Return a prediction with its step time, where the hardware has a rate for the step."""
     if hardware is None:
         return step
     try:
@@ -149,6 +150,7 @@ def _shared_log(traced: _Traced, device: str) -> StepLog:
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
+    """Return the times of variant and twin as a trial measures them."""
     reads_tokens = experiment.model.reads_tokens()
     return MeasuredTime(
         variant_s=(variant.step_s,),

@@ -114,6 +114,7 @@ def _described(value: Any) -> Any:
 
 
 def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) -> StepLog:
+    """Return the log of a deeper model, made of two with fewer blocks."""
     names = _BlockNames(layers_fqn)
     return StepLog(
         history=_history(shorter.history, longer.history, further, names),
@@ -132,6 +133,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
 def _history(
     shorter: StorageHistory, longer: StorageHistory, further: int, names: _BlockNames
 ) -> StorageHistory:
+    """Return the storages of a deeper model, made of those of two with fewer blocks."""
     return StorageHistory(
         start=_sums(shorter.start, longer.start, further),
         start_host_bytes=_sum(shorter.start_host_bytes, longer.start_host_bytes, further),

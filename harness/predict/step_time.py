@@ -45,6 +45,7 @@ def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
 
 
 def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
+    """Return the seconds of a phase; on a GPU copies and unawaited collectives hide behind the rest."""
     operators = (call for call in trace.operators if call.phase == phase)
     collectives = [call for call in trace.collectives if call.phase == phase]
     copies = (copy for copy in trace.host_copies if copy.phase == phase)
@@ -62,6 +63,7 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
 
 
 def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
+    """Return the seconds of an operator, by FLOPs, bytes, or evaluated functions."""
     machine = hardware.machine(call.dtype if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
     flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)

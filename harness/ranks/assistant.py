@@ -76,6 +76,7 @@ class Assistant:
             pass
 
     def _accepted(self, listener: socket.socket) -> Connection:
+        """Return the connection of the assistant, or say that it has ended."""
         listener.settimeout(_POLL_S)
         while True:
             try:

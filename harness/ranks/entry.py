@@ -197,6 +197,7 @@ def _join(start: RankStart) -> Store | None:
 
 
 def _meeting_place(rendezvous: Rendezvous, world_size: int) -> Store:
+    """Return the store at which ranks meet: a file on one node, TCP between several."""
     if isinstance(rendezvous, Path):
         os.environ.setdefault(VARIABLE, LOOPBACK)  # a host name without an address blocks gloo
         return FileStore(str(rendezvous), world_size)

@@ -70,6 +70,7 @@ class First(FirstDifference):
         return describe_difference(self.part, self) + self._where()
 
     def _where(self) -> str:
+        """Return in which blocks gradients differ, for the end of a sentence."""
         differing = [name for name, differs in self.blocks.items() if differs]
         equal = [name for name, differs in self.blocks.items() if not differs]
         if not self.blocks:
@@ -180,6 +181,7 @@ class Weightless:
     zero_blocks_from: int | None = None
 
     def __str__(self) -> str:
+        """Return why equal gradients prove nothing; empty where they prove something."""
         if self.not_finite_from is not None:
             return (
                 f"gradients are not finite on both sides from step {self.not_finite_from} on, first that of "

@@ -117,6 +117,7 @@ def plan_sweep(
 
 
 def _task(point: Point, experiment: Experiment, label: str, address: str, launcher: Launcher) -> Task:
+    """Return the task of a point for the launcher."""
     return Task(
         trial_id=point.trial_id,
         resolved=point.resolved,

@@ -116,6 +116,7 @@ def _row(
     state: Callable[[Point], str],
     answer: Answer,
 ) -> PlannedPoint:
+    """Return the row of a point with its answer."""
     record, solved = answer.record, answer.solved
     if record is None:
         return PlannedPoint(
@@ -142,6 +143,7 @@ def _row(
 
 
 def _refused(point: Point, refusal: ValueError | None) -> Record:
+    """Return the record of a point that cannot be predicted."""
     environment = describe("cpu")
     identity = Identity(
         trial_id=point.trial_id,

@@ -106,6 +106,7 @@ class TrialModels:
         return probed
 
     def _asked(self, parity: Parity) -> Probed:
+        """Ask the probes that a comparison leaves open; return what they found."""
         probing, has_variant = Probing(source=self), self.link.variant != self.link.baseline
         is_seen = has_variant and not self.link.variant.is_compiled
         values = probing.values() if is_seen else None

@@ -319,6 +319,7 @@ def _checkpoint(model: nn.Module, experiment: Experiment, sample: Batch, place: 
 def _distribute(
     model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
 ) -> nn.Module:
+    """Return the model as the data-parallel ranks of the mesh hold it."""
     mesh = experiment.mesh
     if devices is None or mesh.dp == 1:
         return model

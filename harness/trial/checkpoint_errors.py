@@ -107,6 +107,7 @@ def _holds(node: Node, name: str, holder: Any) -> bool:
 
 
 def _nodes(root: Node | None) -> Iterator[Node]:
+    """Yield all nodes of autograd that can be reached from one."""
     seen: set[Node | None] = {None}
     left = [root]
     while left:
@@ -139,6 +140,7 @@ def _modules_in(value: Any, *, depth: int) -> Iterator[nn.Module]:
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
+    """Return what a callable holds."""
     if isinstance(value, MethodType):
         return (value.__self__,)
     if isinstance(value, functools.partial):

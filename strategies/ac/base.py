@@ -114,6 +114,7 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
+        """Refuse reentrant recomputation of blocks inside sharded FSDP1 units."""
         for fqn, block in chosen.items() if self.use_reentrant else ():
             unit = blocks.sharded_fsdp1_unit(model, fqn, block)
             if unit is not None:
@@ -125,6 +126,10 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _region_maker(self) -> RegionMaker:
+        """Return what makes the region of one block.
+
+        All regions share one save list, ledger and generators.
+        """
         save_list, ledger = self._save_list(), offloading.HostLedger()
         generators = number_generators.NumberGenerators()
 
@@ -147,6 +152,7 @@ class Recomputing(ActivationCheckpointing):
 
 
 def _merged(observations: Sequence[Observation]) -> Observation:
+    """Return what the regions of one model did together."""
     if not observations:
         return Observation()
     named = observations[0].named

@@ -54,6 +54,7 @@ class Budget(ActivationCheckpointing):
     plan_file: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse values out of range, and any number of budgets but one."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         _require_above_0("budget_gib", self.budget_gib, math.inf)
         _require_above_0("fraction", self.fraction, 1)

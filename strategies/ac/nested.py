@@ -73,6 +73,7 @@ class Nested(Strategy):
     rewind: bool = True
 
     def __post_init__(self) -> None:
+        """Read the file of labels, and turn labels, levels, offload and keep into paths, or refuse them."""
         check_simple_fields("ac", self)
         given = [name for name in ("labels", "levels", "labels_file") if getattr(self, name) is not None]
         if len(given) > 1:
@@ -181,6 +182,7 @@ class Nested(Strategy):
         return settings, plain
 
     def _labels(self, model: nn.Module) -> Labels:
+        """Return the label of each child of the container: as given, or by even levels."""
         if self.labels is not None:
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return labelling.Labels(paths=paths, where="ac.labels", is_partial=False)
@@ -207,6 +209,7 @@ def _root_paths(count: int) -> tuple[Path, ...]:
 
 
 def _parse_levels(levels: Any) -> tuple[int, ...] | None:
+    """Return the numbers of regions by level, or refuse them."""
     if levels is None:
         return None
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
@@ -218,6 +221,7 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
 
 
 def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
+    """Return the label of each submodule by its FQN, or refuse them."""
     if labels is None:
         return None
     if not isinstance(labels, Mapping) or not labels:
@@ -245,6 +249,7 @@ def _parse_paths(paths: Any, where: str) -> tuple[Path, ...]:
 
 
 def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadKind]:
+    """Return the kind of offloading by region; a region has one at most."""
     kinds: dict[Path, OffloadKind] = {}
     for kind, paths in offload.items():
         for path in paths:
@@ -256,6 +261,7 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadK
 
 
 def _read(file: str) -> Any:
+    """Return what a YAML file of labels holds, or refuse the file."""
     try:
         labels = yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

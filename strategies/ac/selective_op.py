@@ -43,6 +43,7 @@ class SelectiveOp(Recomputing):
     matmul_recompute_every: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuse save lists that torch cannot follow, and operators that this build of torch lacks."""
         Recomputing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         if self.use_reentrant:
             raise StrategyError(

@@ -45,6 +45,7 @@ class TorchRemat(ActivationCheckpointing):
     preserve_rng_state: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse names that are no list, and a missing package."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         names: Any = self.save_regions
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -109,6 +110,7 @@ class TorchRemat(ActivationCheckpointing):
         )
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:  # noqa: ARG002 (blocks say all)
+        """Refuse a block that lacks a module to save, and saved modules whose forward nobody would call."""
         for fqn, block in chosen.items():
             kept = self._kept(block)
             missing = next((name for name in self.save_regions if name not in kept), None)

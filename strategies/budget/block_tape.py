@@ -316,6 +316,7 @@ class BlockTape(OperatorMode):
             content.memory, content.fetch = None, partial(self._ledger.restored, copy)
 
     def _refuse_other_forward(self) -> None:
+        """Refuse a forward with other operators than the plan's, or without a result that the plan keeps."""
         plan = self._fates.plan
         if plan.operators and self._count != plan.operators:
             raise self._unlike(f"its forward has {self._count} operators and had {plan.operators}")

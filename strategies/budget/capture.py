@@ -104,6 +104,7 @@ class _Listening:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run the forward of a block and watch it, where gradients are on."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         call = BlockCall(
@@ -177,6 +178,7 @@ class _Watch(OperatorMode):
         start: int,
         has_drawn: bool,
     ) -> StepOperator:
+        """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
         node = running_node()
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
@@ -222,6 +224,7 @@ class _Watch(OperatorMode):
             call.end = self.live.ledger.moment
 
     def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
+        """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
         local = local_of(saved)
         storage = None if local is None else self.live.number(local)
         with _disable_current_modes(), torch.no_grad():
@@ -242,6 +245,7 @@ class _Watch(OperatorMode):
         return unpack
 
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
+        """Note that backward asked for a saved value, which is alive from now on; return it."""
         moment = self.live.ledger.moment
         self.live.add_made(value, "a saved value")
         number = self.live.number(value)

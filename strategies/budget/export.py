@@ -169,6 +169,7 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
 
 
 def _save_lines(block: BlockPlan, forward: BlockForward) -> Iterator[str]:
+    """Yield the calls of a block whose results the plan keeps, `block.module::operator`, one line a kind."""
     calls = list(zip(forward.modules, forward.operators, strict=True))
     held = [calls[number] for number in _saved(block, forward)]
     for module, name in dict.fromkeys(held):

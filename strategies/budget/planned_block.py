@@ -71,6 +71,7 @@ class PlannedBlock:
         return results
 
     def _refuse_other_sizes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call whose sizes are not those that the plan was made for."""
         if not self.plan.sizes:
             return
         found = sizes_of(module, args, kwargs)

@@ -120,6 +120,10 @@ class Planner:
         return int(least) if math.isfinite(least) else 0
 
     def _choice(self, budget_bytes: int) -> list[Option]:
+        """Return the cheapest options that keep the budget.
+
+        The model of their bytes is corrected by simulation.
+        """
         target = budget_bytes
         for _ in range(_ATTEMPTS):
             numbers = cheapest(self._stages, target)
@@ -157,6 +161,7 @@ class Planner:
         return peak_bytes(self._graph, [option.effect for option in chosen])
 
     def _made_stages(self) -> list[Stage]:
+        """Return for each call of a block its options and the bytes that others hold around it."""
         held, callers = self._graph.held_bytes, self._callers
         known: dict[object, list[Option]] = {}
         stages = []

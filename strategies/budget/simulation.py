@@ -126,6 +126,10 @@ class _Schedule:
 
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
+        """Return what backward asks of a call, in order.
+
+        For each request: which units run for it, what is fetched, and until when it is held.
+        """
         program = call.program
         resident = program.saved if decision.is_plain else decision.keep
         known = resident | decision.offload
@@ -182,6 +186,7 @@ class _Walk:
         self._release()
 
     def _hold_from_forward(self) -> None:
+        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
         gains, call = self.effect.gains, self._call
         for storage in (*self._schedule.resident, *(each for each in self._readers if each < 0)):
             if self._is_held(storage):

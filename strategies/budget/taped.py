@@ -176,6 +176,10 @@ class TapedOperator:
         self._fill(self._call(args, kwargs))
 
     def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator.
+
+        Random numbers are drawn from the state of forward, and the present one is put back.
+        """
         if self.stash is None:
             return self._function(*args, **kwargs)
         put_back = self.stash()
@@ -185,6 +189,7 @@ class TapedOperator:
             put_back()
 
     def _fill(self, result: Any) -> None:
+        """Give what a second run made, or wrote, to those of its results that still lack their content."""
         results = list(tensors_in(result))
         for number, reference in self._made:
             content = reference()

@@ -38,6 +38,7 @@ class Budget(Chunking):
     fraction: float | None = None
 
     def __post_init__(self) -> None:
+        """Refuse both budgets, none, and a number out of range."""
         if (self.budget_mib is None) == (self.fraction is None):
             given = "both" if self.fraction is not None else "neither"
             raise StrategyError("chunk", f"give one of chunk.budget_mib and chunk.fraction, got {given}")

@@ -56,6 +56,7 @@ def _overwrite(
     storages: Mapping[fx.Node, tuple[Hashable, ...]],
     known: Mapping[Hashable, set[fx.Node]],
 ) -> Overwrite | None:
+    """Return how `node` can write over its first input, `None` where somebody still needs that memory."""
     target = _in_place(node.target)
     if target is None or node.meta["written"] or not isinstance(node.args[0], fx.Node):
         return None

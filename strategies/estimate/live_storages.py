@@ -136,6 +136,7 @@ class LiveStorages(OperatorMode):
             self._enter_numbers(str(func), numbers, results[0])
 
     def _enter_standing(self, tensor: Tensor) -> int:
+        """Enter a storage that was there before the step; return its number."""
         storage = tensor.untyped_storage()
         life = Life(
             nbytes=storage.nbytes(),
@@ -225,6 +226,8 @@ class LiveStorages(OperatorMode):
             self._resize(self._enter_made(nbytes, op, Kind.WORKSPACE), 0)
 
     def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a `get_rng_state` whose result is entered: it is made where no operator is seen."""
+
         @functools.wraps(original)
         def get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
             state = original(*args, **kwargs)
@@ -234,6 +237,8 @@ class LiveStorages(OperatorMode):
         return get_rng_state
 
     def _watching_resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `resize_` of storages that is entered, as FSDP calls it."""
+
         @functools.wraps(original)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             self._enter_hidden(storage)
@@ -259,6 +264,7 @@ class _Promoted:
     result: TensorWeakRef
 
     def saved(self) -> Tensor | None:
+        """Return the promoted number as autograd has saved it, `None` where it has not."""
         result = self.result()
         # the node of a view would be made anew by asking for it
         if result is None or result._is_view():  # noqa: SLF001 (no public name)

@@ -41,6 +41,7 @@ class Machine:
     latency_s: float
 
     def __post_init__(self) -> None:
+        """Refuse rates that are not above 0 and delays below 0."""
         for name in _RATES:
             value = getattr(self, name)
             if not (value > 0 and isfinite(value)):

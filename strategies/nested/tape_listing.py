@@ -200,6 +200,7 @@ class _Text:
         yield f"{_INDENT}return {names if depth else f'({names}{comma})'}"
 
     def _statement(self, call: Call) -> str:
+        """Return one call of the tape as a line of Python."""
         leaves = [_Name(self._name(leaf)) if type(leaf) is Slot else leaf for leaf in call.leaves]
         args, kwargs = put_together(call.structure, leaves)
         named = [f"{name}={value!r}" for name, value in kwargs.items()]

@@ -161,6 +161,7 @@ class KeptStorages:
         return _storage_identity(local) in self._identities
 
     def _owned(self) -> set[int | None]:
+        """Return the storages that modules own, which are never offloaded."""
         return {
             _identity(tensor)
             for owner in self._owners

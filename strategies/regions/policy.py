@@ -36,6 +36,10 @@ def selective_contexts(
     counted = {False: 0, True: 0}  # by whether recomputation asks: torch before 2.12 asks in both passes
 
     def policy(context: Any, operator: Operator, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        """Say whether torch saves or recomputes an operator.
+
+        Products are counted apart in forward and again.
+        """
         entries = save_list.entries_of(operator)
         if not entries:
             return CheckpointPolicy.PREFER_RECOMPUTE
@@ -92,6 +96,7 @@ class _Inside(AbstractContextManager[None]):
         self._entered = ExitStack()
 
     def __enter__(self) -> None:
+        """Enter the contexts of a recomputation, of which each backward has one."""
         if not self._waiting:  # in the words of torch, whose modes would say it
             raise RuntimeError(
                 "Trying to backward an extra time. You are only allowed to backward once on any region "

@@ -387,6 +387,7 @@ class _Keeper:
             self._container(value, place, depth - 1)
 
     def _tensor(self, tensor: Tensor, place: Place) -> None:
+        """Keep a tensor: a copy where it is small or known to change, else its version to find out."""
         if tensor.is_meta or tensor.layout != torch.strided:
             return
         is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
@@ -400,6 +401,7 @@ class _Keeper:
             self.large[place] = kept
 
     def _container(self, value: Any, place: Place, depth: int) -> None:
+        """Keep what a container or object holds, and go on with its parts."""
         kind = kind_of(value)
         if kind is not None:
             content = kind.read(value)

@@ -86,6 +86,7 @@ class Cheapest(Sharding):
         return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
     def _machine(self) -> Machine:
+        """Return the machine of the options; a refusal names the option."""
         try:
             return replace(
                 A100,

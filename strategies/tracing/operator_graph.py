@@ -357,6 +357,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return OpaquePart(self._where, f"{self.place} {problem}", self._modules[-1] if self._modules else "")
 
     def _call_opaque(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a module as it is, and enter its call as one node."""
         given = tree_map_only(Tensor, self._node, (args, kwargs))
         self._is_inside_opaque = True
         result = body(*args, **kwargs)
@@ -391,6 +392,7 @@ class _OperatorRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an ATen operator and enter it, in its functional form where nobody can tell the two apart."""
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
@@ -504,6 +506,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return overload
 
     def _own_results(self, result: Any, node: fx.Node, *, is_detached: bool = False) -> None:
+        """Let the tensors of a result belong to a node."""
         frame = self._frames[-1]
         if isinstance(result, Tensor):
             node.meta.setdefault("val", result)

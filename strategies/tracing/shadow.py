@@ -258,6 +258,7 @@ class _Caster:
         return cast
 
     def _cast(self, value: Any) -> Any:
+        """Return the shadow of a module, method, tensor or container; other values stand for themselves."""
         if isinstance(value, nn.Module):
             return self._twins[id(unwrapped(value))][1] if id(unwrapped(value)) in self._twins else value
         if isinstance(value, MethodType) and id(value.__self__) in self._twins:
@@ -272,6 +273,7 @@ class _Caster:
         return self._casts[id(value)]
 
     def _copied(self, value: Any) -> Any:
+        """Return a container with the shadows of its parts."""
         if isinstance(value, tuple):
             return tuple(map(self._cast, value))
         copied = self._casts[id(value)] = copy.copy(value)  # before what it holds, which may hold it

@@ -172,6 +172,7 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
+    """Return the tensors that stand before the step, by the part that they are of."""
     model = trainee.model
     return {
         "parameters": parameters_of(model),

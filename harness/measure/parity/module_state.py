@@ -155,6 +155,7 @@ class _Reader:
             self._read(module.get_extra_state(), f"{prefix}(extra state)", depth)
 
     def _read(self, value: Any, name: str, depth: int) -> None:
+        """Note a value of the state, and look into it once."""
         if isinstance(value, CONSTANTS):
             self.values[name] = _constant(value)
         elif isinstance(value, Tensor) and _has_memory(value):
@@ -164,6 +165,7 @@ class _Reader:
             self._look_into(value, name, depth)
 
     def _look_into(self, value: Any, name: str, depth: int) -> None:
+        """Note what a value holds, as far as anybody can tell."""
         if isinstance(value, Enum) or _is_ours(value):
             return
         if isinstance(value, (*CONSTANTS, Tensor)):
@@ -190,6 +192,7 @@ class _Reader:
                 self._read(part, f"{name}.{key}", depth)
 
     def _content(self, value: Any, name: str, depth: int) -> None:
+        """Note the content of a container, buffer or generator."""
         kind = kind_of(value)
         if kind is None:
             return
@@ -211,6 +214,7 @@ class _Reader:
             self.uncompared[f"members of {name}"] = None
 
     def _parts(self, kind: HoldingKind, content: Any, name: str, depth: int) -> None:
+        """Note the parts of a container one by one, or a digest of many."""
         if kind.form != "callable":
             self.values[f"length of {name}"] = len(content)
             items = list(content.flat) if kind.form == "buffer" else content

@@ -107,6 +107,7 @@ class _Ledger:
 
 
 def _own(module: nn.Module, fqn: str) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
+    """Yield what a module holds itself, each with what returns its present value."""
     prefix = f"{fqn}." if fqn else ""
     for name, value in vars(module).items():
         if name not in _OWN and not name.startswith(("_acbench", "_fsdp", "_is_fsdp", "_ddp")):

@@ -109,6 +109,7 @@ def places_of(model: nn.Module) -> tuple[Place, ...]:
 
 
 def _places(owner: type) -> Iterator[Place]:
+    """Yield where a class, and the globals that its functions name, hold state."""
     for name, value in list(vars(owner).items()):
         if not name.startswith("__") and _is_state(value):
             yield Place(owner, name)

@@ -235,6 +235,7 @@ class Probing:
         return Asked(finding=finding)
 
     def _ignores_input(self) -> bool:
+        """Return whether outputs of the plain model do not depend on its input."""
         trainee = self.source.trainee(is_variant=False)
 
         def forward(batch: Batch) -> tuple[object, torch.Tensor]:
@@ -249,6 +250,7 @@ class Probing:
         return [variant] if variant.agrees else [variant, self._slope(small, is_variant=False)]
 
     def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
+        """Return how the loss moves along one direction, and what gradients say of it."""
         with told("forward", is_variant=is_variant):
             return slope(
                 lambda: self.source.trainee(is_variant=is_variant).inner,
@@ -267,6 +269,7 @@ class Probing:
         return not tried(step, catching=(PassError, ConfigError)).has_raised
 
     def _growth(self, *, is_variant: bool) -> Growth:
+        """Return what stays alive after each step."""
         return growth(
             together(lambda: self.source.trainee(is_variant=is_variant)),
             lambda: self._step(self.source.batches),
@@ -277,6 +280,7 @@ class Probing:
         )
 
     def _between(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> Asked:
+        """Compare variant and plain model with something done between forward and backward."""
         compared = tried(lambda: self._compared(batches, between, is_variant=True))
         if compared.has_raised:
             return self._raised(compared.raised, batches, between)
@@ -333,6 +337,7 @@ class Probing:
     def _compared(
         self, batches: tuple[Batch, ...], between: Callable[[Trainee], None], *, is_variant: bool
     ) -> Parity:
+        """Return how one step compares between two models that something interrupts."""
         self.source.begin_anew()
         plain, other = (
             self.source.trained(
@@ -375,6 +380,7 @@ class Probing:
 
 
 def _differing(first: First) -> Finding:
+    """Return the finding of a first difference."""
     return Finding(
         probe="between",
         verdict="differs",

@@ -238,6 +238,7 @@ def _config_class(name: str) -> type[Any]:
 
 
 def _require_field(defaults: PretrainedConfig, name: str) -> None:
+    """Refuse an override of a field that the configuration lacks, and of a dropout."""
     where = f"model.overrides.{name}"
     if not hasattr(defaults, name):
         own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
@@ -250,6 +251,7 @@ def _require_field(defaults: PretrainedConfig, name: str) -> None:
 
 
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
+    """Set every dropout of a configuration."""
     fields = [
         name
         for name, value in vars(config).items()

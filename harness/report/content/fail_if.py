@@ -132,6 +132,7 @@ def _word(name: str, sign: str, value: str) -> str:
 
 
 def _ratio(name: str, value: str) -> float:
+    """Return the number of a condition, or refuse it."""
     try:
         ratio = float(value)
     except ValueError:
@@ -158,6 +159,7 @@ def _failing_words(
 
 
 def _failing_number(condition: FailIf, one: Entry, other: Entry) -> str | None:
+    """Return a trial that a condition on a number fails, in words; `None` where it holds."""
     quantity = QUANTITIES[condition.name]
     before, after = quantity.of(one.record), quantity.of(other.record)
     if before is None:

@@ -207,6 +207,7 @@ def _of_kernels(rows: Sequence[PlannedPoint]) -> Iterator[str]:
 
 
 def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
+    """Yield for each hardware the fastest point that fits."""
     for group in _groups(rows).values():
         fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
         if fitting:

@@ -40,6 +40,7 @@ def beside_measured(sweep: SweepRecords) -> Table:
 
 
 def _beside(entry: Entry) -> dict[str, Line]:
+    """Return the cells of a trial: each number predicted and measured."""
     return {
         "trial": (entry.trial,),
         "largest error": (_percent(_exact_error(entry.record)),),

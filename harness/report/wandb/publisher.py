@@ -90,6 +90,7 @@ class Published:
     report_url: str | None = None
 
     def __str__(self) -> str:
+        """Return what was published, and what was not and why."""
         report = "" if self.report_url is None else f", report {self.report_url}"
         done = f"W&B: {self.published} published, files in {self.folder}{report}"
         if self.problem is None:
@@ -274,6 +275,7 @@ def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: 
 
 
 def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the publisher: the user's settings of W&B that matter, and ours."""
     kept = {
         key: value
         for key, value in os.environ.items()

@@ -142,6 +142,7 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | Non
 
 
 def _inputs_by_rules(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | None:
+    """Return what output `index`, cut along `axis`, needs of the inputs, and how all outputs are then cut."""
     values = _outputs(node)
     if index >= len(values) or not isinstance(values[index], Tensor):
         return None
@@ -342,6 +343,7 @@ def _product(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _permute(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a permutation: each dimension comes from one of the input."""
     rank, given = len(shapes[0]), _given(node)
     order = list(range(rank))
     if node.target is _aten.permute.default:
@@ -372,6 +374,7 @@ def _stack(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _reduce(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a reduction: kept dimensions go through, and those that a sum takes add up."""
     rank, values = len(shapes[0]), _outputs(node)
     reduced = _reduced_dims(node, rank)
     keeps = values[0].dim() == rank

@@ -362,6 +362,7 @@ def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list
     members = set(loop.region.members) - loop.region.copies - outside
 
     def is_inside(node: fx.Node) -> bool:
+        """Return whether all of what `node` gives stays inside of one chunk."""
         is_made = node in members and all(
             loop.local(user, slot) is None
             for user in node.users

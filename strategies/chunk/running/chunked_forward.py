@@ -160,6 +160,7 @@ class ChunkedForward:
         return 0 if latest is None else sum(loop.chunks for loop in latest.code.loops)
 
     def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+        """Run a program; where only a forward was planned, in a region, so that gradients recompute it."""
         graph = program.graph.graph
         if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
             return program(module, tensors)
@@ -178,6 +179,7 @@ class ChunkedForward:
         kwargs: Mapping[str, Any],
         given: frozenset[int],
     ) -> ChunkProgram:
+        """Return the program for a call of this kind: recorded, planned and guarded."""
         refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
         device = device_of(list(call.tensors))
@@ -248,6 +250,7 @@ class _Again:
         self._weights: tuple[int, ...] | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
+        """Run the program; the second run is recomputation, with the parameters of the first."""
         weights = tuple(map(id, self._module.parameters()))
         if self._weights is None:
             self._weights = weights

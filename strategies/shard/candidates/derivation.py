@@ -127,6 +127,7 @@ def _communication(
     statistics: tuple[PlacedOperand, ...],
     outputs: tuple[PlacedOperand, ...],
 ) -> tuple[Collective, ...]:
+    """Return the collectives of forward and backward; what forward reduces, backward undoes."""
     found: list[Collective] = []
     for operand in (*statistics, *outputs):
         found += collectives(operand.reduction, phase="forward", operand=operand.name)
@@ -144,6 +145,7 @@ def _cost(
     communication: tuple[Collective, ...],
     machine: Machine,
 ) -> CandidateCost:
+    """Return the cost of a candidate on one rank."""
     mesh_shape = operands[0].mesh_shape
     ranks = prod(size for size, choice in zip(mesh_shape, choices, strict=True) if choice is not None)
     forward, backward = operation.forward_flops // ranks, operation.backward_flops // ranks

@@ -114,6 +114,7 @@ def _attention(call: FunctionCall, dim: int) -> TensorStates | None:
 
 
 def _product(call: FunctionCall, dim: int) -> TensorStates | None:
+    """Return in which states the factors of a matrix product must be for a result sharded in `dim`."""
     first, second = (call.arguments.get(name) for name in ("input", "other"))
     shape = call.output.shape
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
@@ -140,6 +141,8 @@ def _rows(call: FunctionCall, dim: int) -> TensorStates | None:
 
 
 def _mapped(dimensions: DimensionMap) -> Callable[[FunctionCall, int], TensorStates | None]:
+    """Return the rule of a function that carries each dimension of its one tensor on to another place."""
+
     def states(call: FunctionCall, dim: int) -> TensorStates | None:
         if call.only is None:
             return None
@@ -177,6 +180,7 @@ def _unbound(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _reduced(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
+    """Return where a reduction leaves each dimension that it keeps; nothing where it takes all of them."""
     given = call.arguments.get("dim")
     if given is None or given == ():
         return {}

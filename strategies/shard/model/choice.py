@@ -72,6 +72,7 @@ def _stopped(graph: ModelGraph) -> str:
 
 
 def _is_megatron(leaf: LeafModule, option: NodeOption) -> bool:
+    """Return whether an option of a leaf is what Megatron does with it."""
     candidate = option.candidate
     assert candidate is not None
     states = option.inputs[0], option.output

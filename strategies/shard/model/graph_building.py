@@ -120,6 +120,7 @@ class _Builder:
         return tuple(nodes)
 
     def _node(self, node: fx.Node) -> Node:
+        """Return a node of the graph with its options: an input, a parameter, a leaf module or a function."""
         if node.op == "placeholder":
             return Node(name=node.name, sources=(), options=(NodeOption(inputs=(), output=WHOLE),))
         if node.op == "get_attr":
@@ -169,6 +170,7 @@ class _Builder:
         )
 
     def _leaf(self, node: fx.Node) -> LeafModule | None:
+        """Return the leaf module that a call is of, `None` where it runs on whole tensors."""
         fqn = str(node.target)
         module = self._modules[fqn]
         split = self._axis.split(fqn) if isinstance(module, nn.Linear) else None
@@ -209,6 +211,7 @@ class _Builder:
         return {fqn: reason for fqn, reason in reasons.items() if reason is not None}
 
     def _why_whole(self, fqn: str, module: nn.Module) -> str | None:
+        """Return why the parameters of a module stay whole, `None` where they need not."""
         for name, parameter in module.named_parameters(recurse=False):
             own = f"{fqn}.{name}"
             others = (each for each, held in self._parameters.items() if held is parameter and each != own)
@@ -226,6 +229,7 @@ class _Builder:
         return problem
 
     def _why_not_called_so(self, calls: Sequence[fx.Node]) -> str | None:
+        """Return why a module's calls cannot be placed, `None` where they can."""
         if len(calls) > 1:
             return f"is called {len(calls)} times"
         (node,) = calls
@@ -281,6 +285,7 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Gr
 
 
 def _forward(model: nn.Module, shadow: Shadow, sample: tuple[Any, ...], *, to_functions: bool) -> Forward:
+    """Return how a forward is followed: which modules are looked into, and which of them have hooks."""
     through = {
         name: module
         for name, module in model.named_modules()

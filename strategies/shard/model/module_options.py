@@ -218,6 +218,7 @@ def _on_rank(whole_bytes: Mapping[str, int], candidate: ModuleCandidate, ranks: 
 
 
 def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -> Iterator[ModuleCandidate]:
+    """Yield the candidates of a linear, and with sums of products also those that scatter the output."""
     dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
     operation = module_operation(module, leaf.input.shape).typed(dtypes=dtypes)
     for candidate in candidates(operation, (ranks,), "complete", machine=machine):
@@ -238,6 +239,7 @@ def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -
 
 
 def _module_candidate(candidate: ShardingCandidate, leaf: LeafModule) -> ModuleCandidate:
+    """Return a candidate with the states of its ends and the moves of its parameters' gradients."""
     entered, output = candidate.operand("input"), candidate.output
     (placement,) = output.placements
     # the products of a linear's backward, one for each of input and weight, are of one size

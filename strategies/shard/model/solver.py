@@ -85,6 +85,7 @@ def first_stop(graph: ModelGraph) -> Node | None:
 
 
 def _cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
+    """Return the fastest choice within the limits, and of equally fast ones that which communicates least."""
     bounds: dict[Size, float] = {
         size: limit
         for size, limit in ((_memory, limits.memory_bytes), (_communicated, limits.communicated_bytes))
@@ -180,6 +181,7 @@ class _Variables:
         )
 
     def minimise(self, objective: Size, rows: list[_Row]) -> Choice | None:
+        """Return the options with the least sum of `objective`; `None` where none keep the constraints."""
         costs = np.array([objective(option) for option in self._options])
         optimize = scipy("optimize")
         solution = optimize.milp(

@@ -138,6 +138,7 @@ def _conv2d(local: LocalOperands, *, window: _Window, groups: int) -> Tensor:
 
 
 def _check(image: Shape, kernel: Shape, groups: int) -> None:
+    """Refuse shapes of image and kernel that do not belong together."""
     if len(image) != _DIMS:
         raise StrategyError("input_shape", f"must be (batch, cin, h, w), got {image}")
     if groups < 1 or image[1] % groups:

@@ -128,6 +128,7 @@ def _layer_norm(local: LocalOperands, *, normalized: Shape, eps: float) -> Tenso
 
 
 def _batch_norm(local: LocalOperands, *, values: int, eps: float, momentum: float) -> Tensor:
+    """Normalise a part by mean and variance of all parts, and move the running statistics on."""
     tensors = local.tensors
     whole = tensors["input"]
     precise = whole.to(torch.promote_types(whole.dtype, torch.float32))

@@ -154,6 +154,7 @@ def _view(local: LocalOperands, *, shape: Shape, labels: Choices) -> Tensor:
 
 
 def _pieces(size: int, sizes: int | Sequence[int]) -> Shape:
+    """Return the sizes of the pieces that `torch.split` makes."""
     if isinstance(sizes, int):
         (step,) = checked_shape("sizes", [sizes])
         return tuple(min(step, size - start) for start in range(0, size, step))

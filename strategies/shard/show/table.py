@@ -46,6 +46,7 @@ def print_candidates(candidates: Sequence[ShardingCandidate], *, stream: TextIO 
 
 
 def _row(candidate: ShardingCandidate) -> tuple[str, ...]:
+    """Return the cells of a candidate."""
     cost = candidate.cost
     return (
         candidate.name,
