@@ -226,7 +226,7 @@ class _Check:
     def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
         """Return how the steps compare.
 
-        Where they differ, with the plain model beside itself as a control.
+        Where they differ, the plain model is compared with itself as a control.
         """
         parity = agreed(
             lambda: self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)

@@ -56,8 +56,8 @@ def some(value: T | None) -> T:
     return value
 
 
-def _memory(read: Callable[[Memory], int], unit: NumberUnit = NumberUnit.BYTES) -> Quantity:
-    return Quantity(unit=unit, read=lambda record: read(some(record.memory)))
+def _memory(read: Callable[[Memory], int]) -> Quantity:
+    return Quantity(unit=NumberUnit.BYTES, read=lambda record: read(some(record.memory)))
 
 
 def _work(read: Callable[[Work], int], unit: NumberUnit) -> Quantity:
