@@ -205,6 +205,7 @@ class Workshop:
         return returned
 
     def _applied(self, model: nn.Module) -> Any:
+        """Return the model with the variant applied."""
         if not isinstance(self.variant, Strategy):
             return self.variant(model)
         inputs, keywords = self.batches[0].inputs, self.batches[0].keywords
@@ -247,6 +248,7 @@ def _first_unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors, or this rank's parts of them, are equal, NaN included."""
     local, second = (each.to_local() if hasattr(each, "to_local") else each.detach() for each in (one, other))
     if local.is_meta or local.shape != second.shape or local.dtype != second.dtype:
         return bool(local.shape == second.shape and local.dtype == second.dtype)

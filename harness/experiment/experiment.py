@@ -279,6 +279,7 @@ class Experiment(Recipe):
             )
 
     def _require_ranks_to_shard_over(self) -> None:
+        """Refuse sharding of operators on a mesh whose ranks share no tensors."""
         if self.is_sharded and self.mesh.tp == 1:
             raise ConfigError(
                 "mesh.tp",

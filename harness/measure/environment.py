@@ -212,6 +212,7 @@ def _commit(source: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints, `None` where it cannot be asked."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_DEADLINE_S, check=True)  # noqa: S603 (fixed words and our own path)

@@ -170,6 +170,7 @@ def _observation(shorter: Observation, longer: Observation, further: int) -> Obs
 
 
 def _trained(shorter: TrainedModel, longer: TrainedModel, further: int) -> TrainedModel:
+    """Return what is said of a deeper model."""
     elements = _sums(shorter.elements, longer.elements, further)
     changed = _sums(shorter.changed, longer.changed, further)
     made = replace(shorter, elements=elements, changed=changed)

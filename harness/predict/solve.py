@@ -245,6 +245,7 @@ def _meshes(experiment: Experiment, dimension: str, whole: int) -> _Values:
         return replace(experiment, mesh=replace(experiment.mesh, **sizes))
 
     def is_allowed(value: int) -> bool:
+        """Return whether the model takes this value."""
         try:
             made = make(value)
             made.model.check(sequence_length=made.sequence_length, tp=made.mesh.tp)

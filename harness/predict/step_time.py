@@ -34,6 +34,7 @@ def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
     """
 
     def timed(trace: Trace) -> Times:
+        """Return the time of a step on the hardware."""
         source = hardware.sources.get("flops_per_s", "as given")
         return Times(
             step_s=sum(_phase_s(trace, phase, hardware) for phase in _PHASES),

@@ -169,6 +169,7 @@ def _redirect(log: Path) -> None:
 
 
 def _set_up(start: RankStart) -> None:
+    """Give this process its rank, cores, threads and device."""
     os.environ.update(RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total))
     if start.job.cores is not None:
         os.sched_setaffinity(0, start.job.cores)  # first: threads are born where their maker may run

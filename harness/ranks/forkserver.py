@@ -274,6 +274,7 @@ def _attend(driver: Connection, children: dict[int, _Child]) -> None:
 
 
 def _reap(descriptor: int, child: _Child) -> Died:
+    """End what a dead child has left behind; return how it died and what it said last."""
     died_s = time.time()
     _kill_group(child.pid)  # what the child started and left behind; its own status is already fixed
     _, status = os.waitpid(child.pid, 0)

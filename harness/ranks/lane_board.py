@@ -170,6 +170,7 @@ class JoinedBoard:
         self._connection.close()
 
     def _ask(self, request: _Request) -> Any:
+        """Return the answer of the board."""
         with self._turn:
             try:
                 self._connection.send(asdict(request))

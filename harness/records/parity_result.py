@@ -361,6 +361,7 @@ def _listed(blocks: Sequence[str]) -> str:
 
 
 def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:
+    """Return two values with as many digits as tell them apart."""
     if not (isinstance(expected, float) and isinstance(actual, float)):
         return str(expected), str(actual)
     for digits in range(_LEAST_DIGITS, _MOST_DIGITS):

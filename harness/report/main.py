@@ -219,6 +219,7 @@ def _require_records(sweep: SweepRecords, root: Path) -> None:
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
+    """Write the page and its figures."""
     figures = [item for item in content.items if isinstance(item, Figure)]
     if figures:
         (folder / _FIGURES).mkdir(exist_ok=True)

@@ -87,6 +87,7 @@ def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) 
 
 
 def _in_words(said: Answer) -> str:
+    """Return an answer for a line of progress."""
     if said.record is None or said.record.memory is None:
         return "refused"
     peak = f"{human_bytes(said.record.memory.peak_bytes)} at the peak"

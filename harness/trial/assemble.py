@@ -81,6 +81,7 @@ class Assembled:
             raise told from error
 
     def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return outputs and loss under autocast; a model that has its loss gives no outputs."""
         with self.autocast():
             if self.has_loss:
                 inputs = *batch.inputs, LossInputs((batch.targets,))

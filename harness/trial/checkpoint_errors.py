@@ -98,6 +98,7 @@ def _operator_of(root: Node | None, holder: Any) -> str | None:
 
 
 def _holds(node: Node, name: str, holder: Any) -> bool:
+    """Return whether an autograd node has saved `holder` under this name."""
     try:
         saved = getattr(node, name)
     except RuntimeError:  # it has run, and let go of what it had saved

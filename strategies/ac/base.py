@@ -32,6 +32,7 @@ class ActivationCheckpointing(Strategy):
     module_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Refuse names of classes that are no list, and values of other types than declared."""
         check_simple_fields("ac", self)
         names: Any = self.module_classes
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -134,6 +135,7 @@ class Recomputing(ActivationCheckpointing):
         generators = number_generators.NumberGenerators()
 
         def make() -> Region:
+            """Return a region: recomputation, inside of offloading where that is asked for."""
             inner = recomputation.Recomputation(
                 preserve_rng_state=self.preserve_rng_state,
                 early_stop=self.early_stop,

@@ -206,6 +206,7 @@ class Budget(ActivationCheckpointing):
 
 
 def _unneeded(plan: Plan) -> str:
+    """Return why the strategy had nothing to do."""
     if plan.budget_bytes == plan.plain_peak_bytes:
         return "the budget needs nothing: the step fits it as it is"
     return (

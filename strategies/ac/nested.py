@@ -234,6 +234,7 @@ def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
 
 
 def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:
+    """Return the regions by kind of offloading, or refuse them."""
     if offload is None:
         return None
     if not isinstance(offload, Mapping) or not set(offload) <= set(OFFLOAD_KINDS):

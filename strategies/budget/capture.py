@@ -234,6 +234,7 @@ class _Watch(OperatorMode):
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
 
         def unpack() -> Tensor:
+            """Return the value, noted as asked for now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             return (

@@ -83,6 +83,7 @@ def _in_place(target: Any) -> Any:
 
 
 def _has_layout_of(source: fx.Node, node: fx.Node) -> bool:
+    """Return whether the memory of `source` can hold `node`: same layout, nothing beside it."""
     old, new = source.meta["val"], node.meta["val"]
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
         return False

@@ -73,6 +73,7 @@ class LiveStorages(OperatorMode):
         self._patches = ExitStack()
 
     def __enter__(self) -> Self:
+        """Watch what makes or resizes storages without an operator, too."""
         for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
             watched = self._watching_rng_state(owner.get_rng_state)
             self._patches.enter_context(replaced(owner, "get_rng_state", watched))
@@ -81,6 +82,7 @@ class LiveStorages(OperatorMode):
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *exc: object) -> None:
+        """Settle what is open, and let go of everything that is alive."""
         self._settle_numbers()
         alive = {number for number, _ in self._live.values()}
         self.ledger.mark(self._seen_late - alive, Kind.BACKEND)

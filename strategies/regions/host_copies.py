@@ -109,6 +109,7 @@ class HostLedger:
         return flat
 
     def _fetch_ahead(self, copy: HostCopy) -> None:
+        """Begin to fetch what backward asks for after `copy`."""
         following = copy.earlier()
         for _ in range(FETCH_AHEAD):
             if following is None:

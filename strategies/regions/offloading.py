@@ -119,6 +119,7 @@ class _Pack:
         self._device_type = next((t.device.type for t in owned if t.device.type != "cpu"), "cpu")
 
     def __call__(self, saved: Tensor) -> Packed:
+        """Move a saved tensor to the host if it is chosen; return what gives it back."""
         local = local_of(saved)
         if local is None or not self._is_chosen(local):
             return self._packed_around(saved)

@@ -79,6 +79,7 @@ class _AfterDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an operator, and act where it has drawn random numbers."""
         out = func(*args, **(kwargs or {}))
         if func in self._random and _draws(func, args, kwargs or {}):
             self._act(next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))

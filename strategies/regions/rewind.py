@@ -107,6 +107,7 @@ class _Watched:
         return not self.has_changed()
 
     def put(self) -> None:
+        """Raise where the tensor has changed: there is no copy to put back."""
         if self.has_changed():
             problem = f"{self.place!r} of {list(self.tensor.shape)} changed in place after its region began"
             raise RuntimeError(

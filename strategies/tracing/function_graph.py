@@ -190,6 +190,7 @@ class FunctionRecorder(TorchFunctionMode):
         raise self._error(f"gives {where!r} a {type(value).__name__}, which no graph can hold")
 
     def _container(self, value: Any, where: str) -> Any:
+        """Return a container with nodes instead of tensors."""
         if isinstance(value, slice):
             return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
         if isinstance(value, dict):
@@ -225,6 +226,7 @@ class FunctionRecorder(TorchFunctionMode):
             raise self._error(f"{problem}; a recorded forward supports only tensors and Python containers")
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
+        """Return the recording of a forward that returns `leaves`."""
         outputs, _ = self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:

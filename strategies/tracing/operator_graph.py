@@ -382,6 +382,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return node
 
     def _call_scope(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a scope as a graph of its own, and enter its call as one node."""
         given = tree_map_only(Tensor, self._node, (args, kwargs))
         with self.frame(fqn, args, kwargs):
             result = body(*args, **kwargs)

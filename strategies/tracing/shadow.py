@@ -180,6 +180,7 @@ def cast_inputs(inputs: Any, dtype: torch.dtype | None) -> Any:
 def _cast(
     model: nn.Module, device: torch.device, mode: FakeTensorMode | None, earlier: Shadow | None = None
 ) -> Shadow:
+    """Return the shadow of a model, on the storages of an earlier one where there is one."""
     caster = _Caster(device, Shadow(model=nn.Module(), mode=mode), earlier)
     caster.shadow.model = caster.twin_of(model, "")
     caster.fill()
@@ -244,6 +245,7 @@ class _Caster:
                     twin.__dict__[name] = self._named(value, fqn, name)
 
     def _fill_tensors(self, source: nn.Module, twin: nn.Module, fqn: str, dtype: torch.dtype | None) -> None:
+        """Give a twin the shadows of parameters and buffers, in the dtype of the source or in `dtype`."""
         tensors = source if self._earlier is None else self._earlier.model.get_submodule(fqn)
         for group in ("_parameters", "_buffers"):
             held = getattr(tensors, group).items()

@@ -329,6 +329,7 @@ def _compare_leaf(name: str, expected: Any, actual: Any, limits: _Limits | None)
 
 
 def _is_same_value(expected: Any, actual: Any) -> bool:
+    """Return whether two values that are no tensors are equal, NaN included."""
     if type(expected) is not type(actual):
         return False
     if has_identity_only(expected):  # which differs between any two models

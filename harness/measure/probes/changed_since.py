@@ -129,6 +129,7 @@ def _itself(value: Any) -> Any:
 
 
 def _kind(name: str, value: Any) -> str:
+    """Return what an attribute is called in messages."""
     if name == "training":
         return "mode"
     if isinstance(value, str):

@@ -315,6 +315,7 @@ def _table(head: str) -> Any:
 def _called_with(
     config: PretrainedConfig, head: str | None, inputs: Mapping[str, Any], targets: torch.Tensor
 ) -> Batch:
+    """Return the batch for a model that takes these inputs, by position where it can."""
     forward = signature(model_class(config, head).forward)
     own = forward.replace(parameters=list(forward.parameters.values())[1:])
     positional, keywords = by_position(own, inputs)
@@ -322,6 +323,7 @@ def _called_with(
 
 
 def _features(config: PretrainedConfig, count: int, random: np.random.Generator) -> torch.Tensor:
+    """Return features as a speech model reads them."""
     bins, frames = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if bins is None or frames is None:
         problem = f"{type(config).__name__} does not say which features it reads, as WhisperConfig does"

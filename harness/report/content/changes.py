@@ -236,6 +236,7 @@ def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> 
 
 
 def _environments(before: SweepRecords, after: SweepRecords) -> Table:
+    """Return the table of the environments of both sweeps."""
     return Table(
         key="environments",
         title="Environments",

@@ -131,6 +131,7 @@ def _work(entry: Entry) -> Iterator[Fact]:
 
 
 def _time(entry: Entry) -> Iterator[Fact]:
+    """Yield facts about time and energy."""
     numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
         yield _fact("step time", *_listed(numbers))

@@ -63,6 +63,7 @@ class Tracker:
     deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
+        """Refuse options that W&B would not take, and a package that is missing."""
         require_one_of("tracker.name", self.name, TRACKERS)
         require_at_least("tracker.deadline_s", self.deadline_s, 1)
         if not self.project.strip():

@@ -229,6 +229,7 @@ def has_pictures(graph: fx.Graph) -> bool:
 
 
 def _axes_of_rows(node: fx.Node, window: RowWindow, axis: Axis) -> tuple[Axes, Axes] | None:
+    """Return what rows of a result need of the input of an operator with a window, and how both are cut."""
     made = _outputs(node)
     found = window.axes(axis, shape_of(slots(node)[0]), made[0].shape)
     if found is None:
@@ -515,6 +516,7 @@ def _norm_scales(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _norm_applied(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a scaled input: scales are cut with its batch and channels alone."""
     others = range(2, len(shapes[0]))
     return [
         ChunkRule((0,), (0, 1)),

@@ -219,6 +219,7 @@ class RegionGrower:
         return False
 
     def _joins_as_part(self, node: fx.Node, state: _Decided) -> bool:
+        """Enter one of several results where its maker is cut, in the same way; return whether it is."""
         maker, index = node.args
         outs = state.axes.get(maker, ())  # type: ignore[arg-type]
         axis = outs[index] if isinstance(index, int) and index < len(outs) else None

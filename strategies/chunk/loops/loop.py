@@ -171,6 +171,7 @@ class Loop:
         return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
 
     def _is_local(self, node: fx.Node, overwrite: Overwrite) -> bool:
+        """Return whether all memory that an operator overwrites is of the chunk at hand."""
         return self.local(node, 0) is None and all(
             self.local(view, slot) is None
             for view in overwrite.over

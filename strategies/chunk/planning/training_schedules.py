@@ -199,6 +199,7 @@ class TrainingSchedules:
         return {call: self._seen[kind, at[index]] for index, (call, kind) in enumerate(calls)}
 
     def _chosen(self, at: Mapping[int | None, int]) -> OptionChoice:
+        """Return a choice of options with its peak and time, computed once."""
         key = tuple(at.values())  # always in one order
         if key not in self._known:
             root = replace(self._model_options[at[None]].planned, calls=self._calls_at(at))

@@ -185,6 +185,7 @@ class ChunkedForward:
         device = device_of(list(call.tensors))
 
         def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            """Return a shadow of the module, with its own forwards, and shadows of the inputs."""
             shadow = Shadow.of(module).on(device)
             assert shadow.mode is not None
             for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one

@@ -309,6 +309,7 @@ class _BodyWriter:
             self._graph.call_function(write_chunk, (buffer, axis, self._start, made))
 
     def _taken(self, operand: LoopInput) -> fx.Node:
+        """Return the chunk of an operand, or all of it where it is not cut."""
         if operand.axis is None:
             return self._outside[operand]
         if operand not in self._chunks:

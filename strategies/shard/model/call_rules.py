@@ -202,6 +202,7 @@ def _picked(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _kept(entries: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the dimensions that an index leaves whole, before and after it."""
     source = target = 0
     for entry in entries:
         if isinstance(entry, slice) and (entry.start or 0, entry.stop, entry.step or 1) == (0, None, 1):

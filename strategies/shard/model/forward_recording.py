@@ -280,6 +280,7 @@ class _PlaceRecorder(FunctionRecorder):
             node.meta |= {"line": _line(), "within": tuple(self._within)}
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
+        """Take what forward returns, as steps that gave it."""
         outputs = [self._node(leaf, "output") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         followed = self._so_far()
         places = {step.node: StepResult(number) for number, step in enumerate(followed.steps)}

@@ -104,6 +104,7 @@ class _Comparison:
         return self._here(number, whole, f"{described(whole)} fails: {self._part.stop}")
 
     def _kept(self) -> Conflict | None:
+        """Return a result that somebody keeps and that would be a shard, `None` where there is none."""
         for number in self._part.kept:
             node = self._whole.steps[number].node
             if self._states.get(node, WHOLE) != WHOLE:

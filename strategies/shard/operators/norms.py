@@ -119,6 +119,7 @@ def batch_norm(
 
 
 def _layer_norm(local: LocalOperands, *, normalized: Shape, eps: float) -> Tensor:
+    """Normalise a part; where its gradients are to be reduced, weight and bias come after that."""
     tensors = local.tensors
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if local.finish is None:
