@@ -19,8 +19,7 @@ from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
-from harness.trial import forward_errors
-from harness.trial.checkpoint_errors import explained
+from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.compilation import Backend, Backends, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
@@ -95,13 +94,7 @@ class Assembled:
         Raises:
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            told = explained(error, loss, self.model)
-            if told is None:
-                raise
-            raise told from error
+        checkpoint_errors.backward(loss, self.model)
 
     def update(self) -> None:
         """Take one optimizer step."""

@@ -52,6 +52,21 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
     )
 
 
+def backward(loss: Tensor, model: nn.Module) -> None:
+    """Accumulate gradients.
+
+    Raises:
+        RuntimeError: a recomputation does not repeat forward; the message names block and operator.
+    """
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        told = explained(error, loss, model)
+        if told is None:
+            raise
+        raise told from error
+
+
 def explained(error: RuntimeError, loss: Tensor, model: nn.Module) -> RuntimeError | None:
     """Return `error` with the block that cannot be recomputed; `None` where no recomputation raised it.
 
