@@ -13,6 +13,7 @@ from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
 from strategies.estimate.ledger import is_on_device
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
+from strategies.regions.host import allocating_on_host
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}
@@ -71,7 +72,7 @@ def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
 def measured_peak_bytes(model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None]) -> int:
     """Return the highest total of what lies on the device in a step."""
     model.zero_grad()
-    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cpu", is_host=allocating_on_host)
     with live:
         live.add_standing([*model.parameters(), *model.buffers(), *inputs])
         run()

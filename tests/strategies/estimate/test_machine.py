@@ -8,7 +8,13 @@ from strategies.errors import StrategyError
 from strategies.estimate.machine import A100, Machine
 
 SLOW = Machine(
-    flops_per_s=100.0, bytes_per_s=10.0, launch_s=0.5, half_rows=4, link_bytes_per_s=20.0, latency_s=0.25
+    flops_per_s=100.0,
+    bytes_per_s=10.0,
+    launch_s=0.5,
+    half_rows=4,
+    link_bytes_per_s=20.0,
+    latency_s=0.25,
+    host_bytes_per_s=5.0,
 )
 
 
@@ -27,6 +33,18 @@ def test_an_operator_takes_a_roofline_and_a_launch(flops: int, moved: int, rows:
 
 def test_a_collective_takes_a_latency_and_its_bytes() -> None:
     assert SLOW.collective_s(30) == 1.75
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "window_s", "seconds"),
+    [
+        pytest.param(True, 1.5, 2.5, id="half a second longer than its window, and back"),
+        pytest.param(True, 9.0, 2.0, id="back"),
+        pytest.param(False, 9.0, 4.0, id="both ways"),
+    ],
+)
+def test_values_on_the_host_are_waited_for(overlaps: bool, window_s: float, seconds: float) -> None:
+    assert replace(SLOW, overlaps_copies=overlaps).offload_s(10, window_s) == seconds
 
 
 @pytest.mark.parametrize(
