@@ -24,9 +24,12 @@ _MOST_ENUMERATED = 8
 _SAMPLES = 192
 _MOST_OPTIONS = 160
 _REFINED = 48
-"""Options whose neighbours are tried, in each of the rounds."""
+_REFINED_MOVED = 24
+"""Options whose neighbours are tried, in each of the rounds; where values may wait on the host, too."""
 
 _ROUNDS = 2
+_SMALLEST_MOVED = 0.02
+"""Bytes of a storage that is worth a copy, as a share of the largest of the block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,7 @@ class CallOptions:
         may_offload: bool = False,
     ) -> None:
         self.call = call
-        self._movable = call.program.movable if may_offload else frozenset()
+        self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
         self._random_state_bytes = random_state_bytes
@@ -90,7 +93,7 @@ class CallOptions:
         moments = [each - call.start for each in (*call.starts, call.end)]
         deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
         later = [each - self.backward_start for each in (*call.asked, *call.until)]
-        late = [death - self.backward_start for death in call.deaths if death > call.end]
+        late = [max(death - self.backward_start, -1) for death in call.deaths if death > call.end]
         outer = [
             min(max(death, call.end) - call.end, 1) + (death >= self.backward_end)
             for death in call.outer_deaths
@@ -124,15 +127,27 @@ class CallOptions:
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
-        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program, self._movable)])
+        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
         options = thinned(map(self.option, tried))
+        moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
+        tried |= moved
+        options = thinned([*options, *map(self.option, moved)])
         for _ in range(_ROUNDS):
-            chosen = options[:: max(1, len(options) // _REFINED)]
+            chosen = options[:: max(1, len(options) // (_REFINED_MOVED if self._movable else _REFINED))]
             near = _neighbours(self.call.program, chosen, self._movable)
             fresh = [each for each in near if each not in tried]
             tried |= dict.fromkeys(fresh)
             options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
         return options
+
+    def _on_host(self, decision: Decision) -> Iterable[Decision]:
+        """Yield decisions that hold the same, the inputs or all that is movable on the host."""
+        if not self._movable:
+            return
+        keep = self.call.program.saved if decision.is_plain else decision.keep
+        inputs = frozenset(storage for storage in self._movable if storage < 0)
+        yield Decision(keep=keep, offload=inputs)
+        yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
 
 
 def thinned(options: Iterable[Option]) -> list[Option]:
@@ -158,17 +173,16 @@ def _undominated(options: list[Option], *, slack: float) -> list[Option]:
     return [options[index] for index in sorted({*chosen, *smallest})]
 
 
-def _cuts(program: BlockProgram, movable: frozenset[int]) -> Iterable[Decision]:
-    """Yield decisions that hold the fewest bytes for what runs again, on the device and on the host."""
-    for keep in _held(program) if program.saved else (frozenset[int](),):
-        yield Decision(keep=keep)
-        if movable:
-            inputs = frozenset(storage for storage in movable if storage < 0)
-            yield Decision(keep=keep, offload=inputs)
-            yield Decision(keep=keep - movable, offload=(keep & movable) | inputs)
+def _worth_moving(program: BlockProgram) -> frozenset[int]:
+    """Return the storages that can wait on the host, without those that are too small for a copy."""
+    least = _SMALLEST_MOVED * max(map(program.nbytes_of, program.movable), default=0)
+    return frozenset(storage for storage in program.movable if program.nbytes_of(storage) >= least)
 
 
-def _held(program: BlockProgram) -> Iterable[frozenset[int]]:
+def _cuts(program: BlockProgram) -> Iterable[Decision]:
+    """Yield decisions that keep the fewest bytes for what runs again."""
+    if not program.saved:
+        return
     cuts = LeastBytes(program)
     never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
     costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
@@ -181,7 +195,7 @@ def _held(program: BlockProgram) -> Iterable[frozenset[int]]:
         prices = _sampled(program, costly)
     for each in prices:
         for keep in cuts.keeps(each | never):
-            yield keep | program.pinned
+            yield Decision(keep=keep | program.pinned)
 
 
 def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int, float]]:

@@ -56,9 +56,14 @@ class Value(NamedTuple):
     result: int
     name: str
 
+    @property
+    def is_input(self) -> bool:
+        """Whether it is that of an input."""
+        return self.operator == _INPUT
+
     def __str__(self) -> str:
         place = f"{self.name}.{self.result} ({self.operator})"
-        return f"{self.name} {self.result}" if self.operator == _INPUT else place
+        return f"{self.name} {self.result}" if self.is_input else place
 
 
 def input_value(number: int) -> Value:
