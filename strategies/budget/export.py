@@ -1,7 +1,8 @@
 """Plans in the words of what others run: a policy for torch, saves by operator, regions of torch-remat.
 
-None of them can say all of a plan. What the plan offloads stays on the device. torch's selective checkpointing saves all results of an operator and runs
-the rest of a block again, torch-remat keeps whole modules. What each loses, docs/budget.md says.
+None of them can say all of a plan. torch's selective checkpointing saves all results of an operator and runs
+the rest of a block again, torch-remat keeps whole modules, and both leave on the device what a plan offloads.
+What each loses, docs/budget.md says.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
 def _save_lines(block: BlockPlan, forward: BlockForward) -> Iterator[str]:
     calls = list(zip(forward.modules, forward.operators, strict=True))
     held = [calls[number] for number in _saved(block, forward)]
+    yield from _not_moved(block)
     for module, name in dict.fromkeys(held):
         kept, all_calls = held.count((module, name)), calls.count((module, name))
         fqn = f"{block.fqn}.{module}" if module else block.fqn

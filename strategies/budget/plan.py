@@ -175,7 +175,8 @@ class Plan:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
         if self.objective == "flops":
             least = 100 * self.lower_bound_extra_flops / step
-            certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
+            what = "both budgets" if self.host_budget_bytes else "the budget"
+            certificate += f"; no schedule of these operators keeps {what} with less than {least:.2f} %"
         alike = groupby(self.blocks, lambda block: replace(block, fqn=""))
         return "\n".join(
             [certificate, *(_described([block.fqn for block in same], how) for how, same in alike)]

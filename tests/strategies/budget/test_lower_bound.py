@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -125,6 +125,14 @@ def contents_of(graph: StepGraph, halves: Halves) -> tuple[dict[int, int], list[
     ]
 
 
+def moves(storages: Iterable[int], live: int, host: int) -> Iterator[tuple[int, int]]:
+    """Yield what is on the device and on the host after one storage is copied to the other side."""
+    for mask in storages:
+        yield live, host & ~mask | live & mask
+        if host & mask:
+            yield live & ~mask | host & mask, host
+
+
 def best_cost(
     graph: StepGraph, budget_bytes: int, halves: Halves = NO_HALVES, *, host_bytes: int = 0
 ) -> float:
@@ -141,14 +149,9 @@ def best_cost(
         yield from ((cost, live & ~mask, host, ran) for mask in of.values() if live & mask)
         for index, each in enumerate(contents):
             after = each.after(live)
-            if after is not None and bytes_of(after) <= budget_bytes:
+            if after is not None:
                 yield cost + (ran >> index & 1) * operators[index].flops, after, host, ran | 1 << index
-        for mask in of.values() if host_bytes else ():
-            there, back = host & ~mask | live & mask, live & ~mask | host & mask
-            if there != host and bytes_of(there) <= host_bytes:
-                yield cost, live, there, ran
-            if back != live and bytes_of(back) <= budget_bytes:
-                yield cost, back, host, ran
+        yield from ((cost, *moved, ran) for moved in moves(of.values(), live, host))
 
     order = count()
     queue = [(0, next(order), 0, 0, 0)]
@@ -160,7 +163,8 @@ def best_cost(
         if seen[live, host, ran] < cost:
             continue
         for following in nexts(cost, live, host, ran):
-            if following[0] < seen.get(following[1:], 1 << 30):
+            fits = bytes_of(following[1]) <= budget_bytes and bytes_of(following[2]) <= host_bytes
+            if fits and following[0] < seen.get(following[1:], 1 << 30):
                 seen[following[1:]] = following[0]
                 heapq.heappush(queue, (following[0], next(order), *following[1:]))
     return np.inf
