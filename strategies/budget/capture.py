@@ -240,8 +240,7 @@ class _Watch(OperatorMode):
         local = local_of(saved)
         storage = None if local is None else self.live.number(local)
         with _disable_current_modes(), torch.no_grad():
-            is_own = self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
-            if local is None or storage is None or not is_own:
+            if local is None or storage is None or not self._is_planned(storage, call):
                 return kept(saved)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
@@ -256,6 +255,10 @@ class _Watch(OperatorMode):
             )
 
         return unpack
+
+    def _is_planned(self, storage: int, call: int) -> bool:
+        """Say whether a plan may decide about what a call saves of a storage: it made it, or got it as input."""
+        return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
 
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
         moment = self.live.ledger.moment
@@ -292,7 +295,7 @@ class _Watch(OperatorMode):
         ]
         self._give_back_shared([(call, each.storage) for call, each in asked])
         for call, each in asked:
-            if each.storage in self.calls[call].inputs or self._makers[each.storage] == call:
+            if self._is_planned(each.storage, call):
                 self.calls[call].redemptions.append(each)
             elif each.until > deaths[each.storage]:  # autograd holds it as without a plan
                 held[deaths[each.storage] + 1 : each.until + 1] += nbytes[each.storage]
@@ -312,8 +315,8 @@ class _Watch(OperatorMode):
     def _give_back_shared(self, asked: Iterable[tuple[int, int]]) -> None:
         """Leave as they are those inputs that several calls ask for, or that a call writes to."""
         askers: dict[int, set[int]] = {}
-        for call, storage in asked:
-            askers.setdefault(storage, set()).add(call)
+        for asker, storage in asked:
+            askers.setdefault(storage, set()).add(asker)
         for number, call in enumerate(self.calls):
             written = {storage for index in call.operators for storage in self._operators[index].writes}
             call.inputs = {
