@@ -129,6 +129,8 @@ class Hardware:
             half_rows=self.half_rows,
             link_bytes_per_s=link * self.efficiency,
             latency_s=self.network_latency_s if leaves_node else self.latency_s,
+            host_bytes_per_s=self.host_bytes_per_s * self.efficiency,
+            overlaps_copies=self.device == "cuda",
         )
 
     def host_s(self, moved_bytes: int) -> float:

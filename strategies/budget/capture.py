@@ -1,8 +1,8 @@
 """Capturing a training step: its operators, and what autograd saves of each block, on real or fake tensors.
 
-Autograd gets a copy of what it saves of a block's own storages, made at the moment of its use and seen by no
-meter. So the captured lives are those of a forward whose values nobody holds for backward, and each use in
-backward is known to the moment: plans are the differences.
+Autograd gets a copy of what it saves of a block's own storages and of its inputs, made at the moment of its
+use and seen by no meter. So the captured lives are those of a forward whose values nobody holds for backward,
+and each use in backward is known to the moment: plans are the differences.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class _Listening:
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         call = BlockCall(
-            fqn=self._fqn, start=self._watch.live.ledger.moment, sizes=sizes_of(module, args, kwargs)
+            fqn=self._fqn,
+            start=self._watch.live.ledger.moment,
+            sizes=sizes_of(module, args, kwargs),
+            inputs=self._watch.made_inputs((args, kwargs)),
         )
         return self._watch.run_block(call, partial(body, *args, **kwargs))
 
@@ -207,6 +210,16 @@ class _Watch(OperatorMode):
         numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
         return frozenset(self._original.get(number, number) for number in numbers if number is not None)
 
+    def made_inputs(self, values: Any) -> dict[int, int]:
+        """Return the storages of inputs that an operator of the step has made, with their numbers."""
+        found: dict[int, int] = {}
+        for number, tensor in enumerate(tensors_in(values)):
+            local = local_of(tensor)
+            storage = None if local is None or local.is_conj() or local.is_neg() else self.live.number(local)
+            if storage is not None and storage in self._makers:
+                found.setdefault(storage, number)
+        return found
+
     def run_block(self, call: BlockCall, body: Callable[[], Any]) -> Any:
         """Return what a call of a block returns, and hold nothing of it for backward."""
         if self._inside != OUTSIDE:
@@ -228,7 +241,7 @@ class _Watch(OperatorMode):
         local = local_of(saved)
         storage = None if local is None else self.live.number(local)
         with _disable_current_modes(), torch.no_grad():
-            if local is None or storage is None or self._makers.get(storage, OUTSIDE) != call:
+            if local is None or storage is None or not self._is_planned(storage, call):
                 return kept(saved)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
@@ -244,6 +257,10 @@ class _Watch(OperatorMode):
             )
 
         return unpack
+
+    def _is_planned(self, storage: int, call: int) -> bool:
+        """Say whether a plan may decide about what a call saves of a storage: one it made, or an input."""
+        return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
 
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
         """Note that backward asked for a saved value, which is alive from now on; return it."""
@@ -274,21 +291,42 @@ class _Watch(OperatorMode):
                 deaths[life] = moment
         nbytes |= {number: largest[number] for number in largest if lives[number].phase}
         nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
-        for number, storage, moment, call, node in self._asked:
-            found = Redemption(storage=storage, moment=moment, until=deaths[number], node=node)
-            self.calls[call].redemptions.append(found)
-        start = ledger.start_bytes(is_on_device)
+        held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
+        asked = [
+            (call, Redemption(storage=storage, moment=moment, until=deaths[number], node=node))
+            for number, storage, moment, call, node in self._asked
+        ]
+        self._give_back_shared([(call, each.storage) for call, each in asked])
+        for call, each in asked:
+            if self._is_planned(each.storage, call):
+                self.calls[call].redemptions.append(each)
+            elif each.until > deaths[each.storage]:  # autograd holds it as without a plan
+                held[deaths[each.storage] + 1 : each.until + 1] += nbytes[each.storage]
+                deaths[each.storage] = each.until
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
             operators=self._operators,
             calls=self.calls,
             nbytes=nbytes,
             deaths=deaths,
-            held_bytes=start + np.concatenate([[0], np.cumsum(deltas)]),
+            held_bytes=held,
             gradients=gradients,
             fixed_bytes=sum(nbytes[number] for number in fixed),
             device=self._device,
         )
+
+    def _give_back_shared(self, asked: Iterable[tuple[int, int]]) -> None:
+        """Leave as they are those inputs that several calls ask for, or that a call writes to."""
+        askers: dict[int, set[int]] = {}
+        for asker, storage in asked:
+            askers.setdefault(storage, set()).add(asker)
+        for number, call in enumerate(self.calls):
+            written = {storage for index in call.operators for storage in self._operators[index].writes}
+            call.inputs = {
+                storage: place
+                for storage, place in call.inputs.items()
+                if askers.get(storage) == {number} and storage not in written
+            }
 
 
 class _AsTaped(OperatorMode):

@@ -14,6 +14,7 @@ from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import BlockTape, Fates
 from strategies.budget.call_sizes import difference, sizes_of
 from strategies.budget.plan import BlockPlan
+from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
 
@@ -62,6 +63,7 @@ class PlannedBlock:
         if self.plan.offload:
             self.ledger.begin_forward()
         tape = BlockTape(self._fates, self.ledger, self)
+        tape.offer(tensors_in((args, kwargs)))
         try:
             with saved_tensors_hooks(tape.pack, _redeem), tape:
                 results = body(*args, **kwargs)

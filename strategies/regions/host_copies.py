@@ -108,6 +108,13 @@ class HostLedger:
         self._fetch_ahead(copy)
         return flat
 
+    def taken(self, copy: HostCopy) -> Tensor:
+        """Return the storage of `copy` on its device, flat, for the caller alone; fetch nothing ahead."""
+        self._backward_ran = True
+        flat = copy.fetched(self._stream(copy.device))
+        copy.drop()
+        return flat
+
     def _fetch_ahead(self, copy: HostCopy) -> None:
         """Begin to fetch what backward asks for after `copy`."""
         following = copy.earlier()
