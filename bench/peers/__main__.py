@@ -75,8 +75,9 @@ def main() -> int:
 
 def peers(workload: Workload) -> Iterator[Peer]:
     """Yield all peers of a workload."""
-    yield from blockwise.peers(workload)
-    yield from rotor.peers(workload)
+    sizes = rotor.sizes_of_blocks(workload)
+    yield from blockwise.peers(len(sizes))
+    yield from rotor.peers(sizes)
     yield from libraries.peers()
     yield from sac.peers()
     yield from compiler.peers()

@@ -23,9 +23,8 @@ Schedule: TypeAlias = tuple["int | Schedule", ...]
 """Blocks in order: a number is a block that runs as it is, a tuple is a row of them under one checkpoint."""
 
 
-def peers(workload: Workload) -> Iterator[Peer]:
+def peers(layers: int) -> Iterator[Peer]:
     """Yield torch's checkpoint of every block, of every k-th, and of rows of blocks."""
-    layers = len(workload.trainee().blocks)
     yield Peer(name="torch full", change=partial(_every, every=1))
     for every in (2, 3, 4):
         yield Peer(name="torch selective layer", setting=f"1 of {every}", change=partial(_every, every=every))

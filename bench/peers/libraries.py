@@ -46,9 +46,9 @@ def imported(name: str) -> Any:
     """
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise CannotRunError(f"not installed: {error}") from error
-    except (RuntimeError, OSError) as error:  # what packages raise where there is no GPU
+    except (ImportError, RuntimeError, OSError) as error:  # what packages raise where there is no GPU
         raise CannotRunError(str(error).partition(",")[0]) from error
 
 

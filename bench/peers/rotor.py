@@ -44,9 +44,8 @@ class BlockSizes:
     saved_bytes: int
 
 
-def peers(workload: Workload) -> Iterator[Peer]:
+def peers(sizes: Sequence[BlockSizes]) -> Iterator[Peer]:
     """Yield a peer for each distinct schedule among the budgets."""
-    sizes = sizes_of_blocks(workload)
     known: dict[Schedule, float] = {}
     for share in SHARES:
         schedule = best_schedule(sizes, int(share * sum(each.saved_bytes for each in sizes)))
