@@ -42,7 +42,7 @@ from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
 MODELS = ("gpt_nano", "llama_nano", "vit_nano")
-OVERRIDES = ("model.n_layers=8", "batch_size=8", "mesh.device=cpu")
+OVERRIDES = ("model.n_layers=8", "batch_size=64", "mesh.device=cpu")
 SHARES = tuple(share / 100 for share in range(15, 61, 5))
 
 
