@@ -55,9 +55,9 @@ VARIANTS = {
 
 
 def _made(make: str, parallel: str) -> nn.Module:
-    model: Any = MAKES[make]()
     if parallel == "none":
-        return model
+        return MAKES[make]()
+    model: Any = MAKES[make]()
     if parallel == "ddp":
         return DistributedDataParallel(model, find_unused_parameters=True)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))

@@ -47,7 +47,7 @@ class Layer(nn.Module):
 def _read(model: Layer) -> dict[str, Any]:
     return {
         "random": random.getstate(),
-        "numpy.random": np.random.get_state()[2],  # noqa: NPY002 (models draw from it)
+        "numpy.random": np.random.get_state(legacy=False)["state"]["pos"],  # type: ignore[index]  # noqa: NPY002 (models draw from it)
         "layer.training": model.training,
         "layer.temperature": model.temperature,
         "layer.ready": model.ready,
