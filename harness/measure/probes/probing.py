@@ -46,7 +46,7 @@ from harness.records.probed import Finding
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
 
-MOST_STEPS = 12
+MOST_STEPS = 6
 """Steps of a search for what a recomputation reads, unless told otherwise; notes name what is left."""
 
 
