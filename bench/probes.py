@@ -94,7 +94,8 @@ def _cost(model: str, variant: str) -> Cost:
         variant=variant,
         parity_s=_seconds(lambda: prover.compare(link)),
         values_s=_seconds(probing.values),
-        probes_s={name: _seconds(partial(probing.ask, (name,))) for name in probing.probes()},
+        probes_s={name: _seconds(partial(probing.ask, (name,))) for name in probing.probes()}
+        | {"late_reads": _seconds(probing.late_reads)},
     )
 
 

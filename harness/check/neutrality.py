@@ -15,6 +15,7 @@ from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.probing import CONTROLS, Asked, Probing
@@ -33,6 +34,9 @@ from strategies import Strategy, Tolerance
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""
+
+_MOST_STEPS = 48
+"""Of the search for what the recomputation of a neutral variant reads."""
 
 _OTHER_SEEDS = range(1, 4)
 """Of steps that are looked at where the variant has done nothing in the measured one."""
@@ -142,12 +146,20 @@ class _Check:
             changed=changed,
             is_compiled=self.workshop.is_compiled,
         )
+        names = tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook"))
+        read_late = probing.late_reads(names) if names and not self.workshop.is_compiled else LateReads()
+        late = LateReads()
+        if found.verdict == "neutral" and not self.workshop.is_compiled:
+            late = probing.late_reads(most_steps=_MOST_STEPS)
         cause = cause_of_inert(found.reason or "") if found.verdict == "inert" else ""
         return replace(
             found,
             recomputation=first,
             recomputation_rank=where,
-            changed=tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook")),
+            changed=names,
+            read_late=read_late.names,
+            late_reads=late.names,
+            notes=(*found.notes, *late.notes),
             margins=() if values is None else values.margins,
             cause=cause if evidence is None else likely_cause(evidence),
         )

@@ -32,6 +32,10 @@ class Neutrality:
         recomputation_rank: the rank that made it, where there are several.
         changed: state that is another one when backward begins than when forward read it, where anything
             differs.
+        read_late: those of `changed` that the recomputation reads: changed once more, they make other
+            gradients.
+        late_reads: state that the recomputation of a neutral variant reads beside its inputs, and that
+            nothing changes before it does; a change of it would make wrong gradients.
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like, and what to do; empty where nothing known does.
         notes: sentences on what was not looked at, and why.
@@ -51,6 +55,8 @@ class Neutrality:
     recomputation: Divergence | None = None
     recomputation_rank: int | None = None
     changed: tuple[str, ...] = ()
+    read_late: tuple[str, ...] = ()
+    late_reads: tuple[str, ...] = ()
     margins: tuple[Margin, ...] = ()
     cause: str = ""
     notes: tuple[str, ...] = ()
@@ -67,6 +73,8 @@ class Neutrality:
                 ("gradient with the variant only", _listed(self.gained)),
                 (f"recomputation{_on_rank(self.recomputation_rank)}", self.recomputation or ""),
                 ("changed since forward read it", _listed(self.changed)),
+                ("of this the recomputation reads", _listed(self.read_late)),
+                ("the recomputation reads, and nothing has changed", _listed(self.late_reads)),
                 ("likely cause", self.cause),
             )
             if value

@@ -171,6 +171,12 @@ class Workshop:
         subject = self.subject(is_variant=is_variant).with_parts(checkpointed=self.recomputed)
         return MicroBatched(inner=subject, is_variant=is_variant)
 
+    def modules(self, trainee: MicroBatched) -> Mapping[str, nn.Module]:
+        """Return the modules of a model by the plain model's names."""
+        subject = trainee.inner
+        assert isinstance(subject, Subject), "this source has made it"
+        return subject.names.modules
+
     def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
         """Train on `batches`, one a step, and yield what each computed, in the plain names."""
         subject = trainee.inner

@@ -54,6 +54,8 @@ class Probed:
         finding: what the first of them found; `None` where all found the variant as the plain model.
         recomputation: the first recomputed value that forward did not make, in words; empty where all were.
         cause: what a difference looks like, and what to do; empty where nothing known does.
+        late_reads: state that the recomputation reads beside its inputs, and that nothing changes before it
+            does; a change of it would make wrong gradients.
         notes: sentences on what was not asked, and why.
     """
 
@@ -61,6 +63,7 @@ class Probed:
     finding: Finding | None = None
     recomputation: str = ""
     cause: str = ""
+    late_reads: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,5 +98,6 @@ def merge_probed(ranks: Sequence[Probed]) -> Probed | None:
             "",
         ),
         cause=next((rank.cause for rank in ranks if rank.cause), ""),
+        late_reads=joined(rank.late_reads for rank in ranks),
         notes=joined(rank.notes for rank in ranks),
     )

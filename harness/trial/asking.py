@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
+from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.likely_causes import evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.probing import Probing
@@ -79,6 +81,10 @@ class TrialModels:
         inner = self.assembled(self.link.variant if is_variant else self.link.baseline)
         return MicroBatched(inner=inner, is_variant=is_variant)
 
+    def modules(self, trainee: MicroBatched) -> Mapping[str, nn.Module]:
+        """Return the modules of a model, which strategies leave their names."""
+        return dict(trainee.model.named_modules())
+
     def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
         """Train on `batches`, one a step, and yield what each computed."""
         return steps(trainee, batches, seed=self.seed, dp_rank=self.dp_rank, whole=self.link.whole)
@@ -111,17 +117,22 @@ class TrialModels:
         is_seen = has_variant and not self.link.variant.is_compiled
         values = probing.values() if is_seen else None
         names: tuple[str, ...] = ("recomputed_values",) if is_seen else ()
+        late = LateReads()
         finding, compared, notes = None, parity, () if is_seen or not has_variant else (_UNSEEN,)
         if not self.anywhere(not parity.is_equal):
             probes = probing.probes(is_plain=not has_variant, is_compiled=self.link.variant.is_compiled)
             asked = probing.ask(probes)
             names, notes = (*names, *asked.names), (*notes, *asked.notes)
             finding, compared = asked.finding, asked.parity or parity
+            if is_seen and self.is_alone and finding is None:
+                late, names = probing.late_reads(), (*names, "late_reads")
+                notes = (*notes, *late.notes)
         return Probed(
             asked=names,
             finding=finding,
             recomputation=str(values.first) if values is not None and values.first is not None else "",
             cause=self._cause(probing, finding, compared, values),
+            late_reads=late.names,
             notes=notes,
         )
 

@@ -71,8 +71,8 @@ class _Ledger:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._places = places_of(model)
-        self._found: defaultdict[StateChange, set[Any]] = defaultdict(set)
-        self._again: dict[StateChange, Callable[[], Any]] = {}
+        self._found: defaultdict[tuple[StateChange, int], set[Any]] = defaultdict(set)
+        self._again: dict[tuple[StateChange, int], Callable[[], Any]] = {}
         self._held: dict[str, frozenset[str]] = {}
 
     def noting(self, fqn: str) -> Callable[..., None]:
@@ -81,15 +81,18 @@ class _Ledger:
         def note(module: nn.Module, inputs: Any, keywords: Any) -> None:
             self._held.setdefault(fqn, frozenset(vars(module)))
             for change, read in (*_own(module, fqn), *self._outer(), *_given(fqn, (inputs, keywords))):
-                self._found[change].add(_mark(read()))
-                self._again.setdefault(change, read)
+                found = read()
+                key = change, id(found) if change.kind == "input" else 0  # another call has other inputs
+                self._found[key].add(_mark(found))
+                self._again.setdefault(key, read)
 
         return note
 
     def changes(self) -> Iterator[StateChange]:
         """Yield what is another one now."""
-        for change, marks in self._found.items():
-            if change.kind == "iterator" or marks != {_mark(self._again[change]())}:
+        for key, marks in self._found.items():
+            change, _ = key
+            if change.kind == "iterator" or marks != {_mark(self._again[key]())}:
                 yield change
         modules = dict(self._model.named_modules())
         for fqn, names in self._held.items():

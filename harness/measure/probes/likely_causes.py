@@ -107,7 +107,7 @@ CAUSES = (
         numbers=(35, 50),
         title="forward itself computes something else: under no_grad, or without an argument that is dropped",
         remedy="use use_reentrant=False, and pass *args and **kwargs through",
-        fits=lambda seen: seen.part == "outputs" and seen.probe == "parity",
+        fits=lambda seen: seen.part == "outputs" and seen.probe == "parity" and not seen.is_compiled,
     ),
     LikelyCause(
         numbers=(22,),

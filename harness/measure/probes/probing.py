@@ -5,26 +5,37 @@ All ranks of a process group ask the same in the same order, and go on by what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from harness.errors import ConfigError
+from harness.measure.parity.checksum import checksum
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
+from harness.measure.probes.late_reads import (
+    Bisection,
+    Effect,
+    Group,
+    LateReads,
+    groups_of,
+    singles_of,
+)
 from harness.measure.probes.leak import Growth, growth
 from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.pass_error import PassError, Raised, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
+from harness.measure.probes.spots import KINDS, Spot, spots_of
 from harness.measure.probes.tried import together, tried
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
@@ -34,6 +45,9 @@ from harness.records.probed import Finding
 
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
+
+MOST_STEPS = 6
+"""Steps of a search for what a recomputation reads, unless told otherwise; notes name what is left."""
 
 
 class ModelSource(Protocol):
@@ -73,6 +87,9 @@ class ModelSource(Protocol):
 
     def trainee(self, *, is_variant: bool) -> MicroBatched:
         """Return a fresh model, whose weights are those of every other one."""
+
+    def modules(self, trainee: MicroBatched) -> Mapping[str, nn.Module]:
+        """Return the modules of a model by the plain model's names, without what a variant has put around."""
 
     def trained(self, trainee: MicroBatched, batches: Iterable[Batch]) -> Iterator[Snapshot]:
         """Train on `batches`, one a step, and yield what each computed, under the plain model's names."""
@@ -165,6 +182,21 @@ class Probing:
         ).value
         return changes or ()
 
+    def late_reads(self, only: Collection[str] | None = None, *, most_steps: int = MOST_STEPS) -> LateReads:
+        """Return what a recomputation reads beside its inputs, and would read otherwise had it changed.
+
+        Everything reachable is changed between forward and backward. Where the variant's gradients become
+        others and the plain model's do not, a bisection finds out which change it was.
+
+        Args:
+            only: names of the state that is changed; `None` for all.
+            most_steps: steps of the search, beside up to four that tell whether there is anything to find.
+        """
+        if not self.source.is_alone:
+            return LateReads()
+        search = partial(self._late_reads, only, most_steps)
+        return tried(search, catching=(PassError, ConfigError)).value or LateReads()
+
     def vacuous(self) -> Asked:
         """Return that nothing is proven where the plain model computes the same whatever it reads."""
         # other numbers of the same kind may be no input of this model
@@ -233,6 +265,70 @@ class Probing:
             actual=variant.by_gradients,
         )
         return Asked(finding=finding)
+
+    def _late_reads(self, only: Collection[str] | None, most_steps: int) -> LateReads:
+        batches = self.source.batches if only is not None else (self._smaller(self.source.batches[0]),)
+        spots: list[Spot] = []
+        gradients = partial(self._gradients_after, batches)
+        plain = gradients((), is_variant=False, seen=spots)
+        recomputed = tuple(self.source.trainee(is_variant=True).checkpointed)
+        groups = groups_of(spots, recomputed) if only is None else singles_of(spots, only)
+        if not groups:
+            return LateReads()
+        variant = gradients((), is_variant=True)
+        effect = partial(_effect, partial(gradients, is_variant=True), variant)
+        if effect(groups) == "none" or gradients((), is_variant=True) != variant:
+            return LateReads()
+        effect_of_plain = partial(_effect, partial(gradients, is_variant=False), plain)
+        own = Bisection(effect=effect_of_plain, steps_left=most_steps)  # backward itself may read state
+        own.search(groups)
+        left = [group for group in groups if group not in (*own.found, *own.loud, *own.open)]
+        bisection = Bisection(effect=effect, steps_left=most_steps)
+        for kind in KINDS:  # sizes change shapes, and an error of theirs says nothing of what is beside
+            bisection.search([group for group in left if group.kind == kind])
+        return LateReads(
+            reads=tuple(group.late_read for group in bisection.found),
+            open=tuple(group.late_read for group in bisection.open),
+        )
+
+    def _gradients_after(
+        self,
+        batches: tuple[Batch, ...],
+        groups: Sequence[Group],
+        *,
+        is_variant: bool,
+        seen: list[Spot] | None = None,
+    ) -> tuple[int | None, ...]:
+        """Return a digest of each gradient of a step with `groups` changed between forward and backward.
+
+        Args:
+            batches: micro-batches of the step.
+            groups: what is changed.
+            is_variant: the variant takes the step.
+            seen: takes all that could be changed.
+
+        Raises:
+            PassError: the step raises.
+        """
+        changed = {name for group in groups for name in group.spots}
+        trainee = self.source.trainee(is_variant=is_variant)
+        modules = self.source.modules(trainee)
+        undoing = ExitStack()
+
+        def change(_trainee: Trainee) -> None:
+            spots = list(spots_of(trainee.model, modules))
+            if seen is not None:
+                seen.extend(spots)
+            for spot in spots:
+                if spot.name in changed:
+                    undoing.callback(spot.change())
+
+        with undoing:
+            self._take(trainee.interrupted(change), batches)
+        return tuple(
+            None if parameter.grad is None else checksum(parameter.grad)
+            for parameter in trainee.model.parameters()
+        )
 
     def _ignores_input(self) -> bool:
         """Return whether outputs of the plain model do not depend on its input."""
@@ -393,6 +489,18 @@ def _differing(first: First) -> Finding:
         expected=first.expected,
         actual=first.actual,
     )
+
+
+def _effect(
+    gradients: Callable[[Sequence[Group]], tuple[int | None, ...]],
+    expected: tuple[int | None, ...],
+    groups: Sequence[Group],
+) -> Effect:
+    """Return what a change of `groups` does to a step that leaves `expected` without it."""
+    try:
+        return "none" if gradients(groups) == expected else "gradients"
+    except PassError:
+        return "error"
 
 
 def _nothing(_trainee: Trainee) -> None:

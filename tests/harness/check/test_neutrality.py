@@ -387,6 +387,54 @@ def test_a_model_that_ignores_its_inputs_proves_nothing() -> None:
         assert_neutral(Deaf, batch(), checkpointed(), steps=1)
 
 
+class Tempered(Block):
+    """Reads a number that forward of a later block may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 0.5
+
+    def between(self, h: Tensor) -> Tensor:
+        return (h / self.temperature).tanh()
+
+
+class Annealed(Stack):
+    """Changes the number when all blocks have read it."""
+
+    def __init__(self) -> None:
+        super().__init__(Tempered)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        for layer in self.layers:
+            layer.temperature *= 0.5  # type: ignore[operator, assignment]
+        return outputs
+
+
+LATE: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "torch's checkpoint reads what has changed since": (
+        checkpointed(),
+        ("layers.0.temperature and 1 alike",),
+    ),
+    "state that is put back is not read late": (Full(layers_fqn="layers", rewind=True), ()),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_neutral_variant_tells_what_its_recomputation_reads(case: str) -> None:
+    variant, names = LATE[case]
+    found = assert_neutral(stack_of(Tempered), batch(), variant, steps=1)
+    assert (found.verdict, found.late_reads, found.notes) == ("neutral", names, ())
+
+
+def test_names_which_of_what_has_changed_the_recomputation_reads() -> None:
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(Annealed, batch(), checkpointed(), steps=1)
+    names = ("layers.0.temperature", "layers.1.temperature")
+    assert caught.value.found.read_late == names
+    assert f"of this the recomputation reads: {', '.join(names)}" in str(caught.value)
+
+
 def test_names_the_recomputed_value_the_cause_and_the_remedy() -> None:
     with pytest.raises(NotNeutral) as caught:
         assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=False), steps=1)
