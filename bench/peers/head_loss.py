@@ -32,7 +32,7 @@ from harness.measure.speed.timing import host_time_s, in_turns
 from harness.models.base import Batch
 from harness.records.statistics import Ratio, ratio_to_baseline
 from strategies.base import PlannedStep
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 _CHUNKS = 8
 _ON_CUDA = {"Liger": "needs triton, CUDA", "CCE": "needs triton, CUDA"}
@@ -146,7 +146,7 @@ def ways(
             refused[name] = str(error)
         else:
             models[name].load_state_dict(plain.state_dict())
-    planner = Planner.of(plain, given.inputs, training=True)
+    planner = ChunkPlanner.of(plain, given.inputs, training=True)
     for each in fractions:
         plan = planner.plan(int(planner.unchunked_peak_bytes * each))
         models[f"chunk=budget {each:.0%}"] = plan.apply(copy.deepcopy(plain))

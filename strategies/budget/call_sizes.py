@@ -25,21 +25,20 @@ def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     )
 
 
-def difference(
-    planned: Sequence[TensorSize], found: Sequence[TensorSize], *, allows_smaller: bool = False
-) -> str | None:
-    """Return how the sizes of a call differ from the planned ones, `None` where they do not.
+def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> str | None:
+    """Return how the sizes of a call are not the planned ones; `None` where they are, or inputs are smaller.
+
+    Smaller inputs, such as the last batch of an epoch or a micro-batch, need no more bytes.
 
     Args:
         planned: sizes that the plan was made for.
         found: sizes of the call.
-        allows_smaller: whether inputs may be smaller in some dimension: they need no more bytes.
     """
     if planned == found:
         return None
     here = {each.name: each for each in found}
     pairs = [(each, here.pop(each.name, None)) for each in planned]
-    unlike = next((pair for pair in pairs if not _fits(*pair, allows_smaller=allows_smaller)), None)
+    unlike = next((pair for pair in pairs if not _fits(*pair)), None)
     if unlike is not None:
         return _worded(*unlike)
     return next((f"made without {_described(each)}" for each in here.values()), None)
@@ -50,10 +49,10 @@ def _size(name: str, tensor: Tensor) -> TensorSize:
     return TensorSize(name, tuple(map(int, tensor.shape)), kind)
 
 
-def _fits(planned: TensorSize, found: TensorSize | None, *, allows_smaller: bool) -> bool:
+def _fits(planned: TensorSize, found: TensorSize | None) -> bool:
     if found is None or found.kind != planned.kind or len(found.shape) != len(planned.shape):
         return False
-    if allows_smaller and planned.name.startswith(_INPUT):
+    if planned.name.startswith(_INPUT):
         return _is_within(found.shape, planned.shape)
     return found.shape == planned.shape
 

@@ -16,13 +16,12 @@ from strategies.regions.host_copies import HostLedger
 _VERSION = "torch"
 
 
-def enclose(plan: Plan, blocks: Mapping[str, nn.Module], *, allows_smaller: bool = False) -> None:
+def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
     """Put `plan` on `blocks`, in place.
 
     Args:
         plan: decides about some of the blocks.
         blocks: plain modules by FQN; those under one module are one.
-        allows_smaller: whether calls with smaller inputs than the planned ones keep the plan.
 
     Raises:
         StrategyError: the plan names a block that is none, or was made with another torch.
@@ -48,7 +47,6 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module], *, allows_smaller: bool
             planned_block = PlannedBlock(
                 plan=block,
                 ledger=ledger,
-                allows_smaller=allows_smaller,
                 is_for_training=blocks[fqn].training,
             )
             region.enclose(blocks[fqn], planned_block, holds_call=False)

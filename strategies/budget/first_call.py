@@ -55,7 +55,7 @@ class PlansAtFirstCall:
         if self.plan is None and torch.is_grad_enabled():
             _refuse_tensor_parallel(module)
             self.plan = self.budget.plan(shadow_step(module, args, kwargs))
-            carrying_out.enclose(self.plan, self.budget.blocks_of(module), allows_smaller=True)
+            carrying_out.enclose(self.plan, self.budget.blocks_of(module))
         return body(*args, **kwargs)
 
     def observe(self) -> Observation:

@@ -31,14 +31,12 @@ class PlannedBlock:
     Fields:
         plan: the plan.
         ledger: the host copies of the model.
-        allows_smaller: whether calls with smaller inputs than the planned ones keep the plan.
         is_for_training: whether the block was in training mode when it got the plan; it runs untouched in
             evaluation mode then, which has other operators.
     """
 
     plan: BlockPlan
     ledger: HostLedger
-    allows_smaller: bool = False
     is_for_training: bool = False
     _fates: Fates = field(init=False)
 
@@ -55,11 +53,11 @@ class PlannedBlock:
         """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
 
         Raises:
-            StrategyError: forward gets other sizes or runs other operators than those that were planned.
+            StrategyError: forward gets larger inputs or runs other operators than those that were planned.
         """
         if not torch.is_grad_enabled() or (self.is_for_training and not module.training):
             return body(*args, **kwargs)
-        self._refuse_other_sizes(module, args, kwargs)
+        self._refuse_larger(module, args, kwargs)
         if self.plan.offload:
             self.ledger.begin_forward()
         tape = BlockTape(self._fates, self.ledger, self)
@@ -72,12 +70,11 @@ class PlannedBlock:
             tape.close()
         return results
 
-    def _refuse_other_sizes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call whose sizes are not those that the plan was made for."""
+    def _refuse_larger(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call with larger inputs than the planned ones, or other parameters."""
         if not self.plan.sizes:
             return
-        found = sizes_of(module, args, kwargs)
-        unlike = difference(self.plan.sizes, found, allows_smaller=self.allows_smaller)
+        unlike = difference(self.plan.sizes, sizes_of(module, args, kwargs))
         if unlike is not None:
             problem = f"the plan of {self.plan.fqn!r} was {unlike}; make it again for these sizes"
             raise StrategyError("ac", problem)

@@ -26,6 +26,7 @@ from strategies.estimate.tensors import plain_tensors, tensors_in
 _aten = torch.ops.aten
 _COPIES = (
     *("aten.detach", "aten.alias", "aten.clone", "aten.copy_", "aten.lift", "prim."),
+    "aten.as_strided.default",  # how a plan lays out what it kept; what reads it there is looked up
     *("c10d", "_c10d_functional"),  # what has not arrived yet holds anything
 )
 _UNWRITTEN = ("aten.empty", "aten.new_empty", "aten.resize", "aten.set_")

@@ -114,12 +114,18 @@ def test_a_plan_file_is_carried_out(plan_file: Path) -> None:
     assert json.loads(json.dumps(budget.observe(model).plan)) == json.loads(plan_file.read_text())
 
 
-@pytest.mark.parametrize("rows", [8, 1], ids=["more rows", "fewer rows"])
-def test_refusal_of_other_sizes(plan_file: Path, rows: int) -> None:
-    model = Budget(layers_fqn="layers", plan_file=str(plan_file)).apply(toy())
+def test_a_plan_takes_smaller_inputs_bit_for_bit_and_refuses_larger_ones(plan_file: Path) -> None:
+    plain, model = toy(), Budget(layers_fqn="layers", plan_file=str(plan_file)).apply(toy())
+    tokens = torch.arange(14).reshape(2, 7)
+    for each in (plain, model):
+        each(tokens).square().sum().backward()
+    for expected, actual in zip(plain.parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None
+        assert actual.grad is not None
+        assert torch.equal(expected.grad, actual.grad)
     with pytest.raises(StrategyError) as error:
-        model(torch.zeros(rows, 8, dtype=torch.long))
-    made_for = f"was made for input 0 of (2, 8, 16), not ({rows}, 8, 16)"
+        model(torch.zeros(8, 8, dtype=torch.long))
+    made_for = "was made for input 0 of (2, 8, 16), not (8, 8, 16)"
     assert str(error.value) == f"ac: the plan of 'layers.0' {made_for}; make it again for these sizes"
 
 
