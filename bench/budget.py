@@ -38,7 +38,6 @@ from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
 from strategies.regions.blocks import find_blocks
-from strategies.regions.host import allocating_on_host
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
@@ -268,7 +267,7 @@ def _report(experiment: Experiment, batch: Batch) -> StepReport:
     """Return what the second step shows."""
     trainee = assemble(experiment, torch.device("cpu"), None, batch)
     instrument(trainee, batch)
-    return instrument(trainee, batch, is_host=allocating_on_host)
+    return instrument(trainee, batch)
 
 
 def _flops(report: StepReport) -> int:

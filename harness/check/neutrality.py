@@ -17,11 +17,11 @@ from harness.errors import ConfigError, require_at_least
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched, joined
-from harness.measure.probes.pass_error import PassError
 from harness.measure.probes.probing import CONTROLS, Asked, Probing
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import Divergence
 from harness.measure.probes.trained_set import TrainedSet
+from harness.measure.probes.tried import RanksRaised, agreed
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
@@ -30,7 +30,6 @@ from harness.records.parity_result import Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
-from strategies.regions.host import allocating_on_host
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""
@@ -84,7 +83,7 @@ def assert_neutral(
         accepted=_accepted(variant, tolerance),
     )
     with torch.enable_grad():
-        workshop.check()
+        agreed(workshop.check)
         try:
             found = _Check(workshop=workshop, steps=steps).found()
         finally:
@@ -124,8 +123,8 @@ class _Check:
         """
         try:
             found = self._stepwise()
-        except PassError as failure:
-            found = self._raised(failure)
+        except RanksRaised as failures:
+            found = self._raised(failures)
         source = replace(self.workshop, recomputed=found.recomputed_modules)
         probing = Probing(source=source)
         values = probing.values()
@@ -153,30 +152,43 @@ class _Check:
             cause=cause if evidence is None else likely_cause(evidence),
         )
 
-    def _raised(self, failure: PassError) -> Neutrality:
-        """Return what it means that one of the two raises."""
-        if failure.is_variant:
+    def _raised(self, failures: RanksRaised) -> Neutrality:
+        """Return what it means that one of the two raises, on some rank.
+
+        Raises:
+            ConfigError: the plain model does not train.
+        """
+        by_variant = [each for each in failures.raised if each.is_variant]
+        if by_variant:
             return _with(
-                Neutrality(verdict="neutral"), Asked(finding=raised_by_variant(failure, probe="parity"))
+                Neutrality(verdict="neutral"), Asked(finding=raised_by_variant(by_variant[0], probe="parity"))
             )
-        said = f"{type(failure.error).__name__}: {failure.error}"
+        failure = failures.raised[0]
+        where = "" if self.workshop.is_alone else f" on rank {failure.rank}"
         if failure.phase == "forward":
-            raise ConfigError("batch", f"the plain model's forward raises {said}") from failure.error
+            raise ConfigError(
+                "batch", f"the plain model's forward raises{where} {failure.said}"
+            ) from failures
         if Probing(source=self.workshop).is_silent(self.workshop.batches):
             return _with(Neutrality(verdict="neutral"), Asked(finding=hidden_error(failure, probe="parity")))
-        raise ConfigError("make", f"the plain model's backward raises {said}") from failure.error
+        raise ConfigError("make", f"the plain model's backward raises{where} {failure.said}") from failures
 
     def _stepwise(self) -> Neutrality:
-        """Return what steps that go one after the other show."""
-        plain, variant = (self._measured(is_variant=is_variant) for is_variant in (False, True))
+        """Return what steps that go one after the other show.
+
+        Raises:
+            RanksRaised: a pass of one of the models raised, on some rank.
+        """
+        plain, variant = agreed(lambda: [self._measured(is_variant=each) for each in (False, True)])
         recomputed = _called_again(plain.calls, variant.calls)
         work = variant.report.work.beyond(plain.report.work)
         idle = variant.act.is_idle(plain.act)
+        acts_otherwise = self.workshop.anywhere(idle) and agreed(self._acts_otherwise)
         result = RankResult(
             rank=self.workshop.rank,
             local_rank=0,
             memory=variant.report.memory,
-            work=replace(work, calls={}, acted_otherwise=idle and self._acts_otherwise()),
+            work=replace(work, calls={}, acted_otherwise=idle and acts_otherwise),
             observation=variant.act.observation,
             baseline=MeasuredBaseline(memory=plain.report.memory, work=plain.report.work),
             parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
@@ -197,7 +209,7 @@ class _Check:
             trainee.zero_grad()
             trainee.backward(trainee.forward(batch.to(device))[1])
             trainee.update()
-        report = instrument(trainee, batch.to(device), is_host=allocating_on_host, seed=seed)
+        report = instrument(trainee, batch.to(device), seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act)
@@ -208,15 +220,22 @@ class _Check:
             [self._measured(is_variant=is_variant, seed=seed).act for is_variant in (True, False)]
             for seed in _OTHER_SEEDS
         )
-        return any(not variant.is_idle(plain) for variant, plain in pairs)
+        acting = [not variant.is_idle(plain) for variant, plain in pairs]  # on all ranks alike
+        return any(acting)
 
     def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
-        parity = self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
+        """Return how the steps compare.
+
+        Where they differ, the plain model is compared with itself as a control.
+        """
+        parity = agreed(
+            lambda: self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
+        )
         if not self.workshop.anywhere(parity.first is not None):
             return parity
         step = self.steps if parity.first is None else parity.first.step + 1
         for _ in range(CONTROLS):
-            control = self._compared(recomputed, is_variant=False, count=step)
+            control = agreed(lambda: self._compared(recomputed, is_variant=False, count=step))
             if self.workshop.anywhere(control.first is not None):
                 break
         return replace(parity, control=control)

@@ -74,6 +74,7 @@ class Hardware:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuse numbers that no hardware has."""
         require_one_of("hardware.device", self.device, ("cuda", "cpu"))
         require_at_least("hardware.ranks_per_node", self.ranks_per_node, 1)
         for where, value in self._rates():

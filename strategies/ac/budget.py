@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
-from strategies.base import Observation, RunnableStep
+from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import capture, carrying_out, export, first_call, operator_modules, planning
 from strategies.budget.plan import Plan
-from strategies.errors import StrategyError
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class Budget(ActivationCheckpointing):
     plan_file: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse values out of range, and any number of budgets but one."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         _require_above_0("budget_gib", self.budget_gib, math.inf)
         _require_above_0("fraction", self.fraction, 1)
@@ -211,6 +211,7 @@ class Budget(ActivationCheckpointing):
 
 
 def _unneeded(plan: Plan) -> str:
+    """Return why the strategy had nothing to do."""
     if plan.budget_bytes == plan.plain_peak_bytes:
         return "the budget needs nothing: the step fits it as it is"
     return (

@@ -116,6 +116,7 @@ class CallOptions:
         )
 
     def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
+        """Return the highest total of what is held from moment `start` on, with the effect of one option."""
         gains = np.zeros(len(held), dtype=np.int64)
         for moment, gain in effect.gains.items():
             if moment < start + len(held):
@@ -161,6 +162,7 @@ def thinned(options: Iterable[Option]) -> list[Option]:
 
 
 def _undominated(options: list[Option], *, slack: float) -> list[Option]:
+    """Return the options of which no other is better in cost and in all bytes; `slack` thins them out."""
     columns = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
     options.sort(key=lambda each: (each.cost, *columns(each)))
     rows = np.array(list(map(columns, options)), dtype=np.float64)

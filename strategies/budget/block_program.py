@@ -222,6 +222,7 @@ def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
 
 
 def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:
+    """Return one unit of operators that run together, with storages numbered within the program."""
     makes = [storage for each in group for storage in each.makes]
     reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
     for storage in reads:

@@ -14,13 +14,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.budget.slice_ticket import Pause, SliceTicket
 from strategies.budget.taped import Content, Reading, TapedOperator
-from strategies.errors import StrategyError
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
@@ -324,6 +324,7 @@ class BlockTape(OperatorMode):
             content.memory, content.on_host = None, partial(self._ledger.taken, copy)
 
     def _refuse_other_forward(self) -> None:
+        """Refuse a forward with other operators than the plan's, or without a result that the plan keeps."""
         plan = self._fates.plan
         if plan.operators and self._count != plan.operators:
             raise self._unlike(f"its forward has {self._count} operators and had {plan.operators}")

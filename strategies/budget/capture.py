@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.base import Observation
+from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
-from strategies.errors import StrategyError
 from strategies.estimate.flops import called, flops_of
 from strategies.estimate.ledger import is_on_device
 from strategies.estimate.live_storages import LiveStorages
@@ -34,7 +33,6 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
-from strategies.regions.host import allocating_on_host
 from strategies.regions.region import enclose
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
@@ -106,6 +104,7 @@ class _Listening:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run the forward of a block and watch it, where gradients are on."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         call = BlockCall(
@@ -126,7 +125,7 @@ class _Watch(OperatorMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.live = LiveStorages(Position(), device=device.type, is_host=allocating_on_host)
+        self.live = LiveStorages(Position(), device=device.type)
         self.calls: list[BlockCall] = []
         self._device = device.type
         self._machine: Machine = machine_for(device)
@@ -182,6 +181,7 @@ class _Watch(OperatorMode):
         start: int,
         has_drawn: bool,
     ) -> StepOperator:
+        """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
         node = running_node()
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
@@ -237,6 +237,7 @@ class _Watch(OperatorMode):
             call.end = self.live.ledger.moment
 
     def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
+        """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
         local = local_of(saved)
         storage = None if local is None else self.live.number(local)
         with _disable_current_modes(), torch.no_grad():
@@ -246,6 +247,7 @@ class _Watch(OperatorMode):
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
 
         def unpack() -> Tensor:
+            """Return the value, noted as asked for now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             return (
@@ -261,6 +263,7 @@ class _Watch(OperatorMode):
         return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
 
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
+        """Note that backward asked for a saved value, which is alive from now on; return it."""
         moment = self.live.ledger.moment
         self.live.add_made(value, "a saved value")
         number = self.live.number(value)

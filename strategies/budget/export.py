@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from strategies.base import StrategyError
 from strategies.budget.operator_modules import BlockForward
 from strategies.budget.plan import BlockPlan, Plan, Value
-from strategies.errors import StrategyError
 
 Forwards: TypeAlias = Mapping[str, BlockForward]
 
@@ -174,6 +174,7 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
 
 
 def _save_lines(block: BlockPlan, forward: BlockForward) -> Iterator[str]:
+    """Yield the calls of a block whose results the plan keeps, `block.module::operator`, one line a kind."""
     calls = list(zip(forward.modules, forward.operators, strict=True))
     held = [calls[number] for number in _saved(block, forward)]
     yield from _not_moved(block)

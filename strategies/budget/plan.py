@@ -36,7 +36,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 FORMAT = "acbench budget plan 3"
 _INPUT = -1

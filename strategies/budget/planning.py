@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from strategies.base import StrategyError
 from strategies.budget.block_choice import Stage, cheapest, smallest_budget
 from strategies.budget.block_options import CallOptions, Option
 from strategies.budget.block_program import PlannedCall, planned_call
@@ -17,7 +18,6 @@ from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
-from strategies.errors import StrategyError
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
@@ -130,6 +130,10 @@ class Planner:
         return int(least) if math.isfinite(least) else 0
 
     def _choice(self, budget_bytes: int) -> list[Option]:
+        """Return the cheapest options that keep the budget.
+
+        The model of their bytes is corrected by simulation.
+        """
         target = budget_bytes
         for _ in range(_ATTEMPTS):
             numbers = cheapest(self._stages, target, self._host_bytes)
@@ -169,6 +173,7 @@ class Planner:
         return peak_bytes(self._graph, [option.effect for option in chosen])
 
     def _made_stages(self) -> list[Stage]:
+        """Return for each call of a block its options and the bytes that others hold around it."""
         held, callers = self._graph.held_bytes, self._callers
         known: dict[object, list[Option]] = {}
         stages = []

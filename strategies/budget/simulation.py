@@ -139,6 +139,10 @@ class _Schedule:
 
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
+        """Return what backward asks of a call, in order.
+
+        For each request: which units run for it, what is fetched, and until when it is held.
+        """
         program = call.program
         resident = program.saved if decision.is_plain else decision.keep
         known = resident | decision.offload
@@ -196,6 +200,7 @@ class _Walk:
         self._release()
 
     def _hold_from_forward(self) -> None:
+        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
         gains, call = self.effect.gains, self._call
         outside = (each for each in {**self._readers, **self._schedule.held_until} if each < 0)
         for storage in (*self._schedule.resident, *outside):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import Stash
 from strategies.budget.memory_layout import MemoryLayout, copied
-from strategies.errors import StrategyError
 from strategies.estimate.recomputing import recomputing
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.saved_tensors import local_of
@@ -183,6 +183,10 @@ class TapedOperator:
         self._fill(self._call(args, kwargs))
 
     def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator.
+
+        Random numbers are drawn from the state of forward, and the present one is put back.
+        """
         if self.stash is None:
             return self._function(*args, **kwargs)
         put_back = self.stash()
@@ -192,6 +196,7 @@ class TapedOperator:
             put_back()
 
     def _fill(self, result: Any) -> None:
+        """Give what a second run made, or wrote, to those of its results that still lack their content."""
         results = list(tensors_in(result))
         for number, reference in self._made:
             content = reference()

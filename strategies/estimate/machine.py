@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 _RATES = ("flops_per_s", "bytes_per_s", "link_bytes_per_s", "host_bytes_per_s")
 _DELAYS = ("launch_s", "half_rows", "latency_s")
@@ -45,6 +45,7 @@ class Machine:
     overlaps_copies: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse rates that are not above 0 and delays below 0."""
         for name in _RATES:
             value = getattr(self, name)
             if not (value > 0 and isfinite(value)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,34 @@ class PassError(Exception):
         self.phase = phase
         self.error = error
         self.is_variant = is_variant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raised:
+    """What a rank has raised, in a form that other ranks can be told.
+
+    Fields:
+        rank: the rank.
+        said: kind and message of the error.
+        phase: the pass that raised, as of `PassError`; `None` where it was no pass.
+        is_variant: it was a pass of the variant.
+        is_too_large: the rank is out of memory.
+    """
+
+    rank: int
+    said: str
+    phase: str | None = None
+    is_variant: bool = False
+    is_too_large: bool = False
+
+    @classmethod
+    def of(cls, error: Exception, *, rank: int) -> Raised:
+        """Tell of `error`."""
+        is_too_large = isinstance(error, torch.OutOfMemoryError)
+        if not isinstance(error, PassError):
+            return cls(rank=rank, said=f"{type(error).__name__}: {error}", is_too_large=is_too_large)
+        said = f"{type(error.error).__name__}: {error.error}"
+        return cls(rank=rank, said=said, phase=error.phase, is_variant=error.is_variant)
 
 
 @contextmanager

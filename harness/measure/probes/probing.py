@@ -16,13 +16,13 @@ import torch
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
-from harness.measure.probes.changed_since import Change, changed_since
+from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
 from harness.measure.probes.leak import Growth, growth
 from harness.measure.probes.micro_batches import MicroBatched, joined
-from harness.measure.probes.pass_error import PassError, told
+from harness.measure.probes.pass_error import PassError, Raised, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
 from harness.measure.probes.tried import together, tried
@@ -152,7 +152,7 @@ class Probing:
             )
         ).value
 
-    def changed(self) -> tuple[Change, ...]:
+    def changed(self) -> tuple[StateChange, ...]:
         """Return the state that is another one when backward begins than when the plain model read it."""
         changes = tried(
             lambda: changed_since(
@@ -235,6 +235,7 @@ class Probing:
         return Asked(finding=finding)
 
     def _ignores_input(self) -> bool:
+        """Return whether outputs of the plain model do not depend on its input."""
         trainee = self.source.trainee(is_variant=False)
 
         def forward(batch: Batch) -> tuple[object, torch.Tensor]:
@@ -249,6 +250,7 @@ class Probing:
         return [variant] if variant.agrees else [variant, self._slope(small, is_variant=False)]
 
     def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
+        """Return how the loss moves along one direction, and what gradients say of it."""
         with told("forward", is_variant=is_variant):
             return slope(
                 lambda: self.source.trainee(is_variant=is_variant).inner,
@@ -258,15 +260,16 @@ class Probing:
             )
 
     def is_silent(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None] | None = None) -> bool:
-        """Say whether the variant takes a step that the plain model does not."""
+        """Say whether the variant takes a step that the plain model does not, on every rank."""
 
         def step() -> None:
             trainee = self.source.trainee(is_variant=True)
             self._take(trainee if between is None else trainee.interrupted(between), batches)
 
-        return tried(step, catching=(PassError, ConfigError)).error is None
+        return not tried(step, catching=(PassError, ConfigError)).has_raised
 
     def _growth(self, *, is_variant: bool) -> Growth:
+        """Return what stays alive after each step."""
         return growth(
             together(lambda: self.source.trainee(is_variant=is_variant)),
             lambda: self._step(self.source.batches),
@@ -277,9 +280,10 @@ class Probing:
         )
 
     def _between(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> Asked:
+        """Compare variant and plain model with something done between forward and backward."""
         compared = tried(lambda: self._compared(batches, between, is_variant=True))
         if compared.has_raised:
-            return self._raised(compared.error, batches, between)
+            return self._raised(compared.raised, batches, between)
         parity = compared.value
         assert parity is not None, "it has not raised here either"
         if not self.source.anywhere(parity.first is not None) or self._is_fickle(batches, between):
@@ -333,6 +337,7 @@ class Probing:
     def _compared(
         self, batches: tuple[Batch, ...], between: Callable[[Trainee], None], *, is_variant: bool
     ) -> Parity:
+        """Return how one step compares between two models that something interrupts."""
         self.source.begin_anew()
         plain, other = (
             self.source.trained(
@@ -352,20 +357,19 @@ class Probing:
         return False
 
     def _raised(
-        self, error: Exception | None, batches: tuple[Batch, ...], between: Callable[[Trainee], None]
+        self,
+        ranks: tuple[Raised, ...],
+        batches: tuple[Batch, ...],
+        between: Callable[[Trainee], None],
     ) -> Asked:
         """Return what it means that one of the two raises with micro-batches in flight, on some rank."""
-        failure, rank = error if isinstance(error, PassError) else None, self.source.rank
-        if self.source.anywhere(failure is not None and failure.is_variant):
-            if failure is None or not failure.is_variant:
-                return Asked()
-            return Asked(finding=raised_by_variant(failure, probe="between", rank=rank))
-        in_backward = failure is not None and failure.phase == "backward"
-        is_silent = self.source.anywhere(in_backward) and self.is_silent(batches, between)
-        if self.source.anywhere(in_backward and is_silent):
-            hidden = None if failure is None else hidden_error(failure, probe="between", rank=rank)
-            return Asked(finding=hidden)
-        said = "an error on another rank" if failure is None else str(failure.error)
+        by_variant = [each for each in ranks if each.is_variant]
+        if by_variant:
+            return Asked(finding=raised_by_variant(by_variant[0], probe="between"))
+        in_backward = [each for each in ranks if each.phase == "backward"]
+        if in_backward and self.is_silent(batches, between):
+            return Asked(finding=hidden_error(in_backward[0], probe="between"))
+        said = ranks[0].said.partition(": ")[2] or ranks[0].said
         return Asked(notes=(f"with micro-batches in flight the plain model raises {said}",))
 
     def _step(self, batches: Iterable[Batch]) -> Batch:
@@ -376,6 +380,7 @@ class Probing:
 
 
 def _differing(first: First) -> Finding:
+    """Return the finding of a first difference."""
     return Finding(
         probe="between",
         verdict="differs",

@@ -7,8 +7,9 @@ other phase of a trial; whoever watches the ranks ends the others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -16,13 +17,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.utils.store import synchronize
 
-from harness.measure.probes.pass_error import PassError
+from harness.errors import ConfigError
+from harness.measure.probes.pass_error import PassError, Raised
 
 PATIENCE_S = 60.0
 """How long a rank that has raised waits for the others, which may be some passes behind."""
 
 _KEY = "acbench/tried"
-_DONE, _RAISED, _TOO_LARGE = b"done", b"raised", b"too large"
 
 T = TypeVar("T")
 
@@ -38,12 +39,17 @@ class Tried(Generic[T]):
     Fields:
         value: what was returned on this rank; `None` where it raised here.
         error: what it raised on this rank; `None` for nothing.
-        has_raised: whether it raised on any rank.
+        raised: what it raised on each rank where it did.
     """
 
     value: T | None = None
     error: Exception | None = None
-    has_raised: bool = False
+    raised: tuple[Raised, ...] = ()
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether it raised on any rank."""
+        return bool(self.raised)
 
 
 def tried(
@@ -72,10 +78,10 @@ def tried(
         raise
     except expected as raised:
         error = raised
-    answers = _answers(error, patience_s)
-    if _TOO_LARGE in answers:
+    raised_everywhere = _answers(error, patience_s)
+    if any(each.is_too_large for each in raised_everywhere):
         raise NoRoomError(str(error or "out of memory on another rank")) from error
-    return Tried(value=value, error=error, has_raised=_RAISED in answers)
+    return Tried(value=value, error=error, raised=raised_everywhere)
 
 
 def together(work: Callable[[], T]) -> T:
@@ -90,24 +96,61 @@ def together(work: Callable[[], T]) -> T:
     return returned[0]
 
 
-def _answers(error: Exception | None, patience_s: float) -> list[bytes]:
-    """Return how it went on each rank, by the store that they met at, which no collective stands in front of.
+class RanksRaised(Exception):  # noqa: N818 (it is what passes raised, not what is wrong)
+    """A pass of one of the two models raised, on some of the ranks; all raise this.
+
+    Fields:
+        raised: what it raised on each rank where it did.
+        error: what it raised on this rank; `None` for nothing.
+    """
+
+    def __init__(self, raised: tuple[Raised, ...], error: Exception | None) -> None:
+        super().__init__(raised, error)
+        self.raised = raised
+        self.error = error
+
+
+def agreed(work: Callable[[], T]) -> T:
+    """Return what `work` returns on this rank, where it raises on none.
+
+    Raises:
+        RanksRaised: a pass of one of the models raised, on some rank, and nothing else was raised.
+        NoRoomError: a rank is out of memory.
+        ConfigError: another rank has raised something else; the message says which rank, and what.
+        Exception: what `work` raised on this rank.
+    """
+    returned: list[T] = []
+    found = tried(lambda: returned.append(work()), catching=(Exception,))
+    if not found.raised:
+        return returned[0]
+    other = next((each for each in found.raised if each.phase is None), None)
+    if other is None:
+        raise RanksRaised(found.raised, found.error) from found.error
+    if found.error is not None and not isinstance(found.error, PassError):
+        raise found.error
+    raise ConfigError(f"rank {other.rank}", f"raises {other.said}") from found.error
+
+
+def _answers(error: Exception | None, patience_s: float) -> tuple[Raised, ...]:
+    """Return what each rank has raised, by the store that they met at: no collective is before it.
 
     Raises:
         Exception: what this rank has raised, where another does not answer.
     """
-    own = _RAISED if error is not None else _DONE
-    if isinstance(error, torch.OutOfMemoryError):
-        own = _TOO_LARGE
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    own = None if error is None else Raised.of(error, rank=rank)
     if not dist.is_initialized():
-        return [own]
+        return () if own is None else (own,)
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001 (no public name)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world_size = dist.get_world_size()
+    said_here = json.dumps(None if own is None else asdict(own)).encode()
     count = store.add(f"{_KEY}/{rank}", 1)  # all have asked as often
     wait_s = store.timeout.total_seconds() if error is None else patience_s
     try:
-        return synchronize(store, own, rank, world_size, f"{_KEY}/{count}/", wait_s)
+        said = synchronize(store, said_here, rank, world_size, f"{_KEY}/{count}/", wait_s)
     except RuntimeError as silence:  # a file store knows no error of its own
         if error is None:
             raise
         raise (error.error if isinstance(error, PassError) else error) from silence
+    answers = map(json.loads, said)
+    return tuple(Raised(**each) for each in answers if each is not None)

@@ -14,18 +14,49 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.check import NotNeutral, assert_neutral
+from harness.errors import ConfigError
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
 from tests.rank_pool import RankPool
 
 MAKES = {"a stack": Stack, "shared state": stack_of(Growing)}
+
+
+class Refusing:
+    """A region that forward leaves alone, and of which no backward comes to an end."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._forward = block.forward
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self._forward(x)
+        outputs.register_hook(self._refuse)
+        return outputs
+
+    def _refuse(self, _gradient: torch.Tensor) -> None:
+        raise ValueError("no recomputation here")
+
+
+def _refusing(model: Stack) -> None:
+    for layer in model.layers:
+        layer.forward = Refusing(layer)
+
+
+def _absent(_model: Stack) -> None:
+    raise TypeError("no such variant")
+
+
 VARIANTS = {
     "right": checkpointed(),
+    "raising in backward": _refusing,
+    "raising when applied": _absent,
     "dropout drawn anew": checkpointed(preserve_rng_state=False),
     "reentrant": checkpointed(use_reentrant=True),
 }
 
 
 def _made(make: str, parallel: str) -> nn.Module:
+    if parallel == "none":
+        return MAKES[make]()
     model: Any = MAKES[make]()
     if parallel == "ddp":
         return DistributedDataParallel(model, find_unused_parameters=True)
@@ -69,6 +100,10 @@ CASES: dict[str, tuple[str, str, tuple[str, str], str, str | None, str | None, s
     "FSDP, micro-batches share state": (
         *("shared state", "fsdp", RIGHT, "differs", "between", "gradients", "gallery 8"),
     ),
+    "rank 1 raises in backward": (
+        *("a stack", "none", ("right", "raising in backward"), "differs", "parity", "recomputation"),
+        "the variant's backward raises ValueError: no recomputation here",
+    ),
     "DDP, nothing in the regions is trained": (
         *("a stack", "ddp", ("reentrant", "reentrant"), "differs", "parity", "gradients"),
         "gradient without the variant only: module.layers.0.up.weight",
@@ -83,3 +118,20 @@ def test_all_ranks_say_the_same(case: str, pool2: RankPool) -> None:
     assert [answer[:3] for answer in answers] == [(verdict, probe, part)] * 2
     assert [words in answer[3] for answer in answers] == [True, True], answers
     assert [answer[4] for answer in answers] == [0, 0]
+
+
+def refused(rank: int) -> str:
+    """Return what a check raises of which the variant cannot be applied on rank 1."""
+    variant = partial(_variant, ("right", "raising when applied")[rank])
+    try:
+        assert_neutral(partial(_made, "a stack", "none"), batch(), variant, steps=1)
+    except (ConfigError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_no_rank_waits_for_one_that_cannot_apply_the_variant(pool2: RankPool) -> None:
+    assert pool2.run(refused, timeout_s=30.0) == [
+        "ConfigError: rank 1: raises TypeError: no such variant",
+        "TypeError: no such variant",
+    ]

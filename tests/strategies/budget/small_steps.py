@@ -13,7 +13,6 @@ from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
 from strategies.estimate.ledger import is_on_device, is_on_host
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
-from strategies.regions.host import allocating_on_host
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}
@@ -74,7 +73,7 @@ def measured_peak_bytes(
 ) -> int:
     """Return the highest total of what lies on the device in a step, or of what is offloaded."""
     model.zero_grad()
-    live = LiveStorages(Position(), device="cpu", is_host=allocating_on_host)
+    live = LiveStorages(Position(), device="cpu")
     with live:
         live.add_standing([*model.parameters(), *model.buffers(), *inputs])
         run()

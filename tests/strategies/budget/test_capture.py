@@ -12,7 +12,7 @@ from strategies.budget.capture import capture
 from strategies.budget.plan import input_value
 from strategies.budget.simulation import PLAIN, effect_of, peak_bytes
 from strategies.budget.step_graph import StepGraph
-from strategies.regions.host import host_allocation
+from strategies.estimate.host import host_allocation
 from strategies.tracing.fakes import Fakes
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 

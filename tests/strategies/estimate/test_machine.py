@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 
 SLOW = Machine(

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.errors import ConfigError
 from harness.measure.probes.pass_error import PassError
-from harness.measure.probes.tried import NoRoomError, tried
+from harness.measure.probes.tried import NoRoomError, RanksRaised, agreed, tried
 from tests.rank_pool import RankPool
 
 
@@ -69,3 +70,40 @@ def test_a_rank_that_the_others_wait_for_in_a_collective_raises_its_own_error(po
 def test_without_ranks_nobody_is_asked() -> None:
     found = tried(lambda: _raised(0, {0: _failure()}))
     assert (found.value, type(found.error), found.has_raised) == (None, PassError, True)
+
+
+def _of_agreed(rank: int, guilty: dict[int, str]) -> tuple[str, str]:
+    made = {"pass": _failure(), "argument": ConfigError("batch", "is empty"), "odd": ValueError("odd")}
+    try:
+        found = agreed(lambda: _raised(rank, {each: made[name] for each, name in guilty.items()}))
+    except RanksRaised as failures:
+        return "RanksRaised", ", ".join(f"rank {each.rank}: {each.said}" for each in failures.raised)
+    except ValueError as error:
+        return type(error).__name__, str(error)
+    return "", str(found)
+
+
+@pytest.mark.parametrize(
+    ("guilty", "expected"),
+    [
+        pytest.param({}, [("", "0"), ("", "1")], id="nothing"),
+        pytest.param({1: "pass"}, [("RanksRaised", "rank 1: ValueError: too long")] * 2, id="a pass"),
+        pytest.param(
+            {1: "argument"},
+            [
+                ("ConfigError", "rank 1: raises ConfigError: batch: is empty"),
+                ("ConfigError", "batch: is empty"),
+            ],
+            id="a wrong argument",
+        ),
+        pytest.param(
+            {0: "pass", 1: "odd"},
+            [("ConfigError", "rank 1: raises ValueError: odd"), ("ValueError", "odd")],
+            id="a pass on one, a wrong argument on the other",
+        ),
+    ],
+)
+def test_no_rank_goes_on_where_one_raises(
+    guilty: dict[int, str], expected: list[tuple[str, str]], pool2: RankPool
+) -> None:
+    assert pool2.run(_of_agreed, guilty, timeout_s=20.0) == expected
