@@ -259,7 +259,7 @@ class _Watch(OperatorMode):
         return unpack
 
     def _is_planned(self, storage: int, call: int) -> bool:
-        """Say whether a plan may decide about what a call saves of a storage: one it made, or an input."""
+        """Say whether a plan may decide about a storage in a call, which has made it or got it as input."""
         return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
 
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
