@@ -1,7 +1,10 @@
 """Plans of `ac=budget` against their bound: what recomputation costs at each share of the no-AC peak.
 
 Each step is captured once, on tensors without memory, and planned for all shares. `points` is what the plan
-costs above the bound, in points of a step's FLOPs. Nothing is run.
+costs above the bound, in points of a step's FLOPs. Nothing of this is run.
+
+Then the smallest peak that a plan reaches is run beside `ac=full`, without host memory and with all that it
+likes: measured peak, and CPU time of a step as a ratio to that of `ac=full`, A B B A.
 
     python -m bench.budget [--models llama_nano …] [--overrides model.n_layers=8 …]
 """
@@ -10,19 +13,28 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from rich.console import Group
 
+from bench.instrumentation import WARMUP, harness_step, process_time_s
 from bench.output import parser, publish
-from bench.table import table_of
+from bench.table import Column, table_of
 from bench.trials import experiments
 from harness.experiment.experiment import Experiment
+from harness.measure.speed.timing import interleave
+from harness.measure.step import StepReport, instrument
+from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
+from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from strategies.budget.capture import capture
+from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
 from strategies.regions.blocks import find_blocks
@@ -30,7 +42,7 @@ from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
 MODELS = ("gpt_nano", "llama_nano", "vit_nano")
-OVERRIDES = ("model.n_layers=8", "batch_size=8", "mesh.device=cpu")
+OVERRIDES = ("model.n_layers=8", "batch_size=64", "mesh.device=cpu")
 SHARES = tuple(share / 100 for share in range(15, 61, 5))
 
 
@@ -76,6 +88,31 @@ class Prepared:
     proven: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Smallest:
+    """The smallest peak of one model, measured; shares are of the measured no-AC peak.
+
+    Fields:
+        model: name of the model.
+        variant: `full`, `budget`, or `budget, host` of a budget with all the host memory that it likes.
+        peak: measured peak.
+        to_full: the same as a share of that of `ac=full`.
+        is_predicted: whether it is the predicted one to the byte; `None` of `ac=full`.
+        host: measured highest total on the host.
+        extra_percent: FLOPs of a step above those without AC.
+        time: CPU time of a step beside that of `ac=full`; `None` of `ac=full` itself.
+    """
+
+    model: str
+    variant: str
+    peak: float
+    to_full: float
+    is_predicted: bool | None
+    host: float
+    extra_percent: float
+    time: Ratio | None
+
+
 def captured(experiment: Experiment) -> StepGraph:
     """Return the graph of the second step of `experiment`, without its AC, on one rank."""
     device = torch.device("cpu")
@@ -99,6 +136,7 @@ def main() -> int:
     arguments = _arguments()
     prepared: list[Prepared] = []
     planned: list[Planned] = []
+    smallest: list[Smallest] = []
     for model in arguments.models:
         (experiment,) = experiments([[f"model={model}", "ac=none", *arguments.overrides]])
         start = time.perf_counter()
@@ -116,13 +154,24 @@ def main() -> int:
             )
         )
         planned += _planned(model, planner, arguments.shares)
-    publish(
+        planners = {"budget": planner, "budget, host": Planner(graph, host_bytes=plain)}
+        plans = {name: each.plan(each.minimum_feasible_bytes) for name, each in planners.items()}
+        smallest += _smallest(model, arguments.overrides, plans, arguments.pairs)
+    tables = (
         table_of(planned, _COLUMNS, title=_title(prepared)),
+        table_of(smallest, _SMALLEST_COLUMNS, title="The smallest peak, beside ac=full"),
+    )
+    publish(
+        Group(*tables),
         arguments.out,
         protocol={"overrides": arguments.overrides, "models": arguments.models},
-        results={"prepared": list(map(asdict, prepared)), "planned": list(map(asdict, planned))},
+        results={
+            "prepared": list(map(asdict, prepared)),
+            "planned": list(map(asdict, planned)),
+            "smallest": list(map(asdict, smallest)),
+        },
     )
-    return int(any(map(_is_broken, planned)))
+    return int(any(map(_is_broken, planned)) or any(each.is_predicted is False for each in smallest))
 
 
 _COLUMNS = {
@@ -137,11 +186,28 @@ _COLUMNS = {
 }
 
 
+_SMALLEST_COLUMNS: dict[str, Column] = {
+    "model": "model",
+    "variant": "variant",
+    "peak": "peak:.4f",
+    "of ac=full": "to_full:.4f",
+    "as predicted": "is_predicted",
+    "on the host": "host:.4f",
+    "extra FLOPs %": "extra_percent:.2f",
+    "time of ac=full": lambda row: "-" if row.time is None else _interval(row.time),
+}
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
 def _arguments() -> argparse.Namespace:
     made = parser(__doc__, "budget")
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--overrides", nargs="*", default=OVERRIDES, help="of all models")
     made.add_argument("--shares", nargs="+", type=float, default=SHARES, help="budgets of the no-AC peak")
+    made.add_argument("--pairs", type=int, default=12, help="of steps that are timed")
     return made.parse_args()
 
 
@@ -166,6 +232,52 @@ def _planned(model: str, planner: Planner, shares: Sequence[float]) -> Iterator[
             points=extra - bound,
             seconds=time.perf_counter() - start,
         )
+
+
+def _smallest(
+    model: str, overrides: Sequence[str], plans: Mapping[str, Plan], pairs: int
+) -> Iterator[Smallest]:
+    """Yield what `ac=full` and `plans` measure."""
+    with TemporaryDirectory() as folder:
+        points = {"none": ["ac=none"], "full": ["ac=full"]}
+        for name, plan in plans.items():
+            file = Path(folder, f"{len(points)}.json")
+            plan.save(file)
+            points[name] = ["ac=budget", f"ac.plan_file={file}"]
+        found = experiments([f"model={model}", *overrides, *point] for point in points.values())
+        known = dict(zip(points, found, strict=True))
+        batch = batches(known["full"], torch.device("cpu"), dp_rank=0)(0)
+        reports = {name: _report(each, batch) for name, each in known.items()}
+        for name in ("full", *plans):
+            memory, plain, full = reports[name].memory, reports["none"].memory, reports["full"].memory
+            plan_bytes = plans[name].predicted_peak_bytes if name in plans else None
+            yield Smallest(
+                model=model,
+                variant=name,
+                peak=memory.peak_bytes / plain.peak_bytes,
+                to_full=memory.peak_bytes / full.peak_bytes,
+                is_predicted=None if plan_bytes is None else memory.peak_bytes == plan_bytes,
+                host=memory.host_peak_bytes / plain.peak_bytes,
+                extra_percent=100 * (_flops(reports[name]) / _flops(reports["none"]) - 1),
+                time=None if name == "full" else _time(known[name], known["full"], batch, pairs),
+            )
+
+
+def _report(experiment: Experiment, batch: Batch) -> StepReport:
+    """Return what the second step shows."""
+    trainee = assemble(experiment, torch.device("cpu"), None, batch)
+    instrument(trainee, batch)
+    return instrument(trainee, batch)
+
+
+def _flops(report: StepReport) -> int:
+    return report.work.forward_flops + report.work.backward_flops
+
+
+def _time(experiment: Experiment, full: Experiment, batch: Batch, pairs: int) -> Ratio:
+    steps = harness_step(experiment, batch), harness_step(full, batch)
+    samples = interleave(*steps, warmup=WARMUP, pairs=pairs, clock=process_time_s)
+    return ratio_to_baseline(samples.variant_s, samples.twin_s)
 
 
 def _title(prepared: Sequence[Prepared]) -> str:

@@ -23,7 +23,7 @@ from harness.measure.memory.totals import mark_backward, mark_forward
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from strategies.estimate.ledger import Kind, Ledger, is_activation
 from strategies.estimate.live_storages import LiveStorages
 
@@ -71,9 +71,9 @@ class PlannedPass:
         unchunked = peak_bytes(model, batch, step)
         return cls(model=model, batch=batch, step=step, expected=expected, unchunked_bytes=unchunked)
 
-    def planning(self) -> Planner:
+    def planning(self) -> ChunkPlanner:
         """Return the planner, which has recorded the pass."""
-        return Planner.of(self.model, self.batch.inputs, training=self.step is not None, step=self.step)
+        return ChunkPlanner.of(self.model, self.batch.inputs, training=self.step is not None, step=self.step)
 
     def chunked(self, plan: ChunkPlan) -> Chunked:
         """Apply `plan` to a copy of the model and run it."""
@@ -81,7 +81,7 @@ class PlannedPass:
         return Chunked(plan=plan, model=model, results=results_of(model, self.batch, self.step))
 
     def attempt(
-        self, planning: Planner, fraction: float, *, started_s: float, is_timed: bool
+        self, planning: ChunkPlanner, fraction: float, *, started_s: float, is_timed: bool
     ) -> tuple[dict[str, Any], Chunked | None]:
         """Return the fields that every row has, and the model under its plan, `None` where it is refused.
 
@@ -153,7 +153,7 @@ def peak_above_gradients_bytes(model: nn.Module, batch: Batch, step: PlannedStep
 
 def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
     locator = Locator(model, {})
-    live = LiveStorages(locator, device="cpu", is_host=lambda: False)
+    live = LiveStorages(locator, device="cpu")
     gc.collect()
     given = [leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor)]
     with torch.set_grad_enabled(step is not None), locator, live:

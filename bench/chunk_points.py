@@ -28,7 +28,7 @@ from bench.table import table_of
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import InfeasibleBudget
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 _LONGEST = 1 << 17
 
@@ -251,12 +251,12 @@ def _longest(tokens: int) -> Longest:
     """Return the longest power of two that the plans of `Stack` reach within what `tokens` need unchunked."""
     with torch.device("meta"):
         model = Stack(2, 256, 4).eval()
-    budget = Planner.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
+    budget = ChunkPlanner.of(model, (torch.empty(1, tokens, 256),)).unchunked_peak_bytes
     longest = tokens
     while longest < _LONGEST:
         sample = (torch.empty(1, 2 * longest, 256, device="meta"),)
         try:
-            Planner.of(model, sample).plan(budget)
+            ChunkPlanner.of(model, sample).plan(budget)
         except InfeasibleBudget:
             break
         longest *= 2

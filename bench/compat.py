@@ -63,7 +63,13 @@ AREAS: Mapping[str, Area] = {
     "models": Area(paths=("harness/models",)),
     "trials": Area(paths=("harness/trial", "harness/ranks")),
     "records": Area(paths=("harness/records",)),
-    "command": Area(paths=("harness/test_cli.py", "harness/test_schema.py", "harness/test_deferred.py")),
+    "command": Area(
+        paths=(
+            "harness/command_line/test_cli.py",
+            "harness/command_line/test_schema.py",
+            "harness/test_deferred.py",
+        )
+    ),
 }
 """The suite: tests that run code of torch, most of them as `make quick` chooses them."""
 

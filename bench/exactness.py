@@ -41,7 +41,6 @@ from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
 from strategies.estimate.live_storages import WorkspaceProbe
-from strategies.regions.host import allocating_on_host
 
 SEQUENCE_LENGTH, WIDTH, VOCABULARY = 64, 128, 16
 MODELS = {name: (f"model={name}",) for name in ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")} | {
@@ -186,9 +185,9 @@ def _measure(probe: WorkspaceProbe, model: str, attention: str, experiment: Expe
     with _attention(attention):
         trainee = assemble(experiment, device, None, batch)
         _train(trainee, batch)
-        report = instrument(trainee, batch, is_host=allocating_on_host)
+        report = instrument(trainee, batch)
         truth = allocator_truth(trainee, batch, report.live)
-        probed = instrument(trainee, batch, is_host=allocating_on_host, probe=probe)
+        probed = instrument(trainee, batch, probe=probe)
     assert truth is not None, "the device has an allocator that counts"
     assert probed.workspaces is not None, "there was a probe"
     return MetersOfStep(

@@ -32,7 +32,7 @@ from bench.output import parser, publish
 from bench.table import table_of
 from harness.models.base import Batch
 from strategies.base import PlannedStep
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 _ROUNDS = 3
 _CHUNKS = 8  # of the loss by hand
@@ -134,7 +134,7 @@ def _rows(
     by_hand = ByHand(width, vocabulary, is_shifted=is_shifted)
     by_hand.load_state_dict(plain.state_dict())
     given = Batch(inputs=(torch.randn(shape), torch.randint(0, vocabulary, (batch, length))), targets=())
-    planner = Planner.of(plain, given.inputs, training=True)
+    planner = ChunkPlanner.of(plain, given.inputs, training=True)
     plans = {each: planner.plan(int(planner.unchunked_peak_bytes * each)) for each in fractions}
     planned = {f"planned {each:.0%}": plan.apply(copy.deepcopy(plain)) for each, plan in plans.items()}
     ways: dict[str, nn.Module] = {"plain": plain, "by hand": by_hand, **planned}

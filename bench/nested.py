@@ -35,7 +35,6 @@ from harness.measure.parity.snapshot import steps
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
-from strategies.regions.host import allocating_on_host
 
 BLOCKS, WIDTH, BATCH_SIZE, SEQUENCE_LENGTH = 64, 64, 8, 128
 SIZES = (
@@ -140,7 +139,7 @@ def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) 
     trainee = _assembled(experiment, batches[0])
     for batch in batches:
         _train(trainee, batch)
-    report = instrument(trainee, batches[0], is_host=allocating_on_host)
+    report = instrument(trainee, batches[0])
     return NestedStep(
         levels=levels,
         early_stop=early_stop,

@@ -28,7 +28,7 @@ from bench.architectures import Positional, library_of, makers, missing_librarie
 from bench.output import parser, publish
 from bench.table import table_of
 from strategies.ac.nested import Nested
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 TARGET = 0.98
 """Share of the usages that shall be equal bit for bit."""

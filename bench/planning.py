@@ -32,7 +32,7 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import experiments, records
-from harness import cli
+from harness.command_line import cli
 from harness.launchers.base import Launcher
 from harness.launchers.task import Point
 from harness.ranks.agent import Agent
@@ -40,7 +40,7 @@ from harness.records.record import Record, validate
 from harness.records.store import Store
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
-from harness.sweep.plan import Plan, plan_sweep
+from harness.sweep.plan import SweepPlan, plan_sweep
 
 TARGET_S = 10
 """Seconds that a plan of 1,000 points may take on two cores."""
@@ -183,7 +183,7 @@ def _sweep(points: int) -> list[str]:
     return [*_TRIAL, f"seed=range(0,{seeds})", f"ac={','.join(_AC)}", f"mesh={','.join(_MESHES)}"]
 
 
-def _fill(store: Store, plan: Plan, measured: Record) -> None:
+def _fill(store: Store, plan: SweepPlan, measured: Record) -> None:
     for task in plan.to_run:
         store.write(
             dataclasses.replace(

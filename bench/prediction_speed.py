@@ -23,9 +23,10 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import CONF
+from harness.command_line.schema import experiment_fields, hardware_of, materialise
 from harness.predict import prediction
-from harness.schema import experiment_fields, hardware_of, materialise
-from harness.sweep.predictions import Answer, Question, answers
+from harness.sweep.predictions import answers
+from harness.sweep.question import Answer, Question
 
 _7B = "model=llama_7b hardware=h100"
 _70B = (

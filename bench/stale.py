@@ -45,7 +45,7 @@ from bench.stale_changes import CHANGES, Session, some
 from bench.stale_engines import ENGINES, Engine, Ready
 from bench.stale_guards import GUARDS
 from bench.table import Column, table_of
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 CHAINS, LENGTH = 48, 5
 OUTCOMES = ("equal", "recorded anew", "refused", "both raise", "silent", "crashed")

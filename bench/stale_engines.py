@@ -25,11 +25,10 @@ from bench.stale_changes import Session, mesh_of
 from bench.stale_programs import B, D, Program, S
 from strategies.ac.budget import Budget
 from strategies.ac.nested import Nested
-from strategies.base import PlannedStep
+from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
-from strategies.chunk.planning.chunk_plan import InfeasibleBudget, Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from strategies.chunk.running.chunked_forward import ChunkProgram, chunked_forwards
-from strategies.errors import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate
 from strategies.shard.cheapest import Cheapest
@@ -159,7 +158,7 @@ class ChunkEngine(Engine):
         step = PlannedStep(loss=_loss) if training else None
         fraction = _FRACTIONS[seed % 3]
         try:
-            planner = Planner.of(built(seed), _sample(seed), training=training, step=step)
+            planner = ChunkPlanner.of(built(seed), _sample(seed), training=training, step=step)
             budget = None if fraction is None else int(fraction * planner.unchunked_peak_bytes)
             plan: ChunkPlan = planner.plan(budget)
         except InfeasibleBudget:

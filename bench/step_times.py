@@ -27,11 +27,11 @@ from rich.table import Table
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import CONF, experiments
+from harness.command_line.schema import hardware_of
 from harness.experiment.experiment import Experiment
 from harness.predict.hardware import Hardware
 from harness.predict.prediction import step_of
 from harness.predict.step_time import timed_on
-from harness.schema import hardware_of
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.steps import train, warm_up

@@ -37,9 +37,8 @@ from bench.chunk_attempt import PlannedPass
 from bench.output import keep, parser, publish
 from bench.table import table_of
 from harness.measure.environment import describe
-from strategies.base import PlannedStep
-from strategies.chunk.planning.chunk_plan import Planner
-from strategies.errors import StrategyError
+from strategies.base import PlannedStep, StrategyError
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 TOLERANCE = 1e-3
 """Relative difference that a chunk variant declares."""
@@ -202,7 +201,7 @@ def _attempt(row: Planned, *, training: bool) -> Planned:
     )
 
 
-def _refusal(planning: Planner, budget_bytes: int) -> str:
+def _refusal(planning: ChunkPlanner, budget_bytes: int) -> str:
     """Return why no plan keeps a budget, which the planner has refused before."""
     try:
         planning.plan(budget_bytes)

@@ -28,7 +28,6 @@ from bench.trials import experiments
 from harness.experiment.experiment import Experiment
 from harness.measure.step import instrument
 from harness.trial.assemble import assemble
-from strategies.regions.host import allocating_on_host
 
 UNIT_FLOPS = 2 * 512**3
 UNIT_BYTES = 512 * 512 * 4
@@ -133,7 +132,7 @@ def _measure(
     batch = experiment.model.fixed_batch()
     assert batch is not None, "the factory brings its input"
     trainee = assemble(experiment, torch.device("cpu"), None, batch)
-    report = instrument(trainee, batch, is_host=allocating_on_host)
+    report = instrument(trainee, batch)
     saved = report.memory.largest_saved  # fewer than it may list
     rng_state_bytes = sum(storage.bytes for storage in saved if storage.op == "torch.get_rng_state")
     return ToyStep(

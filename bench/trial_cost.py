@@ -196,7 +196,7 @@ def trial(words: list[str]) -> Parts:
 def _command(options: argparse.Namespace) -> None:
     """Be `acbench` in this process and write its parts to `options.out`."""
     watch = Stopwatch("start of the driver", options.started_s, 0.0)
-    cli = importlib.import_module("harness.cli")  # here, because its import is measured
+    cli = importlib.import_module("harness.command_line.cli")  # here, because its import is measured
     agent, forkserver = (importlib.import_module(f"harness.ranks.{name}") for name in ("agent", "forkserver"))
 
     watch.switch("configuration, checks and plan")

@@ -12,6 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 import harness
+from harness.command_line.schema import experiment_fields, materialise
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.launchers.resource_shape import Resources
@@ -22,7 +23,6 @@ from harness.ranks.entry import RankContext
 from harness.ranks.start import RankJob
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.store import trial_id
-from harness.schema import experiment_fields, materialise
 from harness.trial.parallel import device_mesh
 from harness.trial.run import run
 from harness.trial.trial_plan import TrialPlan

@@ -21,7 +21,7 @@ def plan() -> None:
 def _run(command: str, function: str) -> None:
     require_ours(command)
     deferred.install()
-    getattr(importlib.import_module("harness.cli"), function)()
+    getattr(importlib.import_module("harness.command_line.cli"), function)()
 
 
 if __name__ == "__main__":

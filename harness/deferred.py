@@ -168,6 +168,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of a module of the tables, with a loader that waits."""
         if target is not None:
             return None
         if name in sys.modules and _waits(name.rpartition(".")[0]):  # the look for its path ran its package

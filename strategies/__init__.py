@@ -1,17 +1,72 @@
-"""Strategies: transformations of a model that trade memory for work without changing its mathematics."""
+"""Strategies: transformations of a model that trade memory for work without changing its mathematics.
+
+This is the door for all who use strategies: their contract, and the variants, which are found by module name:
+`strategies/ac/full.py` is the variant `full`.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
-from strategies.base import Observation, Strategy, Tolerance
-from strategies.discovery import variants
-from strategies.errors import StrategyError
+from strategies.base import (
+    CallSite,
+    ChecksUnits,
+    HasViews,
+    InfeasibleBudget,
+    JoinsLoss,
+    LimitsCompilation,
+    LossInputs,
+    Observation,
+    PlannedStep,
+    PlansForStep,
+    PlansFromStep,
+    ReadsParameters,
+    SetsPartitioner,
+    Strategy,
+    StrategyError,
+    Tolerance,
+    call_site_of,
+)
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
+
+Variant = TypeVar("Variant")
+
+
+def variants(package: ModuleType, kind: type[Variant]) -> dict[str, type[Variant]]:
+    """Return `{module name: the one class of `kind` that it defines}` of `package`, sorted by name.
+
+    Modules without such a class are skipped: they hold shared code.
+
+    Args:
+        package: whose modules are looked at; `base` and packages inside it are not.
+        kind: what the variants derive from.
+
+    Raises:
+        TypeError: a module defines more than one variant.
+    """
+    modules = pkgutil.iter_modules(package.__path__)
+    names = sorted(info.name for info in modules if not info.ispkg and info.name != "base")
+    found = {name: _variant_of(import_module(f"{package.__name__}.{name}"), kind) for name in names}
+    return {name: variant for name, variant in found.items() if variant is not None}
+
+
+def _variant_of(module: ModuleType, kind: type[Variant]) -> type[Variant] | None:
+    """Return the one variant that a module itself defines, `None` where it defines none."""
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.__name__
+    ]
+    if len(found) > 1:
+        raise TypeError(f"{module.__name__}: must define one {kind.__name__} at most, found {len(found)}")
+    return found[0] if found else None
+
 
 ac_variants = variants(import_module("strategies.ac"), Strategy)
 eager_variants = {
@@ -26,12 +81,26 @@ shard_variants: dict[str, type[Sharding]] = variants(
 )
 
 __all__ = [
+    "CallSite",
+    "ChecksUnits",
+    "HasViews",
+    "InfeasibleBudget",
+    "JoinsLoss",
+    "LimitsCompilation",
+    "LossInputs",
     "Observation",
+    "PlannedStep",
+    "PlansForStep",
+    "PlansFromStep",
+    "ReadsParameters",
+    "SetsPartitioner",
     "Strategy",
     "StrategyError",
     "Tolerance",
     "ac_variants",
+    "call_site_of",
     "chunk_variants",
     "eager_variants",
     "shard_variants",
+    "variants",
 ]

@@ -1,4 +1,4 @@
-"""The contract of a strategy: it takes a model and returns a model."""
+"""The contract of a strategy: it takes a model and returns a model, or refuses with a `StrategyError`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,48 @@ from typing import (
     runtime_checkable,
 )
 
-from strategies.errors import StrategyError
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 _SIMPLE = frozenset({bool, int, str, NoneType})
+
+
+class StrategyError(ValueError):
+    """A strategy cannot be applied as asked.
+
+    Args:
+        where: what the user can change, as a configuration path (`ac.ac_freq`).
+        problem: what is wrong and what would be right, `must be at least 1, got 0`.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem)
+        self.where = where
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
+    """No plan that was found keeps the budget; with the kernels of another device one may.
+
+    Args:
+        where: the configuration path of the budget.
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest activation peak that a plan reaches.
+        reasons: what keeps plans from less, for the end of the message.
+    """
+
+    def __init__(self, where: str, budget_bytes: int, minimum_feasible_bytes: int, reasons: str = "") -> None:
+        super().__init__(
+            where,
+            f"no plan keeps activations within {budget_bytes} bytes; "
+            f"the smallest reachable peak is {minimum_feasible_bytes} bytes{reasons}",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +79,18 @@ class Tolerance:
     reason: str
     parameters: float | None = None
     floor: float = 0.0
+
+    @property
+    def bounds(self) -> str:
+        """Return `relative` and `parameters`, as a sentence has them behind "within"."""
+        if self.parameters in (None, self.relative):
+            return f"{self.relative:g}"
+        return f"{self.relative:g}, parameters within {self.parameters:g},"
+
+    @property
+    def exception(self) -> str:
+        """Return which tensors are measured otherwise, in brackets; empty where none is."""
+        return f" (tensors below {100 * self.floor:g} % of the largest: of that)" if self.floor else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

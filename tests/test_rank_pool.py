@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from tests.rank_pool import RankFailedError, RankPool
 
 

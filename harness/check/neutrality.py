@@ -31,7 +31,6 @@ from harness.records.parity_result import Parity, Weightless
 from harness.records.verdict import verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
-from strategies.regions.host import allocating_on_host
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""
@@ -222,7 +221,7 @@ class _Check:
             trainee.zero_grad()
             trainee.backward(trainee.forward(batch.to(device))[1])
             trainee.update()
-        report = instrument(trainee, batch.to(device), is_host=allocating_on_host, seed=seed)
+        report = instrument(trainee, batch.to(device), seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act)
@@ -237,6 +236,10 @@ class _Check:
         return any(acting)
 
     def _parity(self, recomputed: tuple[str, ...], trained: tuple[TrainedSet, TrainedSet]) -> Parity:
+        """Return how the steps compare.
+
+        Where they differ, the plain model is compared with itself as a control.
+        """
         parity = agreed(
             lambda: self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
         )

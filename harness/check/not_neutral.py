@@ -62,6 +62,7 @@ class Neutrality:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        """Return verdict, bytes and causes, a line each."""
         lines = [self.verdict if self.reason is None else f"{self.verdict}: {self.reason}"]
         if self.plain_saved_bytes is not None:
             lines.append(f"saved: {self.saved_bytes} bytes, {self.plain_saved_bytes} without the variant")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from harness.check.plain_names import PlainNames
 from harness.errors import ConfigError
 from harness.models.base import Batch
-from harness.trial.checkpoint_errors import explained
+from harness.trial import checkpoint_errors
 from strategies import Observation
 from strategies.estimate.tensors import tensors_held_by
 
@@ -65,13 +65,7 @@ class Subject:
         Raises:
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            told = explained(error, loss, self.model)
-            if told is None:
-                raise
-            raise told from error
+        checkpoint_errors.backward(loss, self.model)
 
     def update(self) -> None:
         """Take one optimizer step."""

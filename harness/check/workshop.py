@@ -22,9 +22,9 @@ from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
 from harness.models.base import Batch
+from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, Strategy
-from strategies.regions.blocks import CONTAINERS
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
@@ -211,6 +211,7 @@ class Workshop:
         return returned
 
     def _applied(self, model: nn.Module) -> Any:
+        """Return the model with the variant applied."""
         if not isinstance(self.variant, Strategy):
             return self.variant(model)
         inputs, keywords = self.batches[0].inputs, self.batches[0].keywords
@@ -235,7 +236,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
     for fqn, module in model.named_modules():
         children = {f"{fqn}.{name}" if fqn else name: child for name, child in module.named_children()}
         trained = [each for each in children.values() if any(p.requires_grad for p in each.parameters())]
-        if isinstance(module, CONTAINERS) and len(trained) > 1:
+        if is_container(module) and len(trained) > 1:
             return children
     return {}
 
@@ -253,6 +254,7 @@ def _first_unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors, or this rank's parts of them, are equal, NaN included."""
     local, second = (each.to_local() if hasattr(each, "to_local") else each.detach() for each in (one, other))
     if local.is_meta or local.shape != second.shape or local.dtype != second.dtype:
         return bool(local.shape == second.shape and local.dtype == second.dtype)

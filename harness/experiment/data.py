@@ -125,6 +125,7 @@ class Tokens(DataSpec):
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse a dtype where the file states its own, and none where it does not."""
         is_npy = Path(self.path).suffix == ".npy"
         if is_npy and self.dtype is not None:
             raise ConfigError(

@@ -15,8 +15,16 @@ from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
-from strategies import Strategy, Tolerance, ac_variants, chunk_variants, shard_variants
-from strategies.base import LimitsCompilation, ReadsParameters, SetsPartitioner
+from strategies import (
+    LimitsCompilation,
+    ReadsParameters,
+    SetsPartitioner,
+    Strategy,
+    Tolerance,
+    ac_variants,
+    chunk_variants,
+    shard_variants,
+)
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
@@ -62,6 +70,7 @@ class Recipe:
     sequence_length: int = 128
 
     def __post_init__(self) -> None:
+        """Refuse words that are no option, and numbers out of range."""
         require_one_of("wrap_order", self.wrap_order, WRAP_ORDERS)
         require_one_of("optimizer", self.optimizer, ("adamw", "sgd"))
         require_one_of("dtype", self.dtype, ("own", "fp32", "bf16", "bf16_mixed"))
@@ -103,6 +112,7 @@ class Experiment(Recipe):
     protocol: Protocol
 
     def __post_init__(self) -> None:
+        """Refuse choices that do not go together."""
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         Recipe.__post_init__(self)
         if self.batch_size % self.mesh.dp:
@@ -269,6 +279,7 @@ class Experiment(Recipe):
             )
 
     def _require_ranks_to_shard_over(self) -> None:
+        """Refuse sharding of operators on a mesh whose ranks share no tensors."""
         if self.is_sharded and self.mesh.tp == 1:
             raise ConfigError(
                 "mesh.tp",
@@ -277,6 +288,7 @@ class Experiment(Recipe):
             )
 
     def _require_whole_forwards(self) -> None:
+        """Refuse chunks on meshes that take a forward apart."""
         if name_of(self.chunk) != "none" and self.mesh.tp > 1:
             raise ConfigError(
                 "mesh.tp",
@@ -292,6 +304,7 @@ class Experiment(Recipe):
             )
 
     def _require_wrap_order(self) -> None:
+        """Refuse an order of wrappers that the mesh does not have."""
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
             raise ConfigError(
                 "wrap_order",

@@ -41,6 +41,7 @@ class Mesh:
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        """Refuse sizes, words and combinations that make no mesh."""
         for name in ("dp_replicate", "dp_shard", "tp", "nodes"):
             require_at_least(f"mesh.{name}", getattr(self, name), 1)
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
@@ -114,6 +115,7 @@ class Mesh:
             )
 
     def _require_fsdp1(self) -> None:
+        """Refuse what FSDP1 cannot do on this mesh."""
         if self.tp > 1:
             raise ConfigError("mesh.fsdp", "fsdp1 does not compose with tp > 1; use mesh.fsdp=fsdp2")
         hybrid = self.sharding_strategy in _HYBRID

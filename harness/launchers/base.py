@@ -188,6 +188,7 @@ def _close(sweep: Sweep, flight: InFlight, end: End | None) -> tuple[Record | No
 
 
 def _closed(sweep: Sweep, flight: InFlight, end: End | None) -> tuple[Record | None, bool]:
+    """Return the record of a task whose job has ended, written here where the job left none."""
     record = landed(sweep.store, flight)
     is_ours = claimant(sweep.store, flight.task.trial_id) == flight.submission
     if record is None and end is not None and is_ours:

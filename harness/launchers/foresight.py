@@ -9,7 +9,6 @@ from typing import Any
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
 from harness.experiment.protocol import Protocol
-from harness.models.python import PythonSpec
 from harness.predict.hardware import Hardware
 from harness.ranks.forkserver import ForkServerError
 from harness.records.predicted_step import PredictedStep
@@ -47,5 +46,5 @@ def is_foreseen(experiment: Experiment) -> bool:
     is called by its ranks alone; kernels of CUDA are not known.
     """
     is_long = experiment.protocol.timed_pairs >= Protocol().timed_pairs
-    is_ours = not isinstance(experiment.model, PythonSpec) and device_type(experiment.mesh) == "cpu"
+    is_ours = not experiment.model.runs_user_code() and device_type(experiment.mesh) == "cpu"
     return is_long and is_ours

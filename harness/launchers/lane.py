@@ -114,6 +114,7 @@ class Halts:
         return self._halt is not None and self._halt.kind == "terminated"
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Note why the lane is to end; SIGTERM outweighs a time limit."""
         if number == signal.SIGTERM:
             self._halt = Halt(kind="terminated", message="the lane was told to end", error_kind="SIGTERM")
         elif self._halt is None:

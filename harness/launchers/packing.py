@@ -211,6 +211,7 @@ class Packer:
         return folder_of(self.packing.store, self.packing.submission) / STOP
 
     def _start(self, shape: Shape) -> None:
+        """Start lanes of one shape until tasks or resources are used up."""
         packing, tasks = self.packing, self.tasks[shape]
         while len(self._running) < packing.most:
             slice_ = self.pool.take(packing.needs[shape])
@@ -302,6 +303,7 @@ class Packer:
         return record_for(self.packing.store, task.trial_id, self.packing.submission) is not None
 
     def _record_lost(self, task: Task, lane: str, kind: str, message: str, status: str = "lost") -> None:
+        """Write the record of a trial that its lane lost, unless somebody else has it by now."""
         packing, store = self.packing, self.packing.store
         job = {"launcher": packing.launcher, "submission": packing.submission, "lane": lane}
         error = Failure(kind=kind, message=message)

@@ -11,7 +11,6 @@ from typing import Any
 
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
-from harness.experiment.links import chain
 from harness.launchers.foresight import foreseen
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
@@ -23,8 +22,8 @@ from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
 from harness.records.record import Ending, Failure, Identity, Record, build, refused
 from harness.records.store import Store, write_atomically
+from harness.trial.links import chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
-from strategies import Tolerance
 
 PRELOAD = (ENTRY.partition(":")[0],)
 """Modules that a trial's ranks need beside the agent's own."""
@@ -80,6 +79,7 @@ def _run(
     resources: Resources,
     job: Job,
 ) -> Record:
+    """Run a trial that is claimed and locked, and write its record."""
     trial_dir = store.prepare(task.trial_id)
     write_atomically(trial_dir / "experiment.yaml", task.yaml)
     predicted = foreseen(task.experiment, task.hardware, call)
@@ -206,26 +206,15 @@ def note_of(experiment: Experiment, baseline: str) -> str | None:
     first, *others = chain(experiment)
     parts = [_NOTES[baseline]]
     if first.tolerance is not None:
-        far = f"within {_in_words(first.tolerance)} of the twin{_floor_of(first.tolerance)}"
+        far = f"within {first.tolerance.bounds} of the twin{first.tolerance.exception}"
         parts.append(f"{far}: {first.tolerance.reason}")
     if baseline != "none":
         parts += [
-            f"{link.compared} within {_in_words(link.tolerance)}{_floor_of(link.tolerance)}"
+            f"{link.compared} within {link.tolerance.bounds}{link.tolerance.exception}"
             for link in others
             if link.tolerance is not None and not link.is_dense  # of the twin, and its numbers stay
         ]
     return "; ".join(part for part in parts if part) or None
-
-
-def _in_words(tolerance: Tolerance) -> str:
-    if tolerance.parameters in (None, tolerance.relative):
-        return f"{tolerance.relative:g}"
-    return f"{tolerance.relative:g}, parameters within {tolerance.parameters:g},"
-
-
-def _floor_of(tolerance: Tolerance) -> str:
-    """Return what is measured otherwise: `max_rel` of such a tensor may be anything."""
-    return f" (tensors below {100 * tolerance.floor:g} % of the largest: of that)" if tolerance.floor else ""
 
 
 def now() -> str:

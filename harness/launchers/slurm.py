@@ -66,6 +66,7 @@ class OnSlurm(slurm.JobOptions, ABC):
     poll_s: float = 1.0
 
     def __post_init__(self) -> None:
+        """Refuse options that Slurm or a trial could not keep."""
         optional_package("submitit", where="hydra/launcher", extra="slurm")
         require_at_least("hydra.launcher.time_min", self.time_min, 2)  # Slurm announces it up to 1 min early
         require_at_least("hydra.launcher.cpus_per_rank", self.cpus_per_rank, 1)
@@ -113,6 +114,7 @@ class OnSlurm(slurm.JobOptions, ABC):
             return self._collect(store, tasks)
 
     def _collect(self, store: Store, tasks: Sequence[Task]) -> Collected:
+        """Return the records of this driver's former submissions, and their trials that still run."""
         claimed = [(task, claimant(store, task.trial_id)) for task in tasks]
         submissions = self._own_submissions(store, {claim for _, claim in claimed if claim is not None})
         ours = [(task, submissions[claim]) for task, claim in claimed if claim in submissions]
@@ -277,7 +279,7 @@ class Slurm(OnSlurm):
                 resources=Resources(core_count=cores),
                 sys_path=absolute_sys_path(),
             )
-            calls.append(slurm_submit.Call((*PROGRAM, str(spec.write()))))
+            calls.append(slurm_submit.JobCall((*PROGRAM, str(spec.write()))))
         request = self.request(
             submission,
             nodes=shape.nodes,

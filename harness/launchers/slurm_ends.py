@@ -55,6 +55,7 @@ class Look:
         return found
 
     def _ends(self, flights: Sequence[InFlight]) -> dict[str, End | None]:
+        """Return how trials ended whose jobs are over; cancel jobs that nothing keeps busy."""
         states = slurm.states({flight.job for flight in flights if flight.job is not None})
         found: dict[str, End | None] = {}
         for flight in flights:
@@ -75,6 +76,7 @@ class Look:
         return found
 
     def _end(self, flight: InFlight, states: Mapping[str, slurm.JobState]) -> End | None:
+        """Return how a job ended, `None` while it runs or waits."""
         state = states.get(flight.job or "")
         if state is None:
             return End(status="lost", kind="unknown", message=_unknown(flight))

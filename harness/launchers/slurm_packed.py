@@ -76,6 +76,7 @@ class SlurmPacked(OnSlurm):
     max_parallel: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuse numbers below 1."""
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         OnSlurm.__post_init__(self)
         lowest = {"nodes": 1, "cpus_per_node": 1, "max_parallel": 1}
@@ -136,7 +137,7 @@ class SlurmPacked(OnSlurm):
             use_srun=False,  # the packer runs on the first node, and starts the steps itself
         )
         words = (*_PROGRAM, str(folder))
-        (job,) = slurm_submit.submit([slurm_submit.Call(words)], request, folder / "jobs")
+        (job,) = slurm_submit.submit([slurm_submit.JobCall(words)], request, folder / "jobs")
         return [job] * len(tasks)
 
     def load(

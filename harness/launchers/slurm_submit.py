@@ -54,7 +54,7 @@ end by themselves. One that is frozen would keep the job until its time limit.""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class JobCall:
     """What one job does on each of its nodes.
 
     Fields:
@@ -85,7 +85,7 @@ class Request(JobOptions):
     use_srun: bool = True
 
 
-def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
+def submit(calls: Sequence[JobCall], request: Request, folder: Path) -> list[str]:
     """Submit one job a call, as few arrays as the cluster allows, and return their ids in the same order.
 
     The jobs get the environment of this process without what Slurm itself has set in it.
@@ -113,7 +113,8 @@ def submit(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
     return jobs
 
 
-def _submit_array(calls: Sequence[Call], request: Request, folder: Path) -> list[str]:
+def _submit_array(calls: Sequence[JobCall], request: Request, folder: Path) -> list[str]:
+    """Submit the calls as one array of jobs; return the id of each."""
     executor = SlurmExecutor(folder, python=request.python)
     executor.update_parameters(**_parameters(request, calls))
     JobPaths.get_first_id_independent_folder(folder).mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _parameters(request: Request, calls: Sequence[Call]) -> dict[str, Any]:
+def _parameters(request: Request, calls: Sequence[JobCall]) -> dict[str, Any]:
     """Return the request in submitit's words."""
     options = _options(request)
     return {
@@ -160,7 +161,7 @@ def _parameters(request: Request, calls: Sequence[Call]) -> dict[str, Any]:
     }
 
 
-def _choice(calls: Sequence[Call]) -> list[str]:
+def _choice(calls: Sequence[JobCall]) -> list[str]:
     """Return shell lines that make the words of a job's own call its positional parameters."""
     return [
         "case ${SLURM_ARRAY_TASK_ID:-0} in",

@@ -151,6 +151,7 @@ def _torch_version() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
+    """Return the model of the CPU as the kernel names it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [
@@ -211,6 +212,7 @@ def _commit(source: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints, `None` where it cannot be asked."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_DEADLINE_S, check=True)  # noqa: S603 (fixed words and our own path)

@@ -98,6 +98,7 @@ class AsUnwatched(OperatorMode):
         return result
 
     def _attend(self, attention: Callable[..., Tensor], /, *args: Any, **kwargs: Any) -> Tensor:
+        """Run an attention, whose operators are told apart meanwhile."""
         # under another mode, such as that of a selective region, nobody adds in place, watched or not
         self._attends = _get_current_dispatch_mode() is self
         try:

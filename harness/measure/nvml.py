@@ -99,6 +99,7 @@ def _library() -> Iterator[bool]:
 
 
 def _ask(index: int, question: Callable[[Any], _Answer]) -> _Answer | None:
+    """Return NVML's answer about a device; `None` where there is no library or no answer."""
     with _library() as has_library:
         if not has_library:
             return None

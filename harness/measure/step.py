@@ -22,7 +22,7 @@ from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from harness.measure.work.compiled_graphs import CompiledGraphs, Recomputed
+from harness.measure.work.compiled_graphs import CompiledGraphs, RecomputedWork
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import RunnableStep
@@ -70,7 +70,6 @@ def instrument(
     trainee: Trainee,
     batch: Any,
     *,
-    is_host: Callable[[], bool] = lambda: False,
     probe: WorkspaceProbe | None = None,
     listener: Callable[[Locator], OperatorListener] | None = None,
     seed: int = 0,
@@ -82,14 +81,13 @@ def instrument(
     Args:
         trainee: what to train.
         batch: what to train it on; its tensors lie on the device.
-        is_host: whether what is allocated now is a host copy, for offloading on CPU.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
         listener: makes what is told of every operator from what says where it runs.
         seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
-    live = LiveStorages(locator, device=device.type, is_host=is_host, probe=probe)
+    live = LiveStorages(locator, device=device.type, probe=probe)
     work = WorkCounter(locator, None if listener is None else listener(locator))
     totals = StepTotals(trainee, live)
     with (
@@ -178,7 +176,8 @@ def _compiled_code(
         raise RuntimeError("compiled functions did not run under the meters")
 
 
-def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: Recomputed) -> MeasuredWork:
+def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: RecomputedWork) -> MeasuredWork:
+    """Return the counts of a step with what its compiled graphs recomputed."""
     return replace(
         work,
         recomputed_flops=work.recomputed_flops + again.flops,

@@ -152,6 +152,10 @@ class ModelSpec:
         """Whether the model, as it is made, computes in half precision."""
         return False
 
+    def runs_user_code(self) -> bool:
+        """Whether making the model runs code of the user's, which may do anything and take any time."""
+        return False
+
     def reads_tokens(self) -> bool:
         """Whether the model trains on the tokens of `data`, and not on samples of its own."""
         return False

@@ -118,6 +118,7 @@ class HFSpec(LanguageModelSpec):
         return longest
 
     def _config(self) -> Any:
+        """Return the configuration of `transformers` with the overrides."""
         return _transformers().make_config(
             self.config_class,
             self.overrides or {},

@@ -113,6 +113,10 @@ class PythonSpec(LanguageModelSpec):
         """Whether a parameter of the factory's module has less precision than float32."""
         return _is_reduced(self._call())
 
+    def runs_user_code(self) -> bool:
+        """Return true."""
+        return True
+
     def reads_tokens(self) -> bool:
         """Whether the factory gives no inputs."""
         return self._given() is None

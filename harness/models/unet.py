@@ -55,6 +55,7 @@ class UNetSpec(ModelSpec):
     image_size: int
 
     def __post_init__(self) -> None:
+        """Refuse sizes that do not divide, and levels that the image does not have."""
         ModelSpec.__post_init__(self)
         require_divides("head_width", self.head_width, "width", self.width)
         require_divides("n_groups", self.n_groups, "width", self.width)
@@ -109,7 +110,7 @@ class UNetSpec(ModelSpec):
         ends = 2 * 18 * _CHANNELS * self.width * self.image_size**2
         return time + ends + sum(plan.flops(time_width) for plan in self.plan())
 
-    def plan(self) -> Iterator[unet_block.BlockPlan]:
+    def plan(self) -> Iterator[unet_block.UNetBlockPlan]:
         """Yield what every block does, in the order of calls: down, middle, up."""
         levels, channels, skips = range(len(self.multipliers)), self.width, [self.width]
         for level in levels:
@@ -134,9 +135,10 @@ class UNetSpec(ModelSpec):
 
     def _block(
         self, level: int, channels: int, *, skip_channels: int = 0, gives_skip: bool = False
-    ) -> unet_block.BlockPlan:
+    ) -> unet_block.UNetBlockPlan:
+        """Return the plan of a residual block on a level."""
         size = self.image_size >> level
-        return unet_block.BlockPlan(
+        return unet_block.UNetBlockPlan(
             channels=channels,
             out_channels=self._channels(level),
             size=size,
@@ -147,8 +149,9 @@ class UNetSpec(ModelSpec):
 
     def _resampler(
         self, to_level: int, channels: int, resampling: Literal["down", "up"]
-    ) -> unet_block.BlockPlan:
-        return unet_block.BlockPlan(
+    ) -> unet_block.UNetBlockPlan:
+        """Return the plan of a block that changes the level."""
+        return unet_block.UNetBlockPlan(
             channels=channels,
             out_channels=channels,
             size=self.image_size >> to_level,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,22 +24,17 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.measure.memory.locator import Locator
-from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.step import instrument
-from harness.measure.work.counter import CountedOperator, work_of
 from harness.models.base import Batch
-from harness.predict.trace import Trace
-from harness.predict.tracer import TracedCall, Tracer, trace_of
+from harness.predict.step_log import StepLog
+from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
-from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies import Observation
-from strategies.regions.host import allocating_on_host
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
@@ -52,53 +46,6 @@ _KNOWN = {
 
 DEVICES = ("cpu",)
 """Types of devices for which a step can be predicted."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepLog:
-    """All that the instrumented step of one experiment does on rank 0, in order of time.
-
-    Fields:
-        history: storages.
-        operators: operators as they are counted.
-        block_calls: forward calls by block, recomputation included.
-        calls: what takes time.
-        observation, trained: as a trial measures them.
-    """
-
-    history: StorageHistory
-    operators: Sequence[CountedOperator]
-    block_calls: Mapping[str, int]
-    calls: Sequence[TracedCall]
-    observation: Observation
-    trained: TrainedModel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FakeStep:
-    """What the instrumented step of one experiment would show on rank 0.
-
-    Fields:
-        memory, work, observation, trained: as a trial measures them.
-        trace: what the step does.
-    """
-
-    memory: MeasuredMemory
-    work: MeasuredWork
-    observation: Observation
-    trained: TrainedModel
-    trace: Trace
-
-
-def fake_step(log: StepLog, device: str) -> FakeStep:
-    """Return what a step shows that does what `log` says, on a type of device."""
-    return FakeStep(
-        memory=log.history.memory(),
-        work=work_of(log.operators, log.block_calls),
-        observation=log.observation,
-        trained=log.trained,
-        trace=trace_of(log.calls, device=device, computes_in=log.trained.computes_in),
-    )
 
 
 def step_log(experiment: Experiment, device: str) -> StepLog:
@@ -124,7 +71,6 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         report = instrument(
             trainee,
             batch(UNMEASURED_STEPS),
-            is_host=allocating_on_host,
             listener=partial(_tracer, tracers, mesh),
         )
         return StepLog(

@@ -74,6 +74,7 @@ class Hardware:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuse numbers that no hardware has."""
         require_one_of("hardware.device", self.device, ("cuda", "cpu"))
         require_at_least("hardware.ranks_per_node", self.ranks_per_node, 1)
         for where, value in self._rates():
@@ -128,6 +129,8 @@ class Hardware:
             half_rows=self.half_rows,
             link_bytes_per_s=link * self.efficiency,
             latency_s=self.network_latency_s if leaves_node else self.latency_s,
+            host_bytes_per_s=self.host_bytes_per_s * self.efficiency,
+            overlaps_copies=self.device == "cuda",
         )
 
     def host_s(self, moved_bytes: int) -> float:

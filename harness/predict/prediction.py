@@ -13,9 +13,10 @@ from typing import TypeAlias
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
-from harness.predict.fake_rank import FakeStep, StepLog, fake_step, step_log
+from harness.predict.fake_rank import step_log
 from harness.predict.hardware import Hardware
 from harness.predict.repeated_blocks import composed, is_deep
+from harness.predict.step_log import FakeStep, StepLog, fake_step
 from harness.predict.step_time import timed_on
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
@@ -94,6 +95,7 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
 
 
 def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> PredictedStep:
+    """Return a prediction with its step time, where the hardware has a rate for the step."""
     if hardware is None:
         return step
     try:
@@ -148,6 +150,7 @@ def _shared_log(traced: _Traced, device: str) -> StepLog:
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
+    """Return the times of variant and twin as a trial measures them."""
     reads_tokens = experiment.model.reads_tokens()
     return MeasuredTime(
         variant_s=(variant.step_s,),

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.memory.storage_history import Change, StorageHistory
+from harness.measure.memory.storage_history import StorageChange, StorageHistory
 from harness.measure.work.counter import PHASES
 from harness.models.base import ModelSpec
-from harness.predict.fake_rank import StepLog
+from harness.predict.step_log import StepLog
 from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretched
 from harness.records.measured import SavedTensor, TrainedModel
 from strategies import Observation
@@ -114,6 +114,7 @@ def _described(value: Any) -> Any:
 
 
 def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) -> StepLog:
+    """Return the log of a deeper model, made of two with fewer blocks."""
     names = _BlockNames(layers_fqn)
     return StepLog(
         history=_history(shorter.history, longer.history, further, names),
@@ -132,6 +133,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
 def _history(
     shorter: StorageHistory, longer: StorageHistory, further: int, names: _BlockNames
 ) -> StorageHistory:
+    """Return the storages of a deeper model, made of those of two with fewer blocks."""
     return StorageHistory(
         start=_sums(shorter.start, longer.start, further),
         start_host_bytes=_sum(shorter.start_host_bytes, longer.start_host_bytes, further),
@@ -168,6 +170,7 @@ def _observation(shorter: Observation, longer: Observation, further: int) -> Obs
 
 
 def _trained(shorter: TrainedModel, longer: TrainedModel, further: int) -> TrainedModel:
+    """Return what is said of a deeper model."""
     elements = _sums(shorter.elements, longer.elements, further)
     changed = _sums(shorter.changed, longer.changed, further)
     made = replace(shorter, elements=elements, changed=changed)
@@ -196,7 +199,7 @@ class _BlockNames:
     def __init__(self, layers_fqn: str) -> None:
         self._prefix = f"{layers_fqn}."
         self._known: dict[str, Numbered] = {}
-        self.of_changes: Numbering[Change] = Numbering(
+        self.of_changes: Numbering[StorageChange] = Numbering(
             split=lambda change: self._split(change.module, change[:2] + change[3:]),
             join=lambda change, number: change._replace(module=self._named(change.module, number)),
         )

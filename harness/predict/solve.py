@@ -191,6 +191,7 @@ def _values(experiment: Experiment, field: str) -> _Values:
 
 
 def _batch_size(experiment: Experiment) -> _Values:
+    """Return the batch sizes that data-parallel ranks can share."""
     unit = experiment.mesh.dp
     return _Values(
         known=range(unit, _MOST, unit),
@@ -201,6 +202,7 @@ def _batch_size(experiment: Experiment) -> _Values:
 
 
 def _sequence_length(experiment: Experiment) -> _Values:
+    """Return the lengths of sequences that the model has positions for."""
     model = experiment.model
     if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
         raise ConfigError("solve", f"sequence_length has no effect on {model.name}; solve for batch_size")
@@ -214,6 +216,7 @@ def _sequence_length(experiment: Experiment) -> _Values:
 
 
 def _layers(experiment: Experiment) -> _Values:
+    """Return the numbers of layers."""
     model = experiment.model
     if "n_layers" not in {each.name for each in fields(model)}:
         raise ConfigError("solve", f"model={model.name} has no option n_layers; solve for batch_size")
@@ -242,6 +245,7 @@ def _meshes(experiment: Experiment, dimension: str, whole: int) -> _Values:
         return replace(experiment, mesh=replace(experiment.mesh, **sizes))
 
     def is_allowed(value: int) -> bool:
+        """Return whether the model takes this value."""
         try:
             made = make(value)
             made.model.check(sequence_length=made.sequence_length, tp=made.mesh.tp)

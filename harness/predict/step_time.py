@@ -34,6 +34,7 @@ def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
     """
 
     def timed(trace: Trace) -> Times:
+        """Return the time of a step on the hardware."""
         source = hardware.sources.get("flops_per_s", "as given")
         return Times(
             step_s=sum(_phase_s(trace, phase, hardware) for phase in _PHASES),
@@ -45,6 +46,7 @@ def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
 
 
 def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
+    """Return the seconds of a phase; on a GPU copies and unawaited collectives hide behind the rest."""
     operators = (call for call in trace.operators if call.phase == phase)
     collectives = [call for call in trace.collectives if call.phase == phase]
     copies = (copy for copy in trace.host_copies if copy.phase == phase)
@@ -62,6 +64,7 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
 
 
 def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
+    """Return the seconds of an operator, by FLOPs, bytes, or evaluated functions."""
     machine = hardware.machine(call.dtype if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
     flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)

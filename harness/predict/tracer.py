@@ -16,10 +16,10 @@ from torch import Tensor
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
+from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import rows_of
 from strategies.estimate.tensors import tensors_in, tensors_written
-from strategies.regions.host import allocating_on_host
 
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset(
@@ -67,6 +67,7 @@ class Tracer:
     def _call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, flops: int
     ) -> TracedCall | None:
+        """Return what an operator is to time: a collective, a copy to or from the host, or a computation."""
         name = collective_name(func)
         if name is not None:
             return self._collective(func, name, args, result)
@@ -103,6 +104,7 @@ class Tracer:
         )
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:
+        """Return the entry of a collective, with the ranks that take part."""
         ranks = _ranks_of(args)
         return CollectiveCall(
             phase=self._locator.phase,

@@ -9,7 +9,7 @@ from harness.experiment.experiment import Experiment
 from harness.predict.fake_rank import planned_on_fake_rank
 from harness.trial import without_memory
 from harness.trial.plan_budget import PLAN_FILE
-from strategies.base import HasViews, PlansFromStep
+from strategies import HasViews, PlansFromStep
 
 
 def view_of(experiment: Experiment, what: str) -> str:

@@ -23,7 +23,6 @@ from torch.distributed.fsdp import _flat_param
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.chunk.base import Chunking
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.patched import replaced, wrapped
@@ -42,7 +41,6 @@ def as_with_values() -> Iterator[None]:
         replaced(_flat_param, "_same_storage", _is_same_storage),
         replaced(FakeTensor, "data_ptr", _address),
         wrapped(DeviceMesh, "__init__", _with_data),
-        wrapped(Chunking, "apply", _with_data),
         wrapped(dist.Reducer, "_rebuild_buckets", _with_indices),  # type: ignore[attr-defined]
         wrapped(dist, "Reducer", partial(_answered, held)),
     ):
@@ -65,7 +63,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _with_data(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a device mesh, whose coordinates are read, or a plan, which has fake tensors of its own."""
+    """Make a device mesh, whose coordinates are read."""
     with _disable_current_modes():
         return original(*args, **kwargs)
 

@@ -137,6 +137,7 @@ class Agent:
             assistant.close()
 
     def _ready_server(self) -> ForkServer:
+        """Return the fork server, started where there is none; one that fails is closed."""
         if self._server is None:
             self._server = ForkServer(self._preload)
         with contextlib.ExitStack() as undo:
@@ -146,6 +147,10 @@ class Agent:
         return self._server
 
     def _follow(self, live: LiveRanks, job: RankJob, watch: Watch | None, halt: HaltCheck) -> Halt | None:
+        """Start the ranks of a job and follow them to their end.
+
+        Return why they were halted, if they were.
+        """
         with _rendezvous(job) as rendezvous, contextlib.ExitStack() as undo:
             # an interrupted wait may have swallowed a message: only a new server is in a known state
             undo.callback(self.close)

@@ -76,6 +76,7 @@ class Assistant:
             pass
 
     def _accepted(self, listener: socket.socket) -> Connection:
+        """Return the connection of the assistant, or say that it has ended."""
         listener.settimeout(_POLL_S)
         while True:
             try:
@@ -104,6 +105,7 @@ def serve(path: str) -> None:
 
 
 def _answer(target: str, arguments: tuple[Any, ...]) -> bytes:
+    """Return what a function returns or raises, packed for the driver."""
     module, _, name = target.partition(":")
     try:
         return pickle.dumps(getattr(importlib.import_module(module), name)(*arguments))
@@ -113,6 +115,7 @@ def _answer(target: str, arguments: tuple[Any, ...]) -> bytes:
 
 
 def _packed(error: BaseException) -> bytes:
+    """Return a packed exception, or its text where it cannot be packed."""
     try:
         packed = pickle.dumps(_Raised(error))
         pickle.loads(packed)  # noqa: S301 (our own)

@@ -202,6 +202,7 @@ def is_waiting(stack: str) -> bool:
 
 
 def _causes(trial: _Trial) -> Iterator[_Cause]:
+    """Yield everything that may have ended the trial: errors that ranks reported, and their deaths."""
     for rank, report in trial.reports.items():
         if report.state == "error":
             is_later = _ended_for_peer(trial.node_of(rank))
@@ -223,6 +224,7 @@ def _is_part_of_halt(death: Death, node: NodeReport) -> bool:
 
 
 def _describe(death: Death) -> tuple[str, str]:
+    """Return kind and message of a death."""
     if death.kind is not None:  # it could not write its report
         return death.kind, death.message or ""
     if death.code < 0:
@@ -255,6 +257,7 @@ def _node_lost(node: int, trial: _Trial) -> Outcome:
 
 
 def _timeout(over: Halt, trial: _Trial) -> Outcome:
+    """Return the outcome of a trial whose time was over; the rank with the least progress is named."""
     unfinished = [rank for rank in trial.ranks if not trial.is_final(rank)]
     suspects = unfinished or [rank for rank in trial.ranks if trial.reports[rank].state == "error"]
     rank = min(suspects, key=lambda rank: _progress(rank, trial))

@@ -169,6 +169,7 @@ def _redirect(log: Path) -> None:
 
 
 def _set_up(start: RankStart) -> None:
+    """Give this process its rank, cores, threads and device."""
     os.environ.update(RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total))
     if start.job.cores is not None:
         os.sched_setaffinity(0, start.job.cores)  # first: threads are born where their maker may run
@@ -197,6 +198,7 @@ def _join(start: RankStart) -> Store | None:
 
 
 def _meeting_place(rendezvous: Rendezvous, world_size: int) -> Store:
+    """Return the store at which ranks meet: a file on one node, TCP between several."""
     if isinstance(rendezvous, Path):
         os.environ.setdefault(VARIABLE, LOOPBACK)  # a host name without an address blocks gloo
         return FileStore(str(rendezvous), world_size)

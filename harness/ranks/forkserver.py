@@ -255,6 +255,7 @@ def serve(fileno: int, preload: Sequence[str]) -> None:
 
 
 def _attend(driver: Connection, children: dict[int, _Child]) -> None:
+    """Serve one message of the driver, or the deaths of children."""
     ready = wait([driver, *children])
     for descriptor in ready:
         if isinstance(descriptor, int):
@@ -273,6 +274,7 @@ def _attend(driver: Connection, children: dict[int, _Child]) -> None:
 
 
 def _reap(descriptor: int, child: _Child) -> Died:
+    """End what a dead child has left behind; return how it died and what it said last."""
     died_s = time.time()
     _kill_group(child.pid)  # what the child started and left behind; its own status is already fixed
     _, status = os.waitpid(child.pid, 0)
@@ -317,6 +319,7 @@ def _is_unburied(pid: int) -> bool:
 
 
 def _fork(start: _Start, driver: Connection, children: dict[int, _Child]) -> int:
+    """Fork a child that does what it was started for; return its pid."""
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()

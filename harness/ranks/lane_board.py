@@ -106,6 +106,7 @@ class HostedBoard:
             each.close()
 
     def _accept(self) -> None:
+        """Serve each connection in a thread of its own, until the board is closed."""
         while True:
             try:
                 connection, (peer, *_) = self._listener.accept()
@@ -119,6 +120,7 @@ class HostedBoard:
             threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
+        """Answer the requests of one guest until it leaves."""
         try:
             guest = SealedConnection(connection, self._secret, is_host=True, patience_s=_FIRST_MESSAGE_S)
             while True:
@@ -168,6 +170,7 @@ class JoinedBoard:
         self._connection.close()
 
     def _ask(self, request: _Request) -> Any:
+        """Return the answer of the board."""
         with self._turn:
             try:
                 self._connection.send(asdict(request))

@@ -135,6 +135,7 @@ class LiveRanks:
             self._await_death(left_s, ended=ended)
 
     def _await_death(self, timeout_s: float, *, ended: bool = False) -> Death | None:
+        """Return the next death within `timeout_s`, and keep it; `None` where nobody dies."""
         died = self._server.next_death(max(timeout_s, 0))
         if died is None:
             return None

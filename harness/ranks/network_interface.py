@@ -78,6 +78,7 @@ def _source_address(host: str) -> IPv4Address | None:
 
 
 def _interfaces() -> Iterator[tuple[str, IPv4Address]]:
+    """Yield names and addresses of the network interfaces with IPv4."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no IPv4 address

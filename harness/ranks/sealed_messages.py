@@ -106,6 +106,7 @@ class SealedConnection:
         return hmac.digest(self._secret, said, "sha256")
 
     def _read(self, count: int) -> bytes:
+        """Return the next `count` bytes, within what is left of the patience."""
         read = b""
         while len(read) < count:
             if self._end_s is not None:

@@ -50,6 +50,7 @@ class RankJob:
     cores: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        """Refuse numbers of ranks that do not go together."""
         if self.ranks < 1:
             raise ValueError(f"RankJob.ranks: must be at least 1, got {self.ranks}")
         if self.total % self.ranks:

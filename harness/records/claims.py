@@ -257,6 +257,7 @@ def _trouble_path(store: Store, trial_id: str, submission: str) -> Path:
 
 
 def _read(cls: type[T], path: Path) -> T | None:
+    """Return what a file says; `None` where it is missing, torn or none of ours."""
     try:
         if not path.is_file():  # to open a pipe would wait for whoever writes to it
             return None

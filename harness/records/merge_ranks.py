@@ -193,6 +193,7 @@ def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
 
 
 def _merge_links(parities: Sequence[Parity]) -> Parity:
+    """Return one comparison for all ranks: the worst of each, the first difference, mean losses."""
     parts = {name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS}
     controls = [parity.control for parity in parities if parity.control is not None]
     return Parity(
@@ -261,6 +262,7 @@ def _rank_memory(rank: RankResult) -> RankMemory:
 
 
 def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | None:
+    """Return the highest numbers of any rank's allocator."""
     known = [allocator for allocator in allocators if allocator is not None]
     if not known:
         return None

@@ -70,6 +70,7 @@ class First(FirstDifference):
         return describe_difference(self.part, self) + self._where()
 
     def _where(self) -> str:
+        """Return in which blocks gradients differ, for the end of a sentence."""
         differing = [name for name, differs in self.blocks.items() if differs]
         equal = [name for name, differs in self.blocks.items() if not differs]
         if not self.blocks:
@@ -180,6 +181,7 @@ class Weightless:
     zero_blocks_from: int | None = None
 
     def __str__(self) -> str:
+        """Return why equal gradients prove nothing; empty where they prove something."""
         if self.not_finite_from is not None:
             return (
                 f"gradients are not finite on both sides from step {self.not_finite_from} on, first that of "
@@ -359,6 +361,7 @@ def _listed(blocks: Sequence[str]) -> str:
 
 
 def _as_text(expected: float | str, actual: float | str) -> tuple[str, str]:
+    """Return two values with as many digits as tell them apart."""
     if not (isinstance(expected, float) and isinstance(actual, float)):
         return str(expected), str(actual)
     for digits in range(_LEAST_DIGITS, _MOST_DIGITS):

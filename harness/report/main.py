@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _made_or_refused(options: argparse.Namespace) -> int:
+    """Write what was asked for, or say in a sentence why not; return the exit status."""
     try:
         if options.watch:
             return _watch(options)
@@ -83,6 +84,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line, or leave with a message about them."""
     parser = argparse.ArgumentParser(prog="acbench-report", description=__doc__)
     parser.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP", help="its folder; two are compared")
     parser.add_argument(
@@ -164,6 +166,7 @@ def _loaded(roots: Sequence[Path], odd: Sequence[Mapping[str, str]] = ({}, {})) 
 
 
 def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh_s: int | None = None) -> int:
+    """Write the report of one sweep, or the comparison of two; return the exit status."""
     for sweep, root in zip(sweeps, options.sweeps, strict=True):
         _require_records(sweep, root)
     is_one, records = len(sweeps) == 1, sum(len(sweep.entries) for sweep in sweeps)
@@ -216,6 +219,7 @@ def _require_records(sweep: SweepRecords, root: Path) -> None:
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
+    """Write the page and its figures."""
     figures = [item for item in content.items if isinstance(item, Figure)]
     if figures:
         (folder / _FIGURES).mkdir(exist_ok=True)

@@ -35,6 +35,7 @@ def _problem(record: Record) -> str | None:
 
 
 def _show(record: Record) -> None:
+    """Write a record in every format, to nobody."""
     content = document(sweep_of([record], name="one"))
     to_html(content, records=1)
     to_markdown(content, "figures")

@@ -21,7 +21,7 @@ from harness.report.facts.labels import point_labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SweepPlan:
     """What happens with every point of a sweep.
 
     Fields:
@@ -81,7 +81,9 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     return is_done
 
 
-def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, name: str, rerun: bool) -> Plan:
+def plan_sweep(
+    points: Sequence[Point], launcher: Launcher, store: Store, *, name: str, rerun: bool
+) -> SweepPlan:
     """Return what a sweep still has to do; the caller holds the sweep's lock.
 
     Args:
@@ -105,7 +107,7 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
     busy = {flight.task.trial_id for flight in collected.flights} | done.keys()
     if not rerun:
         done |= _finished([task for task in tasks if task.trial_id not in busy], store)
-    return Plan(
+    return SweepPlan(
         total=len(points),
         refused=refused,
         to_run=[task for task in tasks if task.trial_id not in busy | done.keys()],
@@ -115,6 +117,7 @@ def plan_sweep(points: Sequence[Point], launcher: Launcher, store: Store, *, nam
 
 
 def _task(point: Point, experiment: Experiment, label: str, address: str, launcher: Launcher) -> Task:
+    """Return the task of a point for the launcher."""
     return Task(
         trial_id=point.trial_id,
         resolved=point.resolved,

@@ -18,12 +18,12 @@ from harness.records.record import Identity, Record, refused
 from harness.report.content.plan_table import PlannedPoint
 from harness.report.facts.labels import point_labels
 from harness.report.facts.number_words import human_bytes
-from harness.sweep import predictions
+from harness.sweep.question import FOLLOWED, Answer, Question
 
 REFUSED, SOME_DO_NOT_FIT, ALL_FIT = 2, 1, 0
 """Exit codes of `acbench-plan`."""
 
-Ask = Callable[[Sequence[predictions.Question]], Sequence[predictions.Answer]]
+Ask = Callable[[Sequence[Question]], Sequence[Answer]]
 """Returns the answers to questions, here or in a process that has imported torch."""
 
 
@@ -46,14 +46,14 @@ def planned(
     )
     labels = point_labels([point.resolved for point, _ in distinct])
     questions = [
-        predictions.Question(experiment=point.experiment, label=label, hardware=hardware, field=field)
+        Question(experiment=point.experiment, label=label, hardware=hardware, field=field)
         for (point, hardware), label in zip(distinct, labels, strict=True)
         if point.experiment is not None
     ]
     given = iter(_answered(questions, ask))
     rows = []
     for point, hardware in distinct:
-        refusal = predictions.Answer(refusal=point.refusal)
+        refusal = Answer(refusal=point.refusal)
         rows.append(_row(point, hardware, state, refusal if point.experiment is None else next(given)))
     return rows
 
@@ -94,12 +94,12 @@ def without_predicted_oom(
     ]
 
 
-def _answered(questions: Sequence[predictions.Question], ask: Ask) -> Sequence[predictions.Answer]:
+def _answered(questions: Sequence[Question], ask: Ask) -> Sequence[Answer]:
     """Return the answers; where the process that gives them has ended, why there are none."""
     try:
         return ask(questions)
     except ForkServerError as error:
-        return [predictions.Answer(refusal=UnplannedError("acbench-plan", str(error)))] * len(questions)
+        return [Answer(refusal=UnplannedError("acbench-plan", str(error)))] * len(questions)
 
 
 def _too_large(row: PlannedPoint) -> PredictedOomError:
@@ -114,8 +114,9 @@ def _row(
     point: Point,
     hardware: Hardware | None,
     state: Callable[[Point], str],
-    answer: predictions.Answer,
+    answer: Answer,
 ) -> PlannedPoint:
+    """Return the row of a point with its answer."""
     record, solved = answer.record, answer.solved
     if record is None:
         return PlannedPoint(
@@ -134,7 +135,7 @@ def _row(
         hardware=None if hardware is None else hardware.name,
         usable_bytes=None if hardware is None else hardware.usable_bytes,
         needed_bytes=record.memory.peak_bytes if hardware is None else hardware.needed_bytes(record.memory),
-        is_stand_in=hardware is not None and hardware.device != predictions.FOLLOWED,
+        is_stand_in=hardware is not None and hardware.device != FOLLOWED,
         solved=None
         if solved is None
         else SolvedField(field=solved.field, value=solved.value, is_limit=solved.is_limit),
@@ -142,6 +143,7 @@ def _row(
 
 
 def _refused(point: Point, refusal: ValueError | None) -> Record:
+    """Return the record of a point that cannot be predicted."""
     environment = describe("cpu")
     identity = Identity(
         trial_id=point.trial_id,

@@ -6,55 +6,18 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
 from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.predict import prediction, step_time
-from harness.predict.hardware import Hardware
-from harness.predict.solve import Solved, solve
+from harness.predict.solve import solve
 from harness.ranks.last_words import last_words
 from harness.records.measured import MemoryNumbers
-from harness.records.record import Record
 from harness.report.facts.number_words import human_bytes
+from harness.sweep.question import FOLLOWED, Answer, Question
 from strategies import StrategyError
-
-FOLLOWED = "cpu"
-"""Device whose kernels predictions follow, whatever the hardware."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is asked about one point.
-
-    Fields:
-        experiment: the point.
-        label: what progress calls it.
-        hardware: where it would run; `None` asks for bytes and FLOPs alone.
-        field: field to solve for; `None` predicts the point as it is.
-    """
-
-    experiment: Experiment
-    label: str
-    hardware: Hardware | None = None
-    field: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """The prediction for one point.
-
-    Fields:
-        record: its record; that of the solved point where a field was asked for. `None` where it is refused.
-        solved: value of that field.
-        refusal: why there is no prediction.
-    """
-
-    record: Record | None = None
-    solved: Solved | None = None
-    refusal: ValueError | None = None
 
 
 def answers(questions: Sequence[Question], processes: int = 2) -> list[Answer]:
@@ -124,6 +87,7 @@ def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) 
 
 
 def _in_words(said: Answer) -> str:
+    """Return an answer for a line of progress."""
     if said.record is None or said.record.memory is None:
         return "refused"
     peak = f"{human_bytes(said.record.memory.peak_bytes)} at the peak"

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.experiment.links import Link, chain
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.late_reads import LateReads
@@ -23,6 +22,7 @@ from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.probed import Finding, Probed
 from harness.trial.assemble import Assembled
+from harness.trial.links import Link, chain
 from harness.trial.proof import accepted_by
 
 _UNSEEN = "recomputed values, and what the variant keeps, are not looked at in compiled code"
@@ -112,6 +112,7 @@ class TrialModels:
         return probed
 
     def _asked(self, parity: Parity) -> Probed:
+        """Ask the probes that a comparison leaves open; return what they found."""
         probing, has_variant = Probing(source=self), self.link.variant != self.link.baseline
         is_seen = has_variant and not self.link.variant.is_compiled
         values = probing.values() if is_seen else None

@@ -19,14 +19,12 @@ from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
-from harness.trial import forward_errors
-from harness.trial.checkpoint_errors import explained
+from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.compilation import Backend, Backends, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
-from strategies import Observation
-from strategies.base import CallSite, JoinsLoss, LossInputs, PlannedStep, PlansForStep, call_site_of
+from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlannedStep, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
@@ -82,6 +80,7 @@ class Assembled:
             raise told from error
 
     def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return outputs and loss under autocast; a model that has its loss gives no outputs."""
         with self.autocast():
             if self.has_loss:
                 inputs = *batch.inputs, LossInputs((batch.targets,))
@@ -95,13 +94,7 @@ class Assembled:
         Raises:
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            told = explained(error, loss, self.model)
-            if told is None:
-                raise
-            raise told from error
+        checkpoint_errors.backward(loss, self.model)
 
     def update(self) -> None:
         """Take one optimizer step."""
@@ -320,6 +313,7 @@ def _checkpoint(model: nn.Module, experiment: Experiment, sample: Batch, place: 
 def _distribute(
     model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
 ) -> nn.Module:
+    """Return the model as the data-parallel ranks of the mesh hold it."""
     mesh = experiment.mesh
     if devices is None or mesh.dp == 1:
         return model

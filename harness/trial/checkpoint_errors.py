@@ -52,6 +52,21 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
     )
 
 
+def backward(loss: Tensor, model: nn.Module) -> None:
+    """Accumulate gradients.
+
+    Raises:
+        RuntimeError: a recomputation does not repeat forward; the message names block and operator.
+    """
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        told = explained(error, loss, model)
+        if told is None:
+            raise
+        raise told from error
+
+
 def explained(error: RuntimeError, loss: Tensor, model: nn.Module) -> RuntimeError | None:
     """Return `error` with the block that cannot be recomputed; `None` where no recomputation raised it.
 
@@ -98,6 +113,7 @@ def _operator_of(root: Node | None, holder: Any) -> str | None:
 
 
 def _holds(node: Node, name: str, holder: Any) -> bool:
+    """Return whether an autograd node has saved `holder` under this name."""
     try:
         saved = getattr(node, name)
     except RuntimeError:  # it has run, and let go of what it had saved
@@ -107,6 +123,7 @@ def _holds(node: Node, name: str, holder: Any) -> bool:
 
 
 def _nodes(root: Node | None) -> Iterator[Node]:
+    """Yield all nodes of autograd that can be reached from one."""
     seen: set[Node | None] = {None}
     left = [root]
     while left:
@@ -139,6 +156,7 @@ def _modules_in(value: Any, *, depth: int) -> Iterator[nn.Module]:
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
+    """Return what a callable holds."""
     if isinstance(value, MethodType):
         return (value.__self__,)
     if isinstance(value, functools.partial):

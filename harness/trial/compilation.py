@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.protocol import Protocol
 from harness.measure.work.compiled_graphs import CompiledGraphs
-from strategies.base import SetsPartitioner
+from strategies import SetsPartitioner
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 
@@ -61,6 +61,7 @@ class Backend:
             return (self._operator_by_operator if self._name == "aot_eager" else self._kernels)(graph, inputs)
 
     def _operator_by_operator(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Compile a graph to its operators, which run one by one."""
         compiler: Callable[..., Callable[..., Any]] = aot_autograd(
             fw_compiler=partial(self._boxed, is_backward=False),
             bw_compiler=partial(self._boxed, is_backward=True),

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import runnable_step
+from harness.measure.trainee import Trainee
 from harness.models.base import Batch
-from harness.trial.assemble import Assembled
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies.base import PlansFromStep
+from strategies import PlansFromStep
 
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""
@@ -22,7 +22,7 @@ PLAN_FILE = "plan.json"
 
 def with_plan(
     experiment: Experiment,
-    assemble: Callable[[Experiment], Assembled],
+    assemble: Callable[[Experiment], Trainee],
     batch: Callable[[int], Batch],
     file: Path,
     *,

@@ -104,6 +104,7 @@ class Preflight:
 
 
 def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
+    """Return why a check refuses a model, `None` where it does not."""
     try:
         with _deadline(model, deadline_s):
             check(model, *others)
@@ -127,6 +128,7 @@ def _read_files(model: ModelSpec) -> None:
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
+    """Refuse data that the model cannot read, and batches that the mesh cannot share."""
     fixed = model.fixed_batch()
     if fixed is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)

@@ -11,7 +11,6 @@ from itertools import islice
 import torch
 
 from harness.experiment.experiment import Experiment
-from harness.experiment.links import Link, chain
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.module_outputs import first_wrong, module_outputs
 from harness.measure.parity.snapshot import Snapshot
@@ -20,6 +19,7 @@ from harness.measure.probes.probing import CONTROLS
 from harness.models.base import Batch
 from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
+from harness.trial.links import Link, chain
 from harness.trial.without_dropout import WithoutDropout
 
 _UNREACHED = (

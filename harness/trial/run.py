@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
-from harness.experiment.links import Link
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
@@ -33,6 +32,7 @@ from harness.trial.asking import TrialModels, first_link
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.compilation import Backends, compiling
+from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
@@ -40,7 +40,6 @@ from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
 from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
-from strategies.regions.host import allocating_on_host
 from strategies.shard.model.shard_plan import ShardPlan
 
 _OTHER_SEEDS = range(1, 7)
@@ -156,7 +155,7 @@ def _measure(
     """
     trainee = _prepared(bench, experiment, on_built)
     batch = bench.batch(UNMEASURED_STEPS)
-    report = instrument(trainee, batch, is_host=allocating_on_host)
+    report = instrument(trainee, batch)
     observation = trainee.observe()
     batch = bench.batch(UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)
@@ -200,7 +199,7 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     acts = []
     for seed in _OTHER_SEEDS:
         batch = bench.batch(UNMEASURED_STEPS)
-        report = instrument(trainee, batch, is_host=allocating_on_host, seed=seed)
+        report = instrument(trainee, batch, seed=seed)
         acts.append(
             Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=trainee.observe())
         )

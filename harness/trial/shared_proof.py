@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from harness.experiment.experiment import Experiment
-from harness.experiment.links import Link
 from harness.experiment.protocol import Protocol
 from harness.measure.environment import describe, environment_id
 from harness.records.fields import decode
 from harness.records.parity_result import Parity
+from harness.trial.links import Link
 
 _DIGITS = 12
 

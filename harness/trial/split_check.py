@@ -64,6 +64,7 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
 
 
 def _require_styles(spec: ModelSpec, plan: Mapping[str, Any]) -> None:
+    """Refuse styles of a tensor parallel plan that nobody knows."""
     for pattern, style in plan.items():
         if style not in STYLES:
             named = style if isinstance(style, str) else type(style).__name__
@@ -98,6 +99,7 @@ def _names(pattern: str, fqn: str) -> bool:
 
 
 def _require_splittable(fqn: str, model: nn.Module, style: str, tp: int) -> None:
+    """Refuse a module that cannot be split as the plan says."""
     module, where = model.get_submodule(fqn), _OPTIONS.get(style, "mesh.tp")
     if style == "summed":
         return

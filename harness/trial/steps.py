@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.measure.parity.snapshot import require_comparable
+from harness.measure.trainee import Trainee
 from harness.models.base import Batch
-from harness.trial.assemble import Assembled
 
 UNMEASURED_STEPS = 2
 """The first makes the lazy state of optimizer and FSDP, the second puts DDP's buckets in their order."""
 
 
-def train(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> None:
+def train(trainee: Trainee, batch: Batch, *, is_compared: bool = False) -> None:
     """Train by one step: forget gradients, forward, backward, update.
 
     Raises:
@@ -27,7 +27,7 @@ def train(trainee: Assembled, batch: Batch, *, is_compared: bool = False) -> Non
 
 
 def warm_up(
-    trainee: Assembled,
+    trainee: Trainee,
     batch: Callable[[int], Batch],
     *,
     steps: int = UNMEASURED_STEPS,

@@ -22,9 +22,7 @@ from harness.trial.parallel import require_shardable
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
 from harness.trial.split_check import check_split
-from strategies import Strategy
-from strategies import chunk as chunking
-from strategies.base import ChecksUnits, HasViews, PlansForStep, call_site_of
+from strategies import ChecksUnits, HasViews, InfeasibleBudget, PlansForStep, Strategy, call_site_of
 from strategies.regions.blocks import children_of
 
 PLANNED_FOR = "cpu"
@@ -110,7 +108,7 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     _require_positions(sample, "chunk")
     try:
         built = chunk.apply(built, sample.inputs)
-    except chunking.InfeasibleBudget:
+    except InfeasibleBudget:
         if is_elsewhere(experiment):
             return
         raise
@@ -180,6 +178,7 @@ def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module
 
 
 def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
+    """Return a rank's batch on the meta device."""
     fixed = model.fixed_batch()
     if fixed is not None:
         return fixed

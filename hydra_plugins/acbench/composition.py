@@ -65,6 +65,10 @@ def compose_all(
         return config
 
     def point(lines: Sequence[str]) -> DictConfig:
+        """Return the configuration of a point.
+
+        Its plain values are set on one that is composed without them.
+        """
         overrides = [parsed(line) for line in lines]
         names = [re.split("[./@]", override.key_or_group)[0] for override in overrides]
         values = {

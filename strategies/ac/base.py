@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ class ActivationCheckpointing(Strategy):
     module_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Refuse names of classes that are no list, and values of other types than declared."""
         check_simple_fields("ac", self)
         names: Any = self.module_classes
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -115,6 +115,7 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
+        """Refuse reentrant recomputation of blocks inside sharded FSDP1 units."""
         for fqn, block in chosen.items() if self.use_reentrant else ():
             unit = blocks.sharded_fsdp1_unit(model, fqn, block)
             if unit is not None:
@@ -126,10 +127,15 @@ class Recomputing(ActivationCheckpointing):
                 )
 
     def _region_maker(self) -> RegionMaker:
+        """Return what makes the region of one block.
+
+        All regions share one save list, ledger and generators.
+        """
         save_list, ledger = self._save_list(), offloading.HostLedger()
         generators = number_generators.NumberGenerators()
 
         def make() -> Region:
+            """Return a region: recomputation, inside of offloading where that is asked for."""
             inner = recomputation.Recomputation(
                 preserve_rng_state=self.preserve_rng_state,
                 early_stop=self.early_stop,
@@ -148,6 +154,7 @@ class Recomputing(ActivationCheckpointing):
 
 
 def _merged(observations: Sequence[Observation]) -> Observation:
+    """Return what the regions of one model did together."""
     if not observations:
         return Observation()
     named = observations[0].named

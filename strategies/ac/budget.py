@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
-from strategies.base import Observation, RunnableStep
+from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import capture, carrying_out, export, first_call, operator_modules, planning
 from strategies.budget.plan import Plan
-from strategies.errors import StrategyError
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:
@@ -34,12 +33,14 @@ class Budget(ActivationCheckpointing):
 
     Saved: of each block, the storages that the plan keeps: any set, another one for each block.
     Recomputed: the operators that the other saved tensors follow from, each once.
-    Moved: nothing; a plan that is written by hand can offload.
+    Moved: the storages that the plan offloads, inputs of blocks among them, to the host and back.
 
     Fields:
         budget_gib: GiB of a rank that the peak of the whole step may reach, above 0.
         fraction: the same as a share of the peak without activation checkpointing, above 0 and at most 1.
         objective: what is least of what runs again: `flops` or `time`, by the machine's numbers.
+        host_gib: GiB of host memory, of each rank, in which values may wait for backward, at least 0; 0
+            offloads nothing.
         plan_file: plan that an earlier trial has written. Exactly one of it, `budget_gib` and `fraction` is
             given.
 
@@ -52,12 +53,16 @@ class Budget(ActivationCheckpointing):
     budget_gib: float | None = None
     fraction: float | None = None
     objective: str = "flops"
+    host_gib: float = 0.0
     plan_file: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse values out of range, and any number of budgets but one."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         _require_above_0("budget_gib", self.budget_gib, math.inf)
         _require_above_0("fraction", self.fraction, 1)
+        if not _is_number(self.host_gib) or not 0 <= self.host_gib < math.inf:
+            raise StrategyError("ac.host_gib", f"must be at least 0 and finite, got {self.host_gib!r}")
         if self.objective not in _OBJECTIVES:
             options = " or ".join(_OBJECTIVES)
             raise StrategyError("ac.objective", f"must be {options}, got {self.objective!r}")
@@ -160,7 +165,7 @@ class Budget(ActivationCheckpointing):
         with step.around():
             graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
-        planner = planning.Planner(graph, objective=objective)
+        planner = planning.Planner(graph, objective=objective, host_bytes=int(self.host_gib * _GIB))
         if self.budget_gib is not None:
             where, most = "ac.budget_gib", self.budget_gib * _GIB
         else:
@@ -206,6 +211,7 @@ class Budget(ActivationCheckpointing):
 
 
 def _unneeded(plan: Plan) -> str:
+    """Return why the strategy had nothing to do."""
     if plan.budget_bytes == plan.plain_peak_bytes:
         return "the budget needs nothing: the step fits it as it is"
     return (
@@ -214,11 +220,14 @@ def _unneeded(plan: Plan) -> str:
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _require_above_0(name: str, value: Any, most: float) -> None:
     """Refuse what is no number above 0 and at most `most`."""
     if value is None:
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= most or math.isinf(value):
+    if not _is_number(value) or not 0 < value <= most or math.isinf(value):
         limit = "" if math.isinf(most) else f" and at most {most:g}"
         raise StrategyError(f"ac.{name}", f"must be above 0{limit}, got {value!r}")

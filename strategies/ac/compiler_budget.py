@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +43,7 @@ class CompilerBudget(Strategy):
     estimator: str = "flops"
 
     def __post_init__(self) -> None:
+        """Refuse a budget that is no share, and names that the compiler does not know."""
         check_simple_fields("ac", self)
         is_number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
         if not is_number or not 0 <= self.budget <= 1:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from strategies.base import Observation, Strategy, check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 from strategies.nested import labels as labelling
 from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.tracing import without_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,6 +73,7 @@ class Nested(Strategy):
     rewind: bool = True
 
     def __post_init__(self) -> None:
+        """Read the file of labels, and turn labels, levels, offload and keep into paths, or refuse them."""
         check_simple_fields("ac", self)
         given = [name for name in ("labels", "levels", "labels_file") if getattr(self, name) is not None]
         if len(given) > 1:
@@ -155,8 +154,7 @@ class Nested(Strategy):
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
         """Return the tree of regions, and the tape of a step as code."""
         settings, plain = self._settings(model)
-        with without_data.following(lambda: "the model"):
-            return tape_listing.follow(settings, plain, sample).text()
+        return tape_listing.follow(settings, plain, sample).text()
 
     def observe(self, model: nn.Module) -> Observation:
         """Return the bytes that the latest step moved, and the regions."""
@@ -184,6 +182,7 @@ class Nested(Strategy):
         return settings, plain
 
     def _labels(self, model: nn.Module) -> Labels:
+        """Return the label of each child of the container: as given, or by even levels."""
         if self.labels is not None:
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return labelling.Labels(paths=paths, where="ac.labels", is_partial=False)
@@ -210,6 +209,7 @@ def _root_paths(count: int) -> tuple[Path, ...]:
 
 
 def _parse_levels(levels: Any) -> tuple[int, ...] | None:
+    """Return the numbers of regions by level, or refuse them."""
     if levels is None:
         return None
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
@@ -221,6 +221,7 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
 
 
 def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
+    """Return the label of each submodule by its FQN, or refuse them."""
     if labels is None:
         return None
     if not isinstance(labels, Mapping) or not labels:
@@ -233,6 +234,7 @@ def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
 
 
 def _parse_offload(offload: Any) -> dict[OffloadKind, tuple[Path, ...]] | None:
+    """Return the regions by kind of offloading, or refuse them."""
     if offload is None:
         return None
     if not isinstance(offload, Mapping) or not set(offload) <= set(OFFLOAD_KINDS):
@@ -248,6 +250,7 @@ def _parse_paths(paths: Any, where: str) -> tuple[Path, ...]:
 
 
 def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadKind]:
+    """Return the kind of offloading by region; a region has one at most."""
     kinds: dict[Path, OffloadKind] = {}
     for kind, paths in offload.items():
         for path in paths:
@@ -259,6 +262,7 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadK
 
 
 def _read(file: str) -> Any:
+    """Return what a YAML file of labels holds, or refuse the file."""
     try:
         labels = yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

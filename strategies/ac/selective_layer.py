@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strategies.ac.base import Recomputing
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
 
@@ -43,6 +43,7 @@ class SelectiveOp(Recomputing):
     matmul_recompute_every: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuse save lists that torch cannot follow, and operators that this build of torch lacks."""
         Recomputing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         if self.use_reentrant:
             raise StrategyError(

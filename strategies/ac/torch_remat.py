@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
-from strategies.base import Observation
-from strategies.errors import StrategyError
+from strategies.base import Observation, StrategyError
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ class TorchRemat(ActivationCheckpointing):
     preserve_rng_state: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse names that are no list, and a missing package."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         names: Any = self.save_regions
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -72,7 +72,7 @@ class TorchRemat(ActivationCheckpointing):
         for block in found.values():
             outer = region.regions(block)[""]
             for name, module in self._kept(block).items():
-                region.enclose(module, _remat().Kept(name=name, outer=outer), holds_call=False)
+                region.enclose(module, _remat().KeptRegion(name=name, outer=outer), holds_call=False)
         return enclosed
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
@@ -110,6 +110,7 @@ class TorchRemat(ActivationCheckpointing):
         )
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:  # noqa: ARG002 (blocks say all)
+        """Refuse a block that lacks a module to save, and saved modules whose forward nobody would call."""
         for fqn, block in chosen.items():
             kept = self._kept(block)
             missing = next((name for name in self.save_regions if name not in kept), None)

@@ -6,14 +6,17 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from strategies.budget.block_program import BlockProgram, PlannedCall
 from strategies.budget.least_bytes import LeastBytes
 from strategies.budget.simulation import PLAIN, Decision, Effect, effect_of
 from strategies.budget.step_graph import StepGraph
+from strategies.estimate.operator_cost import machine_for
 
 _MOST_ENUMERATED = 8
 """Units with FLOPs up to which all sets of those that do not run again are tried."""
@@ -21,9 +24,12 @@ _MOST_ENUMERATED = 8
 _SAMPLES = 192
 _MOST_OPTIONS = 160
 _REFINED = 48
-"""Options whose neighbours are tried, in each of the rounds."""
+_REFINED_MOVED = 24
+"""Options whose neighbours are tried, in each of the rounds; where values may wait on the host, too."""
 
 _ROUNDS = 2
+_SMALLEST_MOVED = 0.02
+"""Bytes of a storage that is worth a copy, as a share of the largest of the block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +41,8 @@ class Option:
         forward_bytes: highest total of the block's forward.
         left_bytes: bytes that wait for backward.
         backward_bytes: highest total of the block's backward, what was left included.
-        cost: FLOPs or seconds of what runs again.
+        host_bytes: bytes that wait on the host.
+        cost: FLOPs or seconds of what runs again, and of waiting for the host.
         effect: what changes, moment by moment.
     """
 
@@ -43,6 +50,7 @@ class Option:
     forward_bytes: int
     left_bytes: int
     backward_bytes: int
+    host_bytes: int
     cost: float
     effect: Effect
 
@@ -55,12 +63,21 @@ class CallOptions:
         call: the call.
         cost: what running again costs.
         random_state_bytes: bytes on the device of the state of a random operator.
+        may_offload: whether values may wait on the host.
     """
 
     def __init__(
-        self, graph: StepGraph, call: PlannedCall, cost: Callable[[Effect], float], *, random_state_bytes: int
+        self,
+        graph: StepGraph,
+        call: PlannedCall,
+        cost: Callable[[Effect], float],
+        *,
+        random_state_bytes: int,
+        may_offload: bool = False,
     ) -> None:
         self.call = call
+        self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
+        self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
         self._random_state_bytes = random_state_bytes
         self.backward_start = min(call.asked, default=call.end)
@@ -76,25 +93,30 @@ class CallOptions:
         moments = [each - call.start for each in (*call.starts, call.end)]
         deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
         later = [each - self.backward_start for each in (*call.asked, *call.until)]
-        late = [death - self.backward_start for death in call.deaths if death > call.end]
-        outer = [death >= self.backward_end for death in call.outer_deaths]
+        late = [max(death - self.backward_start, -1) for death in call.deaths if death > call.end]
+        outer = [
+            min(max(death, call.end) - call.end, 1) + (death >= self.backward_end)
+            for death in call.outer_deaths
+        ]
         shape = self._forward.tobytes(), self._backward.tobytes()
         return call.program, tuple(moments), tuple(deaths), tuple(later), tuple(late), tuple(outer), shape
 
     def option(self, decision: Decision) -> Option:
         """Return what follows from a decision."""
         call = self.call
-        effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes)
+        effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
         return Option(
             decision=decision,
             forward_bytes=self._highest(effect, self._forward, call.start),
-            left_bytes=effect.most_bytes(call.end, self.backward_start),
+            left_bytes=effect.most_bytes(min(call.end + 1, self.backward_start), self.backward_start),
             backward_bytes=self._highest(effect, self._backward, self.backward_start),
+            host_bytes=effect.host_bytes,
             cost=self._cost(effect),
             effect=effect,
         )
 
     def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
+        """Return the highest total of what is held from moment `start` on, with the effect of one option."""
         gains = np.zeros(len(held), dtype=np.int64)
         for moment, gain in effect.gains.items():
             if moment < start + len(held):
@@ -108,12 +130,25 @@ class CallOptions:
         """Return the options of which none is worse than another, cheapest first."""
         tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
         options = thinned(map(self.option, tried))
+        moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
+        tried |= moved
+        options = thinned([*options, *map(self.option, moved)])
         for _ in range(_ROUNDS):
-            chosen = options[:: max(1, len(options) // _REFINED)]
-            fresh = [each for each in _neighbours(self.call.program, chosen) if each not in tried]
+            chosen = options[:: max(1, len(options) // (_REFINED_MOVED if self._movable else _REFINED))]
+            near = _neighbours(self.call.program, chosen, self._movable)
+            fresh = [each for each in near if each not in tried]
             tried |= dict.fromkeys(fresh)
             options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
         return options
+
+    def _on_host(self, decision: Decision) -> Iterable[Decision]:
+        """Yield decisions that hold the same, the inputs or all that is movable on the host."""
+        if not self._movable:
+            return
+        keep = self.call.program.saved if decision.is_plain else decision.keep
+        inputs = frozenset(storage for storage in self._movable if storage < 0)
+        yield Decision(keep=keep, offload=inputs)
+        yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
 
 
 def thinned(options: Iterable[Option]) -> list[Option]:
@@ -127,10 +162,10 @@ def thinned(options: Iterable[Option]) -> list[Option]:
 
 
 def _undominated(options: list[Option], *, slack: float) -> list[Option]:
-    options.sort(key=lambda each: (each.cost, each.left_bytes, each.backward_bytes, each.forward_bytes))
-    rows = np.array(
-        [(each.left_bytes, each.backward_bytes, each.forward_bytes) for each in options], dtype=np.float64
-    )
+    """Return the options of which no other is better in cost and in all bytes; `slack` thins them out."""
+    columns = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
+    options.sort(key=lambda each: (each.cost, *columns(each)))
+    rows = np.array(list(map(columns, options)), dtype=np.float64)
     span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
     chosen: list[int] = []
     for index in range(len(options)):
@@ -140,8 +175,16 @@ def _undominated(options: list[Option], *, slack: float) -> list[Option]:
     return [options[index] for index in sorted({*chosen, *smallest})]
 
 
+def _worth_moving(program: BlockProgram) -> frozenset[int]:
+    """Return the storages that can wait on the host, without those that are too small for a copy."""
+    least = _SMALLEST_MOVED * max(map(program.nbytes_of, program.movable), default=0)
+    return frozenset(storage for storage in program.movable if program.nbytes_of(storage) >= least)
+
+
 def _cuts(program: BlockProgram) -> Iterable[Decision]:
     """Yield decisions that keep the fewest bytes for what runs again."""
+    if not program.saved:
+        return
     cuts = LeastBytes(program)
     never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
     costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
@@ -171,10 +214,21 @@ def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int,
         }
 
 
-def _neighbours(program: BlockProgram, options: Sequence[Option]) -> Iterable[Decision]:
-    """Yield the decisions that keep one storage more or less."""
+def _neighbours(
+    program: BlockProgram, options: Sequence[Option], movable: frozenset[int]
+) -> Iterable[Decision]:
+    """Yield the decisions that keep one storage more or less, or move one more or less to the host."""
     for option in options:
         keep = program.pinned | (program.saved if option.decision.is_plain else option.decision.keep)
-        made = {storage for unit in program.needed(keep) for storage in program.units[unit].makes}
-        yield from (Decision(keep=keep | {storage}) for storage in sorted(made | program.saved))
-        yield from (Decision(keep=keep - {storage}) for storage in sorted(keep - program.forced))
+        moved = option.decision.offload
+        made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
+        fresh = (made | program.saved) - moved
+        yield from (Decision(keep=keep | {each}, offload=moved) for each in sorted(fresh))
+        yield from (Decision(keep=keep - {each}, offload=moved) for each in sorted(keep - program.forced))
+        inputs = {storage for storage in movable if storage < 0}
+        for each in sorted((movable & (keep | fresh | inputs)) - moved):
+            yield Decision(keep=keep - {each}, offload=moved | {each})
+        for each in sorted(moved):
+            yield Decision(keep=keep | {each} if each >= 0 else keep, offload=moved - {each})
+            if each not in program.forced and each >= 0:
+                yield Decision(keep=keep, offload=moved - {each})

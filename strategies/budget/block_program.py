@@ -1,6 +1,7 @@
 """What a plan decides about in one block: what can be kept, what runs again, and what autograd asks for.
 
 Storages of a block are numbered in the order in which they are made, from 0; those from outside are negative.
+Some of these are inputs that a plan may move to the host; none is made again.
 Blocks whose calls do the same have equal programs.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from strategies.budget.plan import Value
+from strategies.budget.plan import Value, input_value
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 
 
@@ -50,6 +51,7 @@ class BlockProgram:
         outer_nbytes: bytes of each storage from outside, -1 first.
         asked: storages in the order in which nodes of autograd ask for them; one may come several times.
         values: addresses of the storages.
+        inputs: addresses of inputs that can wait on the host, by number.
         operators: number of operators of forward.
         pinned: storages that stay in every plan: those written to after another unit has read them, and what
             these readers make; no plan needs a copy of what they were then.
@@ -60,6 +62,7 @@ class BlockProgram:
     outer_nbytes: tuple[int, ...]
     asked: tuple[int, ...]
     values: tuple[Value, ...] = field(repr=False)
+    inputs: tuple[tuple[int, Value], ...] = ()
     operators: int
     pinned: frozenset[int] = frozenset()
 
@@ -71,14 +74,28 @@ class BlockProgram:
 
     @cached_property
     def saved(self) -> frozenset[int]:
-        """The storages that autograd saves."""
-        return frozenset(self.asked)
+        """The storages of the block that autograd saves."""
+        return frozenset(storage for storage in self.asked if storage >= 0)
 
     @cached_property
     def forced(self) -> frozenset[int]:
         """The storages that can only be kept, among those that something could be recomputed from."""
         never = (storage for unit in self.units if not unit.is_repeatable for storage in unit.makes)
         return self.pinned.union(never)
+
+    @cached_property
+    def movable(self) -> frozenset[int]:
+        """The storages that can wait on the host: no older content of one is read."""
+        own = frozenset(storage for storage, size in enumerate(self.nbytes) if size) - self.pinned
+        return own.union(number for number, _ in self.inputs)
+
+    def nbytes_of(self, storage: int) -> int:
+        """Return the bytes of a storage, be it from outside."""
+        return self.nbytes[storage] if storage >= 0 else self.outer_nbytes[-1 - storage]
+
+    def value_of(self, storage: int) -> Value:
+        """Return the address of a storage of the block, or of one of `inputs`."""
+        return self.values[storage] if storage >= 0 else dict(self.inputs)[storage]
 
     def needed(self, resident: frozenset[int]) -> list[int]:
         """Return the units that all that autograd saves follows from, back to `resident`, in order."""
@@ -87,7 +104,7 @@ class BlockProgram:
     def closure(self, wanted: Iterable[int], resident: frozenset[int], known: frozenset[int]) -> list[int]:
         """Return the units, in order, that make `wanted` from what is there, or made by `known`."""
         found: set[int] = set()
-        todo = [storage for storage in wanted if storage not in resident]
+        todo = [storage for storage in wanted if storage >= 0 and storage not in resident]
         while todo:
             unit = self.makers[todo.pop()]
             if unit not in found and unit not in known:
@@ -129,6 +146,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
     operators = [graph.operators[index] for index in call.operators]
     groups = _groups(operators)
     numbers = {s: n for n, s in enumerate(s for group in groups for each in group for s in each.makes)}
+    own = tuple(numbers)
     outside: dict[int, int] = {}
     units = tuple(_unit(group, numbers, outside) for group in groups)
     places = {
@@ -137,12 +155,21 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         for storage, result in each.makes.items()
     }
     redemptions = sorted(call.redemptions, key=lambda each: each.moment)
+    for each in redemptions:
+        if each.storage not in numbers:
+            outside.setdefault(each.storage, -1 - len(outside))
+    numbers |= outside
     program = BlockProgram(
         units=units,
-        nbytes=tuple(graph.nbytes[storage] for storage in numbers),
+        nbytes=tuple(graph.nbytes[storage] for storage in own),
         outer_nbytes=tuple(graph.nbytes[storage] for storage in outside),
         asked=tuple(numbers[each.storage] for each in redemptions),
-        values=tuple(places[storage] for storage in numbers),
+        values=tuple(places[storage] for storage in own),
+        inputs=tuple(
+            (outside[storage], input_value(number))
+            for storage, number in call.inputs.items()
+            if storage in outside and graph.nbytes[storage]
+        ),
         operators=len(operators),
         pinned=frozenset(numbers[storage] for storage in _pinned(groups)),
     )
@@ -152,7 +179,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         start=call.start,
         end=call.end,
         starts=tuple(group[0].start for group in groups),
-        deaths=tuple(graph.deaths[storage] for storage in numbers),
+        deaths=tuple(graph.deaths[storage] for storage in own),
         asked=tuple(each.moment for each in redemptions),
         until=tuple(each.until for each in redemptions),
         nodes=tuple(each.node for each in redemptions),
@@ -195,6 +222,7 @@ def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
 
 
 def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:
+    """Return one unit of operators that run together, with storages numbered within the program."""
     makes = [storage for each in group for storage in each.makes]
     reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
     for storage in reads:

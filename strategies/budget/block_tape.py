@@ -14,13 +14,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
-from strategies.budget.plan import BlockPlan, Value
+from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.budget.slice_ticket import Pause, SliceTicket
 from strategies.budget.taped import Content, Reading, TapedOperator
-from strategies.errors import StrategyError
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
@@ -35,7 +35,7 @@ class StorageHome:
     """A storage of a block's forward.
 
     Attributes:
-        address: what makes it; `None` for one from outside of the block.
+        address: what makes it; `None` for one from outside of the block that does not wait on the host.
         latest: what it holds.
         tensors: tensors on it whose versions may count apart, where the plan keeps it or it is from outside.
         tickets: what the graph holds for tensors on it.
@@ -106,6 +106,14 @@ class BlockTape(OperatorMode):
         self._fakes = fake_mode()
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
+
+    def offer(self, inputs: Iterable[Tensor]) -> None:
+        """Take over the inputs of the block that wait on the host; call it before the block runs."""
+        for number, tensor in enumerate(inputs):
+            address = _address(input_value(number))
+            dense = dense_of(tensor) if address in self._fates.on_host else None
+            if dense is not None:
+                self._homes[_identity(dense)] = StorageHome(tensor, dense, Content(None), address)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
@@ -313,16 +321,17 @@ class BlockTape(OperatorMode):
         if home.address in self._fates.on_host and local is not None:
             content.versions = tuple(map(version_of, tensors))
             copy = self._ledger.copy_of(local, content.versions[0], self._region)
-            content.memory, content.fetch = None, partial(self._ledger.restored, copy)
+            content.memory, content.on_host = None, partial(self._ledger.taken, copy)
 
     def _refuse_other_forward(self) -> None:
+        """Refuse a forward with other operators than the plan's, or without a result that the plan keeps."""
         plan = self._fates.plan
         if plan.operators and self._count != plan.operators:
             raise self._unlike(f"its forward has {self._count} operators and had {plan.operators}")
         made = {home.address for home in self._homes.values()}
         for value in (*plan.keep, *plan.offload):
             if _address(value) not in made:
-                raise self._unlike(f"operator {value.operator}, {value.name}, makes no result {value.result}")
+                raise self._unlike(f"its forward has no {value}")
 
     def _unlike(self, problem: str) -> StrategyError:
         remedy = "a plan is for one forward; make it again, or use ac=selective_op"

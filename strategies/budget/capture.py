@@ -1,8 +1,8 @@
 """Capturing a training step: its operators, and what autograd saves of each block, on real or fake tensors.
 
-Autograd gets a copy of what it saves of a block's own storages, made at the moment of its use and seen by no
-meter. So the captured lives are those of a forward whose values nobody holds for backward, and each use in
-backward is known to the moment: plans are the differences.
+Autograd gets a copy of what it saves of a block's own storages and of its inputs, made at the moment of its
+use and seen by no meter. So the captured lives are those of a forward whose values nobody holds for backward,
+and each use in backward is known to the moment: plans are the differences.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.base import Observation
+from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
-from strategies.errors import StrategyError
 from strategies.estimate.flops import called, flops_of
 from strategies.estimate.ledger import is_on_device
 from strategies.estimate.live_storages import LiveStorages
@@ -34,7 +33,6 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
-from strategies.regions.host import allocating_on_host
 from strategies.regions.region import enclose
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
@@ -106,10 +104,14 @@ class _Listening:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run the forward of a block and watch it, where gradients are on."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         call = BlockCall(
-            fqn=self._fqn, start=self._watch.live.ledger.moment, sizes=sizes_of(module, args, kwargs)
+            fqn=self._fqn,
+            start=self._watch.live.ledger.moment,
+            sizes=sizes_of(module, args, kwargs),
+            inputs=self._watch.made_inputs((args, kwargs)),
         )
         return self._watch.run_block(call, partial(body, *args, **kwargs))
 
@@ -123,7 +125,7 @@ class _Watch(OperatorMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.live = LiveStorages(Position(), device=device.type, is_host=allocating_on_host)
+        self.live = LiveStorages(Position(), device=device.type)
         self.calls: list[BlockCall] = []
         self._device = device.type
         self._machine: Machine = machine_for(device)
@@ -179,6 +181,7 @@ class _Watch(OperatorMode):
         start: int,
         has_drawn: bool,
     ) -> StepOperator:
+        """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
         node = running_node()
         target, operands = called(func, args)
         flops = flops_of(target, operands, kwargs, result)
@@ -207,6 +210,16 @@ class _Watch(OperatorMode):
         numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
         return frozenset(self._original.get(number, number) for number in numbers if number is not None)
 
+    def made_inputs(self, values: Any) -> dict[int, int]:
+        """Return the storages of inputs that an operator of the step has made, with their numbers."""
+        found: dict[int, int] = {}
+        for number, tensor in enumerate(tensors_in(values)):
+            local = local_of(tensor)
+            storage = None if local is None or local.is_conj() or local.is_neg() else self.live.number(local)
+            if storage is not None and storage in self._makers:
+                found.setdefault(storage, number)
+        return found
+
     def run_block(self, call: BlockCall, body: Callable[[], Any]) -> Any:
         """Return what a call of a block returns, and hold nothing of it for backward."""
         if self._inside != OUTSIDE:
@@ -224,15 +237,17 @@ class _Watch(OperatorMode):
             call.end = self.live.ledger.moment
 
     def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
+        """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
         local = local_of(saved)
         storage = None if local is None else self.live.number(local)
         with _disable_current_modes(), torch.no_grad():
-            if local is None or storage is None or self._makers.get(storage, OUTSIDE) != call:
+            if local is None or storage is None or not self._is_planned(storage, call):
                 return kept(saved)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
 
         def unpack() -> Tensor:
+            """Return the value, noted as asked for now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             return (
@@ -243,7 +258,12 @@ class _Watch(OperatorMode):
 
         return unpack
 
+    def _is_planned(self, storage: int, call: int) -> bool:
+        """Say whether a plan may decide about what a call saves of a storage: one it made, or an input."""
+        return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
+
     def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
+        """Note that backward asked for a saved value, which is alive from now on; return it."""
         moment = self.live.ledger.moment
         self.live.add_made(value, "a saved value")
         number = self.live.number(value)
@@ -271,21 +291,42 @@ class _Watch(OperatorMode):
                 deaths[life] = moment
         nbytes |= {number: largest[number] for number in largest if lives[number].phase}
         nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
-        for number, storage, moment, call, node in self._asked:
-            found = Redemption(storage=storage, moment=moment, until=deaths[number], node=node)
-            self.calls[call].redemptions.append(found)
-        start = ledger.start_bytes(is_on_device)
+        held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
+        asked = [
+            (call, Redemption(storage=storage, moment=moment, until=deaths[number], node=node))
+            for number, storage, moment, call, node in self._asked
+        ]
+        self._give_back_shared([(call, each.storage) for call, each in asked])
+        for call, each in asked:
+            if self._is_planned(each.storage, call):
+                self.calls[call].redemptions.append(each)
+            elif each.until > deaths[each.storage]:  # autograd holds it as without a plan
+                held[deaths[each.storage] + 1 : each.until + 1] += nbytes[each.storage]
+                deaths[each.storage] = each.until
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
             operators=self._operators,
             calls=self.calls,
             nbytes=nbytes,
             deaths=deaths,
-            held_bytes=start + np.concatenate([[0], np.cumsum(deltas)]),
+            held_bytes=held,
             gradients=gradients,
             fixed_bytes=sum(nbytes[number] for number in fixed),
             device=self._device,
         )
+
+    def _give_back_shared(self, asked: Iterable[tuple[int, int]]) -> None:
+        """Leave as they are those inputs that several calls ask for, or that a call writes to."""
+        askers: dict[int, set[int]] = {}
+        for asker, storage in asked:
+            askers.setdefault(storage, set()).add(asker)
+        for number, call in enumerate(self.calls):
+            written = {storage for index in call.operators for storage in self._operators[index].writes}
+            call.inputs = {
+                storage: place
+                for storage, place in call.inputs.items()
+                if askers.get(storage) == {number} and storage not in written
+            }
 
 
 class _AsTaped(OperatorMode):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from strategies.base import StrategyError
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planned_block import PlannedBlock
-from strategies.errors import StrategyError
 from strategies.regions import region
 from strategies.regions.host_copies import HostLedger
 

@@ -1,7 +1,8 @@
 """Plans in the words of what others run: a policy for torch, saves by operator, regions of torch-remat.
 
 None of them can say all of a plan. torch's selective checkpointing saves all results of an operator and runs
-the rest of a block again, torch-remat keeps whole modules. What each loses, docs/budget.md says.
+the rest of a block again, torch-remat keeps whole modules, and both leave on the device what a plan offloads.
+What each loses, docs/budget.md says.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from strategies.base import StrategyError
 from strategies.budget.operator_modules import BlockForward
 from strategies.budget.plan import BlockPlan, Plan, Value
-from strategies.errors import StrategyError
 
 Forwards: TypeAlias = Mapping[str, BlockForward]
 
@@ -109,7 +110,8 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
         forward = _forward_of(block, forwards)
         regions = list(_outermost(_regions(block, forward)))
         lost = [value for value in _held(block) if not _lies_in(forward.modules[value.operator], regions)]
-        remark = ", ".join(map(_named, lost))
+        remark = ", ".join(map(str, lost))
+        lines += _not_moved(block)
         lines += [f"# lost: {remark}"] if lost else []
         lines.append(f"{block.fqn}: [{', '.join(regions)}]")
     return "\n".join(lines)
@@ -120,7 +122,8 @@ def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
 
 
 def _held(block: BlockPlan) -> list[Value]:
-    return sorted((*block.keep, *block.offload))
+    """Return what the block has made and holds; all exports hold its inputs."""
+    return sorted(value for value in (*block.keep, *block.offload) if not value.is_input)
 
 
 def _saved(block: BlockPlan, forward: BlockForward) -> list[int]:
@@ -140,13 +143,15 @@ def _saved(block: BlockPlan, forward: BlockForward) -> list[int]:
 
 def _table_lines(block: BlockPlan, forward: BlockForward) -> list[str]:
     saved = _saved(block, forward)
-    lost = ", ".join(map(_named, (value for value in _held(block) if value.operator not in saved)))
+    lost = ", ".join(map(str, (value for value in _held(block) if value.operator not in saved)))
     lines = [f'        {number}: "{forward.operators[number]}",' for number in saved]
-    return [*([f"    # lost: {lost}"] if lost else []), f'    "{block.fqn}": {{', *lines, "    },"]
+    remarks = [*_not_moved(block), *([f"# lost: {lost}"] if lost else [])]
+    return [*(f"    {remark}" for remark in remarks), f'    "{block.fqn}": {{', *lines, "    },"]
 
 
-def _named(value: Value) -> str:
-    return f"{value.name}.{value.result} ({value.operator})"
+def _not_moved(block: BlockPlan) -> list[str]:
+    """Return a remark on what the plan offloads."""
+    return [f"# not offloaded: {', '.join(map(str, block.offload))}"] if block.offload else []
 
 
 def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
@@ -157,7 +162,7 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
     """
     forward = forwards.get(block.fqn, BlockForward())
     names = dict(enumerate(forward.operators))
-    values = (*block.keep, *block.offload, *block.recompute)
+    values = (*_held(block), *block.recompute)
     changed = next((value for value in values if names.get(value.operator) != value.name), None)
     if len(names) == block.operators and changed is None:
         return forward
@@ -169,8 +174,10 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
 
 
 def _save_lines(block: BlockPlan, forward: BlockForward) -> Iterator[str]:
+    """Yield the calls of a block whose results the plan keeps, `block.module::operator`, one line a kind."""
     calls = list(zip(forward.modules, forward.operators, strict=True))
     held = [calls[number] for number in _saved(block, forward)]
+    yield from _not_moved(block)
     for module, name in dict.fromkeys(held):
         kept, all_calls = held.count((module, name)), calls.count((module, name))
         fqn = f"{block.fqn}.{module}" if module else block.fqn

@@ -14,10 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from strategies.base import Observation, RunnableStep
+from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import carrying_out
 from strategies.budget.plan import Plan
-from strategies.errors import StrategyError
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed

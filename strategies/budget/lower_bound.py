@@ -2,10 +2,11 @@
 
 A *schedule* runs each operator of the step at least once, in any order and as often as it likes. An operator
 runs where the storages of its operands are there, whole, with the content that it reads; its results are new
-storages. Storages are dropped at will. Moving values to the host and cutting operators in chunks is no part
-of it. What an operator writes in place may be wanted by nobody, or half of it, and the graph does not say by
-whom: so an operator *follows* only from those that make the storages that it reads, and from what they follow
-from, and is never charged for writes. That is less than a schedule must do.
+storages. Storages are dropped at will, and moved to the host and back where it has room; operands and results
+of what runs are on the device. Cutting operators in chunks is no part of it. What an operator writes in place
+may be wanted by nobody, or half of it, and the graph does not say by whom: so an operator *follows* only from
+those that make the storages that it reads, and from what they follow from, and is never charged for writes.
+That is less than a schedule must do.
 
 Take one operator b, and in any schedule the moment at which it runs for the first time. Then:
 
@@ -13,11 +14,13 @@ Take one operator b, and in any schedule the moment at which it runs for the fir
 2. All that it follows from has run, for nothing exists that its maker has not made.
 3. What follows from b, and is not b, has not run. All of it runs later, and has its operands then.
 4. So a storage whose maker b follows from, and that an operator of 3 reads or the end of the step finds, is
-   there now (`there` = 1), or its maker runs after b (`again` = 1): `there` + `again` >= 1.
+   there now, maybe on the host (`there` = 1), or its maker runs after b (`again` = 1): `there` + `again` >=
+   1.
 5. A maker that runs after b has its own operands then. Each was made before b, by 2, so it is there now or is
    made again as well: `there` + `again` >= `again` of its reader.
 6. Each maker that runs after b ran before it, by 2, so its cost is paid again: the sum of cost times `again`.
-7. What is there now, with the results of b, is within the budget: the sum of bytes times `there`.
+7. What is there now, with the results of b, is within the budget and the room on the host together: the sum
+   of bytes times `there`.
 
 A schedule gives each unknown the value 0 or 1. The least cost with values between is no more; the bound is
 the largest over several b. What exists several times, or was made again before b, is counted once.
@@ -94,11 +97,17 @@ class LowerBound:
             (self._bytes_of(self._own(index)) for index in range(len(self._graph.operators))), default=0
         )
 
-    def cost(self, budget_bytes: int) -> float:
-        """Return the least cost of what runs again within a budget; infinite where no schedule keeps it."""
+    def cost(self, budget_bytes: int, host_bytes: int = 0) -> float:
+        """Return the least cost of what runs again within a budget; infinite where no schedule keeps it.
+
+        Args:
+            budget_bytes: most bytes on the device.
+            host_bytes: most bytes on the host.
+        """
         if self.minimum_bytes() > budget_bytes:
             return np.inf
-        return float(max((self._cost_at(mark, budget_bytes) for mark in self._marks), default=0.0))
+        room = budget_bytes + host_bytes
+        return float(max((self._cost_at(mark, room) for mark in self._marks), default=0.0))
 
     def _own(self, index: int) -> frozenset[int]:
         return self._reads[index] | self._graph.operators[index].makes.keys()

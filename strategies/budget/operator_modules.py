@@ -97,6 +97,7 @@ class _Follower(OperatorMode):
         self._stack.append(name)
 
     def _leave(self, name: str, _module: nn.Module, _args: Any, results: Any) -> None:
+        """Note the results of the module that is left; leaving the block itself ends the notes."""
         self._stack.pop()
         if self._inside is None:
             return

@@ -7,13 +7,14 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the
    operator that made it; an operator that writes to a storage in place belongs to the making of it. What
    stands before the block is *outside*, and never recomputed.
-2. Each time autograd saves a tensor on a storage that the block made, it gets a *ticket*. Tickets on storages
-   outside hold them as plain autograd does.
+2. Each time autograd saves a tensor on a storage that the block made, or on an offloaded input, it gets a
+   *ticket*. Other storages outside are held as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
    from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without grad.
    A value *is read* by each needed operator that has not run and by each ticket that is not redeemed.
-4. Held from forward on are exactly the storages that are read, and kept or outside; an offloaded one is held
-   on the host. Everything else is held by nobody but the forward itself.
+4. Held from forward on are exactly the storages that are read, and kept or outside. An offloaded one is
+   copied to the host when forward of the block ends, and comes back when the first that reads it in backward
+   begins. Everything else is held by nobody but the forward itself.
 5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
@@ -35,23 +36,39 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
-FORMAT = "acbench budget plan 2"
+FORMAT = "acbench budget plan 3"
+_INPUT = -1
 
 
 class Value(NamedTuple):
-    """A storage that an operator of a block's forward makes.
+    """A storage that an operator of a block's forward makes, or that of an input of the block.
 
     Fields:
-        operator: ordinal of the operator among all of the block's forward.
-        result: number of its tensor among the tensors that the operator returns, flattened.
-        name: name of the operator, `aten.addmm.default`; checked when the block runs.
+        operator: ordinal of the operator among all of the block's forward; -1 of an input.
+        result: number of its tensor among the tensors that the operator returns, or that the block is called
+            with, flattened.
+        name: name of the operator, `aten.addmm.default`; checked when the block runs. `input` of an input.
     """
 
     operator: int
     result: int
     name: str
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is that of an input."""
+        return self.operator == _INPUT
+
+    def __str__(self) -> str:
+        place = f"{self.name}.{self.result} ({self.operator})"
+        return f"{self.name} {self.result}" if self.is_input else place
+
+
+def input_value(number: int) -> Value:
+    """Return the address of an input of a block."""
+    return Value(_INPUT, number, "input")
 
 
 class TensorSize(NamedTuple):
@@ -75,7 +92,7 @@ class BlockPlan:
     Fields:
         fqn: plain FQN of the block.
         keep: storages that stay on the device until nobody reads them.
-        offload: storages that wait for backward on the host.
+        offload: storages that wait for backward on the host; inputs of the block may be among them.
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         plain: whether the block runs untouched; then the other fields are empty.
         operators: number of operators of its forward, checked when the block runs.
@@ -104,13 +121,15 @@ class Plan:
 
     Fields:
         budget_bytes: most bytes of a step's peak.
+        host_budget_bytes: most bytes that wait on the host.
         predicted_peak_bytes: peak of the step with the plan.
+        offloaded_bytes: bytes that wait on the host when backward begins, their highest total.
         plain_peak_bytes: peak of the step without.
         minimum_feasible_bytes: smallest peak that the planner reaches.
         proven_minimum_bytes: no schedule of these operators has a smaller peak.
         step_flops: FLOPs of the step without recomputation.
         extra_flops: FLOPs of the operators that run again.
-        lower_bound_extra_flops: no schedule of these operators keeps the budget with fewer.
+        lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
         extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
         executor: who carries it out; `eager` is the only one.
@@ -120,7 +139,9 @@ class Plan:
     """
 
     budget_bytes: int
+    host_budget_bytes: int = 0
     predicted_peak_bytes: int
+    offloaded_bytes: int = 0
     plain_peak_bytes: int
     minimum_feasible_bytes: int
     proven_minimum_bytes: int
@@ -147,11 +168,15 @@ class Plan:
             f"budget {_readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
             f"{100 * self.extra_flops / step:.2f} % extra FLOPs"
         )
+        if self.host_budget_bytes:
+            moved, most = _readable(self.offloaded_bytes), _readable(self.host_budget_bytes)
+            certificate += f"; {moved} of {most} wait on the host"
         if self.is_plain:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
         if self.objective == "flops":
             least = 100 * self.lower_bound_extra_flops / step
-            certificate += f"; no schedule of these operators keeps the budget with less than {least:.2f} %"
+            what = "both budgets" if self.host_budget_bytes else "the budget"
+            certificate += f"; no schedule of these operators keeps {what} with less than {least:.2f} %"
         alike = groupby(self.blocks, lambda block: replace(block, fqn=""))
         return "\n".join(
             [certificate, *(_described([block.fqn for block in same], how) for how, same in alike)]
@@ -211,8 +236,7 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     where = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]} ({len(fqns)} blocks)"
     lines = [f"{where}: {block.why}"]
     for verb in ("keep", "offload", "recompute"):
-        values = (f"{value.name}.{value.result} ({value.operator})" for value in getattr(block, verb))
-        listed = ", ".join(values)
+        listed = ", ".join(map(str, getattr(block, verb)))
         lines += [f"    {verb}: {listed}"] if listed else []
     return "\n".join(lines)
 

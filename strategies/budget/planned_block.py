@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from strategies.base import Observation
+from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import BlockTape, Fates
 from strategies.budget.call_sizes import difference, sizes_of
 from strategies.budget.plan import BlockPlan
-from strategies.errors import StrategyError
+from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
 
@@ -63,6 +63,7 @@ class PlannedBlock:
         if self.plan.offload:
             self.ledger.begin_forward()
         tape = BlockTape(self._fates, self.ledger, self)
+        tape.offer(tensors_in((args, kwargs)))
         try:
             with saved_tensors_hooks(tape.pack, _redeem), tape:
                 results = body(*args, **kwargs)
@@ -72,6 +73,7 @@ class PlannedBlock:
         return results
 
     def _refuse_other_sizes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call whose sizes are not those that the plan was made for."""
         if not self.plan.sizes:
             return
         found = sizes_of(module, args, kwargs)

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from strategies.base import StrategyError
 from strategies.budget.block_choice import Stage, cheapest, smallest_budget
 from strategies.budget.block_options import CallOptions, Option
 from strategies.budget.block_program import PlannedCall, planned_call
@@ -17,7 +18,6 @@ from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
-from strategies.errors import StrategyError
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
@@ -59,6 +59,7 @@ class Planner:
     Args:
         graph: the step.
         objective: what is least: `flops` or `time`.
+        host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
 
     Attributes:
         plain_peak_bytes: peak of the step without a plan.
@@ -66,14 +67,21 @@ class Planner:
         bound: what no schedule can do better.
     """
 
-    def __init__(self, graph: StepGraph, *, objective: Objective = "flops") -> None:
+    def __init__(self, graph: StepGraph, *, objective: Objective = "flops", host_bytes: int = 0) -> None:
         self._graph = graph
+        self._host_bytes = host_bytes
         self._objective = objective
         self._calls = [planned_call(graph, call) for call in graph.calls]
         self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
         self._cost = _cost_of(graph, objective)
         self._callers = [
-            CallOptions(graph, call, self._cost, random_state_bytes=self._random_state_bytes)
+            CallOptions(
+                graph,
+                call,
+                self._cost,
+                random_state_bytes=self._random_state_bytes,
+                may_offload=host_bytes > 0,
+            )
             for call in self._calls
         ]
         self._unplanned = _unplanned(graph)
@@ -93,6 +101,8 @@ class Planner:
         effects = [option.effect for option in chosen]
         return Plan(
             budget_bytes=budget_bytes,
+            host_budget_bytes=self._host_bytes,
+            offloaded_bytes=sum(effect.host_bytes for effect in effects),
             predicted_peak_bytes=self._peak_bytes(chosen),
             plain_peak_bytes=self.plain_peak_bytes,
             minimum_feasible_bytes=self.minimum_feasible_bytes,
@@ -116,13 +126,17 @@ class Planner:
 
     def _least_flops(self, budget_bytes: int) -> int:
         """Return the bound; 0, which always holds, where it is of seconds or finds no schedule at all."""
-        least = self.bound.cost(budget_bytes) if self._objective == "flops" else 0.0
+        least = self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
         return int(least) if math.isfinite(least) else 0
 
     def _choice(self, budget_bytes: int) -> list[Option]:
+        """Return the cheapest options that keep the budget.
+
+        The model of their bytes is corrected by simulation.
+        """
         target = budget_bytes
         for _ in range(_ATTEMPTS):
-            numbers = cheapest(self._stages, target)
+            numbers = cheapest(self._stages, target, self._host_bytes)
             if numbers is None:
                 break
             chosen = self._options(numbers)
@@ -139,8 +153,10 @@ class Planner:
 
     def _choice_of_fewest_bytes(self) -> list[Option]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
-        numbers = cheapest(self._stages, smallest_budget(self._stages))
-        assert numbers is not None
+        smallest = smallest_budget(self._stages, self._host_bytes)
+        numbers = cheapest(self._stages, smallest, self._host_bytes)
+        if numbers is None:  # among states that were left out of many
+            return self._plain()
         return min(self._options(numbers), self._plain(), key=self._peak_bytes)
 
     def _plain(self) -> list[Option]:
@@ -157,11 +173,12 @@ class Planner:
         return peak_bytes(self._graph, [option.effect for option in chosen])
 
     def _made_stages(self) -> list[Stage]:
+        """Return for each call of a block its options and the bytes that others hold around it."""
         held, callers = self._graph.held_bytes, self._callers
         known: dict[object, list[Option]] = {}
         stages = []
         for index, caller in enumerate(callers):
-            is_plain = self._is_repeated(caller.call) or not caller.call.program.saved
+            is_plain = self._is_repeated(caller.call) or not caller.call.program.asked
             key = (caller.key, is_plain)
             if key not in known:
                 known[key] = [caller.option(PLAIN)] if is_plain else caller.all()
@@ -225,12 +242,19 @@ def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float
     return lambda effect: effect.flops + share * effect.seconds
 
 
+def _on_host(effect: Effect) -> str:
+    """Return what a block moves, for the end of a sentence."""
+    if not effect.host_bytes:
+        return ""
+    return f", and {effect.host_bytes} on the host, for which the step waits {effect.wait_s * 1e3:.3g} ms"
+
+
 def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
     """Return the plan of one block, by addresses and with its reason."""
     program, decision, effect = call.program, option.decision, option.effect
 
     def values(storages: Sequence[int]) -> tuple[Value, ...]:
-        return tuple(program.values[storage] for storage in sorted(storages))
+        return tuple(program.value_of(storage) for storage in sorted(storages))
 
     if not effect.runs and not decision.offload:
         saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
@@ -252,5 +276,6 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
         why=(
             f"{len(effect.runs)} of {len(program.units)} operators run again for {len(again)} of "
             f"{len(program.saved)} saved values; {option.left_bytes} bytes wait for backward"
+            f"{_on_host(effect)}"
         ),
     )

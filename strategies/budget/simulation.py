@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from strategies.budget.block_program import PlannedCall
 from strategies.budget.step_graph import StepGraph
+from strategies.estimate.machine import MACHINES, Machine
 
 RANDOM_STATE_BYTES = {"cpu": 5056}
 """Bytes on the device of the state of its generators, by its type; that of a GPU lies on the host."""
@@ -22,7 +23,7 @@ class Decision:
 
     Fields:
         keep: storages that stay on the device.
-        offload: storages that wait on the host.
+        offload: storages that wait on the host; inputs of the block may be among them.
         is_plain: whether the block runs untouched.
     """
 
@@ -46,7 +47,8 @@ class Effect:
     Fields:
         gains: bytes more from a moment on, by moment.
         peaks: bytes more than at that moment, reached by what runs between it and the next, by moment.
-        flops, seconds: work of what runs again.
+        flops, seconds: work of what runs again; seconds with `wait_s`.
+        wait_s: seconds of waiting for copies to the host and back, by the machine's numbers.
         runs: units that run again.
         host_bytes: bytes that wait on the host.
     """
@@ -55,6 +57,7 @@ class Effect:
     peaks: dict[int, int] = field(default_factory=dict)
     flops: int = 0
     seconds: float = 0.0
+    wait_s: float = 0.0
     runs: tuple[int, ...] = ()
     host_bytes: int = 0
 
@@ -68,20 +71,28 @@ class Effect:
         return most
 
 
-def effect_of(call: PlannedCall, decision: Decision, *, random_state_bytes: int) -> Effect:
+def effect_of(
+    call: PlannedCall, decision: Decision, *, random_state_bytes: int, machine: Machine = MACHINES["cpu"]
+) -> Effect:
     """Return what a decision changes.
 
     Args:
         call: the call.
         decision: the decision.
         random_state_bytes: bytes on the device of the state of a random operator.
+        machine: tells how long copies to the host and back take.
     """
     schedule = _Schedule.of(call, decision)
-    effect = _Walk(call, schedule, random_state_bytes).effect
+    stash_bytes = 0 if decision.is_plain else random_state_bytes
+    effect = _Walk(call, schedule, stash_bytes).effect
     effect.runs = tuple(sorted(schedule.runs_at))
     effect.flops = sum(call.program.units[unit].flops for unit in effect.runs)
     effect.seconds = sum(call.program.units[unit].seconds for unit in effect.runs)
-    effect.host_bytes = sum(call.program.nbytes[storage] for storage in schedule.fetched_at)
+    effect.host_bytes = sum(map(call.program.nbytes_of, schedule.fetched_at))
+    if effect.host_bytes:
+        window_s = sum(unit.seconds for unit in call.program.units)
+        effect.wait_s = machine.offload_s(effect.host_bytes, window_s)
+        effect.seconds += effect.wait_s
     return effect
 
 
@@ -113,6 +124,7 @@ class _Schedule:
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
         resident: storages on the device all the time.
+        moved: storages that wait on the host.
         until_end: storages that are held until forward ends, whoever reads them.
     """
 
@@ -122,10 +134,15 @@ class _Schedule:
     read_until: dict[int, int]
     held_until: dict[int, int]
     resident: frozenset[int]
+    moved: frozenset[int]
     until_end: frozenset[int]
 
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
+        """Return what backward asks of a call, in order.
+
+        For each request: which units run for it, what is fetched, and until when it is held.
+        """
         program = call.program
         resident = program.saved if decision.is_plain else decision.keep
         known = resident | decision.offload
@@ -136,6 +153,7 @@ class _Schedule:
             read_until={},
             held_until={},
             resident=resident,
+            moved=decision.offload,
             until_end=decision.resident,
         )
         for storage, moment, until in zip(program.asked, call.asked, call.until, strict=True):
@@ -182,13 +200,15 @@ class _Walk:
         self._release()
 
     def _hold_from_forward(self) -> None:
+        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
         gains, call = self.effect.gains, self._call
-        for storage in (*self._schedule.resident, *(each for each in self._readers if each < 0)):
+        outside = (each for each in {**self._readers, **self._schedule.held_until} if each < 0)
+        for storage in (*self._schedule.resident, *outside):
             if self._is_held(storage):
                 gains[self._death(storage) + 1] += self._nbytes(storage)
         for storage in self._schedule.until_end:
-            if call.deaths[storage] < call.end and not self._is_held(storage):
-                gains[call.deaths[storage] + 1] += self._nbytes(storage)
+            if self._death(storage) < call.end and not self._is_held(storage):
+                gains[self._death(storage) + 1] += self._nbytes(storage)
                 gains[call.end + 1] -= self._nbytes(storage)
         for index, unit in enumerate(self._program.units):
             stash = unit.random_states * self._random_state_bytes
@@ -198,8 +218,7 @@ class _Walk:
                     gains[call.end + 1] -= stash
 
     def _stays(self, storages: Sequence[int]) -> bool:
-        known = self._schedule.resident | self._schedule.fetched_at.keys()
-        return known.issuperset(storages)
+        return (self._schedule.resident | self._schedule.moved).issuperset(storages)
 
     def _is_held(self, storage: int) -> bool:
         """Whether a storage lives longer than without the plan, on the device and in one piece."""
@@ -209,7 +228,7 @@ class _Walk:
         return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]
 
     def _nbytes(self, storage: int) -> int:
-        return self._program.nbytes[storage] if storage >= 0 else self._program.outer_nbytes[-1 - storage]
+        return self._program.nbytes_of(storage)
 
     def _run(self, units: Sequence[int], asked: int, moment: int) -> None:
         """Follow the bytes while `units` run between a moment and the next."""
@@ -234,7 +253,7 @@ class _Walk:
         return sum(map(self._nbytes, here))
 
     def _is_superfluous(self, storage: int) -> bool:
-        return storage in self._schedule.resident or self._schedule.last(storage) < 0
+        return self._stays((storage,)) or self._schedule.last(storage) < 0
 
     def _read(self, storage: int) -> int:
         """Note that a unit has read a storage; return the bytes that are free because it was the last."""
@@ -245,7 +264,7 @@ class _Walk:
         return 0 if is_alive_anyway else self._nbytes(storage)
 
     def _is_from_forward(self, storage: int) -> bool:
-        return storage < 0 or storage in self._schedule.resident
+        return storage in self._schedule.resident or (storage < 0 and storage not in self._schedule.moved)
 
     def _release(self) -> None:
         """Take away what a node of autograd is the last to have."""

@@ -7,9 +7,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from strategies.base import StrategyError
 from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.taped import Content, compute
-from strategies.errors import StrategyError
 from strategies.regions.versions import Version
 
 

@@ -80,8 +80,11 @@ class BlockCall:
         fqn: plain FQN of the block.
         start, end: moments between which its forward runs.
         operators: numbers of its operators in the step.
-        redemptions: what autograd has saved of the storages that they make, in the order of backward.
+        redemptions: what autograd has saved of the storages that they make, and of `inputs`, in the order of
+            backward.
         sizes: sizes of its inputs and of the block's parameters.
+        inputs: storages of inputs that a plan may move, each with the number of the input: those that an
+            operator of the step has made, and of which no other call asks for anything.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
     """
 
@@ -91,6 +94,7 @@ class BlockCall:
     operators: list[int] = field(default_factory=list)
     redemptions: list[Redemption] = field(default_factory=list)
     sizes: tuple[TensorSize, ...] = ()
+    inputs: dict[int, int] = field(default_factory=dict)
     has_own_hooks: bool = False
 
 
@@ -98,7 +102,7 @@ class BlockCall:
 class StepGraph:
     """One training step as it was captured.
 
-    What autograd saves of a block's own storages is not held: each lives as long as forward has it.
+    What autograd saves of a block's own storages and inputs is not held: they live as forward has them.
 
     Fields:
         operators: all operators, in order of time.

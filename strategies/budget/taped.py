@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import Stash
 from strategies.budget.memory_layout import MemoryLayout, copied
-from strategies.errors import StrategyError
 from strategies.estimate.recomputing import recomputing
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.saved_tensors import local_of
@@ -29,26 +29,35 @@ class Content:
         maker: operator that makes it and has not run again; `None` where there is none.
         memory: dense tensor on the storage; `None` until it is there.
         versions: states of tensors on the storage when forward ended; none of what is made again.
-        fetch: brings the memory back from the host.
+        on_host: brings the memory back from the host.
+        fetch: copies the memory from where the latest content of the storage lies.
         is_past: forward has written to the storage since.
         readings: how often operators that may run again read it in forward.
     """
 
-    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "readings", "versions")
+    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "on_host", "readings", "versions")
 
     def __init__(self, maker: TapedOperator | None, memory: Tensor | None = None) -> None:
         self.maker = maker
         self.memory = memory
         self.versions: tuple[Version, ...] = ()
+        self.on_host: Callable[[], Tensor] | None = None
         self.fetch: Callable[[], Tensor] | None = None
         self.is_past = False
         self.readings = 0
 
     def is_at_hand(self) -> bool:
-        """Say whether the memory is there, or comes from the host."""
+        """Say whether the memory is there, or waits on the host."""
         if self.fetch is not None:
             self.memory, self.fetch = self.fetch(), None
-        return self.memory is not None
+        return self.memory is not None or self.on_host is not None
+
+    def on_device(self) -> Tensor:
+        """Return the memory, which comes back from the host now where it waits there."""
+        if self.on_host is not None:
+            self.memory, self.on_host = self.on_host(), None
+        assert self.memory is not None, "its maker has run"
+        return self.memory
 
     def fill(self, memory: Tensor) -> None:
         """Take what the maker has made."""
@@ -61,10 +70,8 @@ class Content:
             StrategyError: naming both.
         """
         if any(version.is_past() for version in self.versions):
-            assert self.memory is not None
-            problem = (
-                f"{reader.name} reads a {_described(self.memory)} that was changed in place after forward"
-            )
+            what = "value on the host" if self.memory is None else _described(self.memory)
+            problem = f"{reader.name} reads a {what} that was changed in place after forward"
             raise StrategyError(
                 "ac.plan",
                 f"{problem}, so that it cannot run again; change it after backward, or change a copy",
@@ -84,7 +91,7 @@ class Reading:
     def let_go(self) -> None:
         """Hold the memory in place of the content, whose other readers hold it."""
         assert self.content is not None
-        self._memory, self.content = self.content.memory, None
+        self._memory, self.content = self.content.on_device(), None
 
     def takes_copy(self, others: Iterable[Reading]) -> None:
         """Read a copy of the memory; so do those of `others` that read the same."""
@@ -176,6 +183,10 @@ class TapedOperator:
         self._fill(self._call(args, kwargs))
 
     def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator.
+
+        Random numbers are drawn from the state of forward, and the present one is put back.
+        """
         if self.stash is None:
             return self._function(*args, **kwargs)
         put_back = self.stash()
@@ -185,6 +196,7 @@ class TapedOperator:
             put_back()
 
     def _fill(self, result: Any) -> None:
+        """Give what a second run made, or wrote, to those of its results that still lack their content."""
         results = list(tensors_in(result))
         for number, reference in self._made:
             content = reference()
@@ -216,8 +228,7 @@ def compute(content: Content) -> Tensor:
         with recomputing(), torch._C._DisableAutocast():  # noqa: SLF001 (operators stand below autocast)
             for number in sorted(waiting):
                 waiting.pop(number).run()
-    assert content.memory is not None, "its maker has run"
-    return content.memory
+    return content.on_device()
 
 
 def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strategies.base import InfeasibleBudget
+
 if TYPE_CHECKING:
-    from strategies.chunk.planning.chunk_plan import ChunkPlan, InfeasibleBudget, PlannedRegion
+    from strategies.chunk.planning.chunk_plan import ChunkPlan
+    from strategies.chunk.planning.scope_schedules import PlannedRegion
 
 __all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion"]
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from strategies.base import Observation, PlannedStep, Strategy, Tolerance
+from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance
 from strategies.chunk import show
 from strategies.chunk.running import chunked_forward
-from strategies.errors import StrategyError
 from strategies.regions import blocks
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ class Chunking(Strategy):
         """
         if not sample:
             raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
-        return self.plan(model, sample, step).apply(model)
+        # planning has fake tensors of its own
+        with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001 (no public name)
+            return self.plan(model, sample, step).apply(model)
 
     def for_step(self, step: PlannedStep) -> Strategy:
         """Return the strategy that plans for `step`: with its loss, its other bytes and its regions."""

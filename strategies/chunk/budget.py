@@ -6,10 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk.base import Chunking, is_trained
 from strategies.chunk.planning import chunk_plan
-from strategies.errors import StrategyError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +38,7 @@ class Budget(Chunking):
     fraction: float | None = None
 
     def __post_init__(self) -> None:
+        """Refuse both budgets, none, and a number out of range."""
         if (self.budget_mib is None) == (self.fraction is None):
             given = "both" if self.fraction is not None else "neither"
             raise StrategyError("chunk", f"give one of chunk.budget_mib and chunk.fraction, got {given}")

@@ -54,6 +54,7 @@ def _plain(code: str) -> str:
 
 
 def _summary(plan: ChunkPlan) -> str:
+    """Return bytes, time and loops of a plan, a line each."""
     lines = [
         f"activations: {plan.unchunked_peak_bytes} bytes as it is, {plan.predicted_peak_bytes} bytes planned",
         f"budget: {'the smallest' if plan.budget_bytes is None else f'{plan.budget_bytes} bytes'}",

@@ -56,6 +56,7 @@ def _overwrite(
     storages: Mapping[fx.Node, tuple[Hashable, ...]],
     known: Mapping[Hashable, set[fx.Node]],
 ) -> Overwrite | None:
+    """Return how `node` can write over its first input, `None` where somebody still needs that memory."""
     target = _in_place(node.target)
     if target is None or node.meta["written"] or not isinstance(node.args[0], fx.Node):
         return None
@@ -82,6 +83,7 @@ def _in_place(target: Any) -> Any:
 
 
 def _has_layout_of(source: fx.Node, node: fx.Node) -> bool:
+    """Return whether the memory of `source` can hold `node`: same layout, nothing beside it."""
     old, new = source.meta["val"], node.meta["val"]
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
         return False

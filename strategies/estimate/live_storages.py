@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from strategies.estimate.host import allocating_on_host
 from strategies.estimate.ledger import Kind, Ledger, Life
 from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
 from strategies.estimate.operator_mode import OperatorMode
@@ -47,8 +48,8 @@ class LiveStorages(OperatorMode):
 
     Args:
         position: says where in the step an operator runs.
-        device: the type of the device that computes; storages elsewhere are host memory.
-        is_host: whether what is allocated now is a host copy although `device` is the CPU.
+        device: the type of the device that computes; storages elsewhere, and those made under
+            `host.host_allocation`, are host memory.
         probe: if given, each operator's private memory is entered into the ledger.
     """
 
@@ -57,7 +58,6 @@ class LiveStorages(OperatorMode):
         position: Position,
         *,
         device: str,
-        is_host: Callable[[], bool],
         probe: WorkspaceProbe | None = None,
     ) -> None:
         super().__init__()
@@ -65,7 +65,6 @@ class LiveStorages(OperatorMode):
         self._position = position
         self._device = device
         self._numbers_on_host = device not in ("cpu", "meta")
-        self._is_host = is_host
         self._probe = probe
         self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._promoted: list[_Promoted] = []
@@ -74,6 +73,7 @@ class LiveStorages(OperatorMode):
         self._patches = ExitStack()
 
     def __enter__(self) -> Self:
+        """Watch what makes or resizes storages without an operator, too."""
         for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
             watched = self._watching_rng_state(owner.get_rng_state)
             self._patches.enter_context(replaced(owner, "get_rng_state", watched))
@@ -82,6 +82,7 @@ class LiveStorages(OperatorMode):
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *exc: object) -> None:
+        """Settle what is open, and let go of everything that is alive."""
         self._settle_numbers()
         alive = {number for number, _ in self._live.values()}
         self.ledger.mark(self._seen_late - alive, Kind.BACKEND)
@@ -137,6 +138,7 @@ class LiveStorages(OperatorMode):
             self._enter_numbers(str(func), numbers, results[0])
 
     def _enter_standing(self, tensor: Tensor) -> int:
+        """Enter a storage that was there before the step; return its number."""
         storage = tensor.untyped_storage()
         life = Life(
             nbytes=storage.nbytes(),
@@ -159,7 +161,7 @@ class LiveStorages(OperatorMode):
         self._follow(storage, self.ledger.add_standing(life))
 
     def _lies_on_host(self, device: str) -> bool:
-        return device != self._device or self._is_host()
+        return device != self._device or allocating_on_host()
 
     def _follow(self, storage: torch.UntypedStorage, number: int) -> None:
         key = storage._cdata  # noqa: SLF001 (its identity)
@@ -226,6 +228,8 @@ class LiveStorages(OperatorMode):
             self._resize(self._enter_made(nbytes, op, Kind.WORKSPACE), 0)
 
     def _watching_rng_state(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a `get_rng_state` whose result is entered: it is made where no operator is seen."""
+
         @functools.wraps(original)
         def get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
             state = original(*args, **kwargs)
@@ -235,6 +239,8 @@ class LiveStorages(OperatorMode):
         return get_rng_state
 
     def _watching_resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `resize_` of storages that is entered, as FSDP calls it."""
+
         @functools.wraps(original)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             self._enter_hidden(storage)
@@ -260,6 +266,7 @@ class _Promoted:
     result: TensorWeakRef
 
     def saved(self) -> Tensor | None:
+        """Return the promoted number as autograd has saved it, `None` where it has not."""
         result = self.result()
         # the node of a view would be made anew by asking for it
         if result is None or result._is_view():  # noqa: SLF001 (no public name)

@@ -153,6 +153,7 @@ class Storages:
         return storages
 
     def _step(self, node: fx.Node) -> StorageStep:
+        """Return what one operator makes and holds; a view holds nothing of its own."""
         of_inputs = {key for source in node.all_input_nodes for key in self.keys[source]}
         private_bytes = numbers_bytes(node.target, node.args)
         is_view = node.op == "call_function" and not self.made[node] and of_inputs.issuperset(self.keys[node])

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
-_RATES = ("flops_per_s", "bytes_per_s", "link_bytes_per_s")
+_RATES = ("flops_per_s", "bytes_per_s", "link_bytes_per_s", "host_bytes_per_s")
 _DELAYS = ("launch_s", "half_rows", "latency_s")
 
 
@@ -28,6 +28,8 @@ class Machine:
         half_rows: rows at which a matrix multiplication reaches half of its speed, >= 0.
         link_bytes_per_s: bytes a second that a rank sends and receives at once, > 0.
         latency_s: seconds that a collective takes however small, >= 0.
+        host_bytes_per_s: bytes a second between the device and host memory, each direction, > 0.
+        overlaps_copies: whether copies to the host run beside operators.
 
     Raises:
         StrategyError: a number that is out of range.
@@ -39,8 +41,11 @@ class Machine:
     half_rows: float
     link_bytes_per_s: float
     latency_s: float
+    host_bytes_per_s: float
+    overlaps_copies: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse rates that are not above 0 and delays below 0."""
         for name in _RATES:
             value = getattr(self, name)
             if not (value > 0 and isfinite(value)):
@@ -65,6 +70,16 @@ class Machine:
         speed = self.flops_per_s * (rows / (rows + self.half_rows) if rows else 1.0)
         return max(flops / speed, moved_bytes / self.bytes_per_s) + self.launch_s
 
+    def offload_s(self, moved_bytes: int, window_s: float) -> float:
+        """Return the seconds that a step waits for values that go to the host and come back when asked for.
+
+        Args:
+            moved_bytes: bytes of the values, each way.
+            window_s: seconds of operators beside which the copies to the host run, where they can.
+        """
+        each_way_s = moved_bytes / self.host_bytes_per_s
+        return max(0.0, each_way_s - (window_s if self.overlaps_copies else 0.0)) + each_way_s
+
     def collective_s(self, link_bytes: float) -> float:
         """Return the seconds of one collective: the latency, and `link_bytes` that a rank sends."""
         return self.latency_s + link_bytes / self.link_bytes_per_s
@@ -78,6 +93,8 @@ MACHINES: Mapping[str, Machine] = {
         half_rows=6,
         link_bytes_per_s=1.0e9,
         latency_s=100e-6,
+        host_bytes_per_s=9.0e9,
+        overlaps_copies=False,
     ),
     "cuda": Machine(
         flops_per_s=3.0e14,
@@ -86,9 +103,13 @@ MACHINES: Mapping[str, Machine] = {
         half_rows=64,
         link_bytes_per_s=300e9,
         latency_s=10e-6,
+        host_bytes_per_s=32e9,
     ),
 }
-"""One core of a server processor that talks to others through gloo, and a data-centre GPU with NVLink."""
+"""One core of a server processor that talks to others through gloo, and a data-centre GPU with NVLink.
+
+Host copies of the processor read and write its own memory; the GPU's go over PCIe 4.0 x16.
+"""
 
 A100 = replace(MACHINES["cuda"], flops_per_s=312e12)
 """What sharding is chosen for: 312 TFLOP/s dense bf16, 300 GB/s in each direction (NVIDIA A100 datasheet)."""

@@ -77,6 +77,7 @@ def remembered(
 
     @functools.wraps(function)
     def recalled(node: fx.Node, *args: *_Arguments) -> _Result:
+        """Return what `function` found for these arguments before, which the node's `meta` keeps."""
         known: dict[Any, _Result] = node.meta
         key = name, args
         try:
@@ -147,6 +148,7 @@ def rows_of(function: Any, operands: Sequence[Any], result: Any) -> int:
 
 
 def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
+    """Return FLOPs of a product, an attention or a convolution (0 of all else), and its rows."""
     operands: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
     rows = rows_of(node.target, operands, value)
     if node.target in _MATRICES:

@@ -137,6 +137,7 @@ def _names(slots: Any) -> list[str]:
 
 
 def _numbers(value: Any, *, seen: dict[int, Any]) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """Yield tensors and arrays that can be reached from a value; `seen` are the holders that were read."""
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
         yield value
         return

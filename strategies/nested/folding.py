@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import Path
 from strategies.nested.tape import Call, Slot

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FlatParameter
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.nested_regions import Path, path_name
 from strategies.nested.offloads import storage_of
 from strategies.nested.tape import Slot

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.nested_regions import Path, path_name
 from strategies.regions.blocks import unwrapped
 

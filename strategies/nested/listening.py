@@ -96,6 +96,7 @@ class Listener(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Tell of a call of a function, unless it is none of the forward's."""
         kwargs = kwargs or {}
         if func in _UNTOLD or not self.is_told() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
             return func(*args, **kwargs)

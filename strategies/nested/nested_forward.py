@@ -68,6 +68,7 @@ class NestedForward:
         )
 
     def _described(self, region: NestedRegion) -> dict[str, Any]:
+        """Return a region and those inside as JSON values, with the bytes that each has moved."""
         traffic = self._nest.ledger.traffic_of(region.path)
         return {
             "region": region.name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import NoReturn, TypeAlias
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 _SHOWN = 4  # names in a message
 
@@ -145,6 +145,7 @@ def common(left: Path, right: Path) -> Path:
 def _regions(
     paths: Sequence[Path], names: Sequence[str], where: str, *, depth: int, start: int, stop: int
 ) -> Iterator[NestedRegion]:
+    """Yield the regions of calls `start` to `stop` at a depth of their paths, with those inside."""
     ends: dict[int, int] = {}
     inside = groupby(range(start, stop), key=lambda at: paths[at][depth] if len(paths[at]) > depth else None)
     for index, group in inside:
@@ -189,6 +190,7 @@ def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: st
 def _lines(
     regions: Sequence[NestedRegion], names: Sequence[str], *, start: int, stop: int, indent: str
 ) -> Iterator[str]:
+    """Yield names and regions as lines, those inside a region indented."""
     position = start
     for region in regions:
         yield from (f"{indent}{name}" for name in names[position : region.start])

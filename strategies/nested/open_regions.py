@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.folding import Edge, folded
 from strategies.nested.inputs import Owners, Reading, line_of_user, reading_of
 from strategies.nested.labels import plain_modules
@@ -194,6 +194,7 @@ class OpenRegions:
         self._recomputed = self._nest.recomputed(path) if path and path not in self._nest.kept else None
 
     def _begin(self, path: Path) -> None:
+        """Open the region of a path, and note the random numbers that its recomputation must draw again."""
         if path in self._nest.kept or any(each.path == path for each in self._open):
             return
         regions = self._nest.recomputed(path)
@@ -211,6 +212,7 @@ class OpenRegions:
         self._open.append(_Open(region=region, path=path, start=start))
 
     def _close(self, ended: _Open) -> None:
+        """Close a region: keep of the tape and of the inputs what its recomputation reads."""
         region = ended.region
         region.so_far = None
         tape = self.tape[ended.start : self._settled]
@@ -224,6 +226,10 @@ class OpenRegions:
             self._closed(region, tape)
 
     def _input(self, tensor: Tensor, path: Path, name: str, is_written: bool) -> Callable[[], Tensor]:
+        """Return what gives an input of a region back.
+
+        That is its owner, the region around it, or what offloading keeps.
+        """
         owned = self._owners.of(tensor)
         if owned is not None:
             return owned

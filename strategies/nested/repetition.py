@@ -131,6 +131,7 @@ class Repetition:
         self._stop_if_enough()
 
     def _run_all(self, values: dict[Slot, Tensor]) -> None:
+        """Run the calls of the region again; those of regions inside fill no tickets of this one."""
         region, depth = self.region, len(self.region.regions)
         last = {slot: call for call in self._calls for slot in call.read()}
         for regions, group in groupby(self._calls, lambda call: call.regions[: depth + 1]):
@@ -156,6 +157,7 @@ class Repetition:
         _release(call, values, last)
 
     def _run_followed(self, call: Call, values: dict[Slot, Tensor], last: dict[Any, Call]) -> None:
+        """Run a call again, with what follows it, such as an offloading region, told of it."""
         if call.follow is None:
             self._run(call, values, last)
             return
@@ -178,6 +180,7 @@ class Repetition:
         return box
 
     def _note(self, tensor: Tensor) -> None:
+        """Give a tensor that a call has saved again to the ticket that waits for it."""
         call = self._call
         assert call is not None
         found = next(self._expected, None)

@@ -78,6 +78,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def _taken(value: Any, leaves: list[Any], known: dict[int, _Node], depth: int) -> _Node | None:
+    """Return the shape of a value and append its leaves; what stands in two places is noted once."""
     parts = None if depth == 0 or isinstance(value, _WHOLE) else _parts(value)
     if parts is None:
         leaves.append(
@@ -112,6 +113,7 @@ def _parts(value: Any) -> tuple[list[Any] | None, list[Any]] | None:
 
 
 def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) -> Any:
+    """Return the value of a shape, made of the next leaves; what stood in two places does so again."""
     if node is None:
         leaf = next(leaves)
         return leaf.made() if type(leaf) is GeneratorState else leaf

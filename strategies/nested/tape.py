@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import Path
 from strategies.nested.structures import put_together, tensors_of

@@ -27,6 +27,7 @@ from strategies.nested.tape_writer import TapeWriter
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.shape_values import with_known_values
+from strategies.tracing.without_data import following
 
 _INDENT = "    "
 
@@ -76,13 +77,13 @@ def follow(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> Listing
         sample: positional inputs.
 
     Raises:
-        StrategyError: the regions do not fit what forward does.
+        StrategyError: the regions do not fit what forward does, or it cannot be followed without data.
     """
     device = device_of(tree_leaves(sample))
     shadow = Shadow.of(model).on(device)
     inputs = shadowed(shadow, sample, device)
     assert shadow.mode is not None
-    with restored_generators(), shadow.mode, with_known_values():
+    with following(lambda: "the model"), restored_generators(), shadow.mode, with_known_values():
         return _ListingWriter(settings, shadow.model, model).listing(inputs)
 
 
@@ -199,6 +200,7 @@ class _Text:
         yield f"{_INDENT}return {names if depth else f'({names}{comma})'}"
 
     def _statement(self, call: Call) -> str:
+        """Return one call of the tape as a line of Python."""
         leaves = [_Name(self._name(leaf)) if type(leaf) is Slot else leaf for leaf in call.leaves]
         args, kwargs = put_together(call.structure, leaves)
         named = [f"{name}={value!r}" for name, value in kwargs.items()]

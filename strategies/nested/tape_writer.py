@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FlatParameter
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.nested.folding import UNITS, Edge
 from strategies.nested.inputs import line_of_error
 from strategies.nested.labels import Target
@@ -120,6 +120,7 @@ class TapeWriter(Listener):
     # -- calls --------------------------------------------------------------------------------------------
 
     def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function between modules, and note it on the tape while a region is open."""
         if not self._regions.is_open():
             return func(*args, **kwargs)
         name = _name(func)
@@ -145,6 +146,7 @@ class TapeWriter(Listener):
         return result
 
     def _call(self, target: Target, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a module: look into it where it is a scope, else note it as one call of its label's region."""
         label = target.path(self._counts[target.fqn])
         self._counts[target.fqn] += 1
         if target.is_scope:
@@ -215,6 +217,7 @@ class TapeWriter(Listener):
     def _begin_module(
         self, target: Target, body: Callable[..., Any], args: Any, kwargs: Any
     ) -> tuple[Call, list[tuple[Tensor, int]]]:
+        """Begin the entry of a module's call, with the state that it finds."""
         rewound = self._rewound(target.module)
         leaves: list[Any] = []
         structure = taken_apart((args, kwargs), leaves)
@@ -287,6 +290,7 @@ class TapeWriter(Listener):
     # -- what autograd saves ------------------------------------------------------------------------------
 
     def _pack(self, tensor: Tensor) -> Packed:
+        """Return what autograd keeps of a saved tensor: a ticket in regions, the tensor itself elsewhere."""
         was_quiet, self._is_quiet = self._is_quiet, True
         try:  # a function of autograd may be running, and this code is none of it
             if not self._regions.is_open() or self._task != running_backward():

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})
@@ -157,6 +157,7 @@ def _not_blocks(model: nn.Module, problem: str) -> StrategyError:
 
 
 def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Return the blocks of these classes by FQN; refuse missing names and blocks that nest."""
     class_names = {name: plain_class(module).__name__ for name, module in plain_named_modules(model) if name}
     for wanted in module_classes:
         if wanted not in class_names.values():

@@ -2,7 +2,7 @@
 
 Every storage is copied once, however many tensors view it. On CUDA the copies run on a stream of
 their own into pinned memory, and backward fetches ahead. On CPU the same code copies to ordinary
-memory, marked by `strategies.regions.host`.
+memory, marked by `strategies.estimate.host`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from strategies.regions.host import host_allocation
+from strategies.estimate.host import host_allocation
 from strategies.regions.versions import Version
 
 FETCH_AHEAD = 2
@@ -108,7 +108,15 @@ class HostLedger:
         self._fetch_ahead(copy)
         return flat
 
+    def taken(self, copy: HostCopy) -> Tensor:
+        """Return the storage of `copy` on its device, flat, for the caller alone; fetch nothing ahead."""
+        self._backward_ran = True
+        flat = copy.fetched(self._stream(copy.device))
+        copy.drop()
+        return flat
+
     def _fetch_ahead(self, copy: HostCopy) -> None:
+        """Begin to fetch what backward asks for after `copy`."""
         following = copy.earlier()
         for _ in range(FETCH_AHEAD):
             if following is None:

@@ -18,8 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from strategies.base import Observation
-from strategies.errors import StrategyError
+from strategies.base import Observation, StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.saved_tensors import Packed, kept, local_of, moved
@@ -120,6 +119,7 @@ class _Pack:
         self._device_type = next((t.device.type for t in owned if t.device.type != "cpu"), "cpu")
 
     def __call__(self, saved: Tensor) -> Packed:
+        """Move a saved tensor to the host if it is chosen; return what gives it back."""
         local = local_of(saved)
         if local is None or not self._is_chosen(local):
             return self._packed_around(saved)
@@ -162,6 +162,7 @@ class KeptStorages:
         return _storage_identity(local) in self._identities
 
     def _owned(self) -> set[int | None]:
+        """Return the storages that modules own, which are never offloaded."""
         return {
             _identity(tensor)
             for owner in self._owners

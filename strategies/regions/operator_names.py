@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.presets import GROUPS, PRESETS, check_count, check_names
 
 Operator: TypeAlias = OpOverload | HigherOrderOperator
@@ -86,6 +86,7 @@ def _from_preset(name: str, matmul_recompute_every: int | None) -> SaveList:
 
 
 def _operators(name: str) -> frozenset[Operator]:
+    """Return the operators of a name in a save list, or refuse it with what it should be."""
     if name in GROUPS:
         return _present(GROUPS[name])
     found = _lookup(name)

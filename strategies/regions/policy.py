@@ -36,6 +36,10 @@ def selective_contexts(
     counted = {False: 0, True: 0}  # by whether recomputation asks: torch before 2.12 asks in both passes
 
     def policy(context: Any, operator: Operator, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        """Say whether torch saves or recomputes an operator.
+
+        Products are counted apart in forward and again.
+        """
         entries = save_list.entries_of(operator)
         if not entries:
             return CheckpointPolicy.PREFER_RECOMPUTE
@@ -75,6 +79,7 @@ class _AfterDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an operator, and act where it has drawn random numbers."""
         out = func(*args, **(kwargs or {}))
         if func in self._random and _draws(func, args, kwargs or {}):
             self._act(next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
@@ -92,6 +97,7 @@ class _Inside(AbstractContextManager[None]):
         self._entered = ExitStack()
 
     def __enter__(self) -> None:
+        """Enter the contexts of a recomputation, of which each backward has one."""
         if not self._waiting:  # in the words of torch, whose modes would say it
             raise RuntimeError(
                 "Trying to backward an extra time. You are only allowed to backward once on any region "

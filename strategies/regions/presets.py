@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "matmul": (
@@ -136,6 +136,7 @@ def check_count(every: int, *, has_matmul: bool) -> None:
 
 
 def _check_preset(name: str) -> None:
+    """Refuse a word that is no preset, with what it may have meant."""
     if name in PRESETS:
         return
     remedy = f"write the list [{name}]" if name in GROUPS or "." in name else "write a list of names"

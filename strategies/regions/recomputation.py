@@ -77,6 +77,7 @@ class Recomputation:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        """Run `body` in torch's checkpoint, with keyword arguments as positions."""
         # keyword tensors travel as positions: torch looks for devices with RNG state only there
         names, count = tuple(kwargs), len(args)
 
@@ -103,6 +104,7 @@ class Recomputation:
     def _reentrant(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run `body` in torch's reentrant checkpoint, which sees flat positional tensors alone."""
         # this implementation sees neither keywords nor nested structures: both sides are flattened
         inputs, inputs_spec = tree_flatten((args, kwargs))
         anchor = _anchor(module, inputs)

@@ -14,8 +14,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.fsdp import FSDPModule
 
-from strategies.base import Observation
-from strategies.errors import StrategyError
+from strategies.base import Observation, StrategyError
 from strategies.regions.blocks import Enclosed, plain_class, plain_named_modules
 from strategies.regions.disguise import disguise, disguised
 

@@ -45,7 +45,7 @@ class Remat:
 
 
 @dataclass(kw_only=True, slots=True)
-class Kept:
+class KeptRegion:
     """A region inside a `Remat` that is not recomputed: what autograd saves of it stays, and its outputs.
 
     Fields:

@@ -29,10 +29,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
-from strategies.anatomy import (
+from strategies.estimate.anatomy import (
     CONSTANTS,
     DEEPEST,
-    Kind,
+    HoldingKind,
     attributes,
     is_closed,
     kind_of,
@@ -107,6 +107,7 @@ class _Watched:
         return not self.has_changed()
 
     def put(self) -> None:
+        """Raise where the tensor has changed: there is no copy to put back."""
         if self.has_changed():
             problem = f"{self.place!r} of {list(self.tensor.shape)} changed in place after its region began"
             raise RuntimeError(
@@ -123,7 +124,7 @@ class _Content:
     """What a container, an array or a generator held."""
 
     value: Any
-    kind: Kind
+    kind: HoldingKind
     write: Callable[[Any, Any], object]
     content: Any
 
@@ -387,6 +388,7 @@ class _Keeper:
             self._container(value, place, depth - 1)
 
     def _tensor(self, tensor: Tensor, place: Place) -> None:
+        """Keep a tensor: a copy where it is small or known to change, else its version to find out."""
         if tensor.is_meta or tensor.layout != torch.strided:
             return
         is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
@@ -400,6 +402,7 @@ class _Keeper:
             self.large[place] = kept
 
     def _container(self, value: Any, place: Place, depth: int) -> None:
+        """Keep what a container or object holds, and go on with its parts."""
         kind = kind_of(value)
         if kind is not None:
             content = kind.read(value)
@@ -484,7 +487,7 @@ def _are_same(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
     return list(now) == list(then) and all(map(is_, now.values(), then.values()))
 
 
-def _are_constant(kind: Kind, content: Any) -> bool:
+def _are_constant(kind: HoldingKind, content: Any) -> bool:
     """Say whether nothing of what a long container holds can change, faster than by a look at each part."""
     parts = content.values() if kind.form in ("mapping", "callable") else content
     return kind.form in ("sequence", "mapping", "set") and _CONSTANT.issuperset(map(type, parts))

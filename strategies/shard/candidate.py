@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from strategies.base import check_simple_fields
-from strategies.errors import StrategyError
+from strategies.base import StrategyError, check_simple_fields
 from strategies.estimate.machine import A100
 from strategies.shard.base import Sharding
 from strategies.shard.model import choice as choices

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.base import Sharding
 from strategies.shard.model import choice as choices
@@ -86,6 +86,7 @@ class Cheapest(Sharding):
         return shard_plan.ShardPlan.of(graph, choice, axis.ranks)
 
     def _machine(self) -> Machine:
+        """Return the machine of the options; a refusal names the option."""
         try:
             return replace(
                 A100,

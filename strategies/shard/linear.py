@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates import enumeration
 from strategies.shard.candidates.enumeration import Mode
-from strategies.shard.candidates.operation import UNCHANGED, OperandType
+from strategies.shard.candidates.operation import OperandType
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
 
@@ -20,11 +20,7 @@ def candidates(
     mesh_shape: Sequence[int],
     mode: Mode = "classic",
     *,
-    bias: bool = True,
-    weight_type: OperandType = "param",
-    bias_type: OperandType = "param",
     dtype: torch.dtype = torch.float32,
-    dtypes: Mapping[str, torch.dtype] = UNCHANGED,
     machine: Machine = A100,
 ) -> tuple[ShardingCandidate, ...]:
     """Return the sharding candidates of a linear layer, full replication first.
@@ -34,6 +30,6 @@ def candidates(
     Raises:
         StrategyError: a shape or the mode is invalid.
     """
-    types = {"weight": weight_type, "bias": bias_type}
-    operation = linear(input_shape, out_features, bias=bias).typed(dtype, dtypes=dtypes, types=types)
+    types: dict[str, OperandType] = {"weight": "param", "bias": "param"}
+    operation = linear(input_shape, out_features).typed(dtype, types=types)
     return enumeration.candidates(operation, mesh_shape, mode, machine=machine)

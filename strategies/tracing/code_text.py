@@ -21,6 +21,7 @@ def code_text(code: fx.GraphModule) -> str:
 
 
 def _lines(name: str, code: fx.GraphModule) -> Iterator[str]:
+    """Yield a graph as a function of Python, the graphs inside it first."""
     inputs = [node.name for node in code.graph.nodes if node.op == "placeholder"]
     yield f"def {name}({', '.join(['self', *inputs])}):"
     for region, inner in code.named_children():
@@ -32,6 +33,7 @@ def _lines(name: str, code: fx.GraphModule) -> Iterator[str]:
 
 
 def _statements(graph: fx.Graph) -> Iterator[str]:
+    """Yield the statements of a graph with the shapes of their results."""
     attributes = {node.name: f"self.{node.target}" for node in graph.nodes if node.op == "get_attr"}
     shapes = {node.name: _shape(node.meta.get("val")) for node in graph.nodes}
     source = graph.python_code("self").src.splitlines()

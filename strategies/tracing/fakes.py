@@ -35,6 +35,7 @@ class Fakes(FakeTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
     ) -> Any:
+        """Run an operator on tensors without data, with strides as torch gives them with data."""
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # its parts come back
         if func in _VIEWS and 1 in (*args[0].shape, *args[1]):
@@ -66,6 +67,7 @@ class Fakes(FakeTensorMode):
         return result
 
     def _view(self, func: Any, types: Sequence[Any], tensor: Tensor, shape: list[int]) -> Any:
+        """Return a view with the strides that it has with data, where sizes of 1 leave them open."""
         result: Any = super().__torch_dispatch__(func, types, (tensor, shape))
         if not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride())):
             return result

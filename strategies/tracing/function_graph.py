@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.tracing.guard import switches
 from strategies.tracing.module_state import CONSTANTS, SideEffects
 from strategies.tracing.recorder import Frame
@@ -141,6 +141,7 @@ class FunctionRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run a function of torch and record it, or refuse it where a graph cannot hold it."""
         kwargs = kwargs or {}
         if self._is_quiet:
             result = func(*args, **kwargs)
@@ -175,6 +176,7 @@ class FunctionRecorder(TorchFunctionMode):
         return self._graph.call_function(func, args, kwargs)
 
     def _arguments(self, value: Any, where: str) -> Any:
+        """Return arguments as a graph holds them: nodes instead of tensors."""
         if isinstance(value, Tensor):
             return self._node(value, where)
         if type(value) in _MORE_CONSTANTS or isinstance(value, torch._ops.OpOverload):  # noqa: SLF001
@@ -188,6 +190,7 @@ class FunctionRecorder(TorchFunctionMode):
         raise self._error(f"gives {where!r} a {type(value).__name__}, which no graph can hold")
 
     def _container(self, value: Any, where: str) -> Any:
+        """Return a container with nodes instead of tensors."""
         if isinstance(value, slice):
             return slice(*(self._arguments(each, where) for each in (value.start, value.stop, value.step)))
         if isinstance(value, dict):
@@ -196,6 +199,7 @@ class FunctionRecorder(TorchFunctionMode):
         return type(value)(*held) if _is_named_tuple(value) else type(value)(held)
 
     def _node(self, tensor: Tensor, where: str) -> fx.Node:
+        """Return the node of a tensor: of what made it, or of the parameter or buffer that it is."""
         if id(tensor) in self._frame.nodes:
             return self._frame.nodes[id(tensor)]
         if id(tensor) not in self._shadow.owners:
@@ -210,6 +214,7 @@ class FunctionRecorder(TorchFunctionMode):
         return node
 
     def _results(self, result: Any, node: fx.Node, where: str) -> None:
+        """Note the tensors of a result as those of a node, or refuse a result that no graph can hold."""
         node.meta["val"] = result
         if isinstance(result, Tensor):
             self._frame.own(result, node)
@@ -221,6 +226,7 @@ class FunctionRecorder(TorchFunctionMode):
             raise self._error(f"{problem}; a recorded forward supports only tensors and Python containers")
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
+        """Return the recording of a forward that returns `leaves`."""
         outputs, _ = self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:
@@ -229,6 +235,7 @@ class FunctionRecorder(TorchFunctionMode):
         return Recording(graph=self._graph, reads=reads, outputs=outputs, structure=structure)
 
     def _check_context(self, what: str) -> None:
+        """Refuse a call under another mode of torch than forward began with, which no graph would set."""
         if _context() == self._context:
             return
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (who called is the question)
@@ -254,6 +261,7 @@ class FunctionRecorder(TorchFunctionMode):
 def _named_tensors(
     scope: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors among the inputs with the names of their parameters."""
     signature = inspect.signature(scope.forward)
     names = list(signature.parameters)
     given = [*zip([*names, *["inputs"] * len(args)], args, strict=False), *kwargs.items()]

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import _has_any_global_hook  # no public way
 from torch.utils._pytree import tree_flatten
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.liveness import key_of
 from strategies.regions.blocks import Disguised, plain_class, submodule, unwrapped
 from strategies.tracing.module_state import (
@@ -228,6 +228,7 @@ def switches() -> Hashable:
 
 
 def _kind_of_input(where: str, leaf: Any) -> Hashable:
+    """Return of an input all that a graph depends on; refuse what no graph can hold."""
     if isinstance(leaf, Tensor):
         if leaf.layout is not torch.strided or leaf.is_nested:
             problem = "forward is called with a sparse or nested tensor, which no graph can hold"
@@ -274,6 +275,7 @@ def module_at(root: nn.Module, fqn: str) -> nn.Module | None:
 
 
 def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:
+    """Return what a forward read of a module, as far as a graph depends on it."""
     value = held_by(module, name, _Nothing)
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)

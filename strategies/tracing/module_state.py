@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strategies.anatomy import attributes
+from strategies.estimate.anatomy import attributes
 
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
 """Types that a graph holds as they are, beside tensors, and containers and slices of these."""
@@ -90,6 +90,7 @@ def frozen(
 def _frozen_items(
     items: Iterable[tuple[Any, Any]], of_torch: Callable[[Any], object], seen: dict[int, Any]
 ) -> object:
+    """Return entries that compare by value, tensors among the keys by identity."""
     return tuple(
         (ByIdentity(key) if isinstance(key, Tensor) else key, frozen(each, of_torch, seen))
         for key, each in items
@@ -241,6 +242,7 @@ def _groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _marks(module: nn.Module) -> dict[str, object]:
+    """Return the attributes of a module: constants by type and value, all others by identity."""
     return {
         name: (type(value), value) if isinstance(value, CONSTANTS) else ByIdentity(value)
         for group in _groups(module)

@@ -13,9 +13,8 @@ functional forms, and what needs only the shape of a tensor no longer takes the 
 
 from __future__ import annotations
 
-import operator
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,29 +32,33 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.liveness import Key, key_of
-from strategies.estimate.operator_cost import is_view, tensors_of
+from strategies.estimate.operator_cost import tensors_of
 from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
+from strategies.tracing.operator_forms import (
+    CREATES_EMPTY,
+    depends_on_data,
+    has_passes,
+    is_alone,
+    is_impure,
+    positional_defaults,
+    put_on_new_memory,
+    storages_written,
+    without_shapes_of,
+)
 from strategies.tracing.recorder import OF_CALLS, Frame
+from strategies.tracing.scope_graph import OpaquePart, ScopeGraph, is_within
 from strategies.tracing.shadow import Shadow
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
-_FILLS = {
-    _aten.zeros_like.default: 0,
-    _aten.new_zeros.default: 0,
-    _aten.ones_like.default: 1,
-    _aten.new_ones.default: 1,
-}
-_EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
-_EMPTIES = _EMPTY | {_aten.empty.memory_format, _aten.empty_strided.default}
-_FULL = frozenset({_aten.full_like.default, _aten.new_full.default})
+_EMPTIES = CREATES_EMPTY | {_aten.empty.memory_format, _aten.empty_strided.default}
 _NOT_THEIRS = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parents[1]),
@@ -63,58 +66,7 @@ _NOT_THEIRS = (
     "<",
 )
 _REMEDY = "move the call out of the model, or use chunk=none"
-_SQUEEZES = frozenset({_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims})
 _NLL_LOSSES = frozenset({_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default})
-_MASKS = frozenset({torch.bool, torch.uint8})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScopeGraph:
-    """The forward of one scope, for inputs of one kind.
-
-    Fields:
-        fqn: FQN of the scope in the model, `""` for the model itself.
-        graph: placeholders are the tensors among the inputs; `get_attr` reads a parameter or buffer below the
-            scope, or one of `constants`; `call_module` calls an inner scope by its FQN below the scope, with
-            autocast as `meta["autocast"]` says, and without gradients where `meta["detached"]` does;
-            `meta["standing"]` has the storages of its results that are no new ones, `meta["returns"]` the
-            kind of its result, and `meta["opaque"]` says that the module is no scope but opaque; the rest are
-            ATen operators. Each node has its fake result in `meta["val"]`; `meta["written"]` says that one of
-            them writes in place to memory that the result lies on.
-            `meta["has_gradients"]` of the output says that forward ran with gradients on.
-        outputs: leaves of the return value; a tensor is its `OutputIndex`.
-        structure: tree structure of these leaves.
-        constants: tensors that forward has made of Python values, by the name of their `get_attr`.
-        reads: FQN, relative to the scope, and attribute of everything that forward read of modules, inner
-            scopes included.
-    """
-
-    fqn: str
-    graph: fx.Graph
-    outputs: tuple[Any, ...]
-    structure: TreeSpec
-    constants: Mapping[str, Tensor]
-    reads: tuple[tuple[str, str], ...]
-
-
-class OpaquePart(StrategyError):  # noqa: N818 (it tells of a part, and mostly is no error)
-    """A module does what no graph would repeat.
-
-    Args:
-        where: configuration path that the message names.
-        problem: what it does.
-        fqn: FQN of the module, which may run as it is; `""` for the model, which may not.
-        graphs: graphs of the scopes, where forward has come to its end.
-    """
-
-    def __init__(self, where: str, problem: str, fqn: str, graphs: Sequence[ScopeGraph] = ()) -> None:
-        super().__init__(where, problem)
-        self.fqn = fqn
-        self.graphs = graphs
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the graphs behind: a message to another process needs none, and they have no pickle."""
-        return type(self), (self.where, self.problem, self.fqn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,11 +141,6 @@ def _forgiven(record_once: Callable[[], list[ScopeGraph]]) -> list[ScopeGraph]:
 def _recurrent(model: nn.Module) -> list[str]:
     """Return the FQNs of the layers that are one kernel, or thousands of operators."""
     return [fqn for fqn, module in model.named_modules() if fqn and isinstance(module, nn.RNNBase)]
-
-
-def is_within(fqn: str, others: Iterable[str]) -> bool:
-    """Whether a module is one of `others`, or lies below one of them; all by FQN."""
-    return any(fqn == other or fqn.startswith(f"{other}.") for other in others)
 
 
 def _text(scope: ScopeGraph) -> str:
@@ -341,7 +288,7 @@ class _OperatorRecorder(TorchDispatchMode):
         )
         output.meta["has_gradients"] = self._has_gradients
         _drop_internal_detaches(frame)
-        frame.graph.eliminate_dead_code(_is_impure)
+        frame.graph.eliminate_dead_code(is_impure)
         for node in frame.graph.find_nodes(op="get_attr"):  # forward may have read it under another name
             if node.target not in frame.constants:
                 fqn, _, name = str(node.target).rpartition(".")
@@ -410,6 +357,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return OpaquePart(self._where, f"{self.place} {problem}", self._modules[-1] if self._modules else "")
 
     def _call_opaque(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a module as it is, and enter its call as one node."""
         given = tree_map_only(Tensor, self._node, (args, kwargs))
         self._is_inside_opaque = True
         result = body(*args, **kwargs)
@@ -434,6 +382,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return node
 
     def _call_scope(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a scope as a graph of its own, and enter its call as one node."""
         given = tree_map_only(Tensor, self._node, (args, kwargs))
         with self.frame(fqn, args, kwargs):
             result = body(*args, **kwargs)
@@ -444,34 +393,35 @@ class _OperatorRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an ATen operator and enter it, in its functional form where nobody can tell the two apart."""
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         if self._is_inside_opaque:
-            self._written |= _written_by(func, args, kwargs)
+            self._written |= storages_written(func, args, kwargs)
             return func(*args, **kwargs)
         self._refuse_call(func, args, kwargs)
         if func in _NLL_LOSSES and args[3] != 0:
             return self._by_rows(func, args)
         functional = self._functional(func, args) if func._schema.is_mutable else None  # noqa: SLF001 (no public name)
         if functional is not None:
-            _on_new_memory(args[0], self._node(args[0]))
+            put_on_new_memory(args[0], self._node(args[0]))
         elif not self._fills(func, args):
-            self._written |= _written_by(func, args, kwargs)
+            self._written |= storages_written(func, args, kwargs)
         result = func(*args, **kwargs)
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, self._frames[-1])
         else:
-            target, args, options = _without_shapes_of(func, args, kwargs, result)
+            target, args, options = without_shapes_of(func, args, kwargs, result)
             if functional is not None:
-                args = (*args, *_defaults(func)[len(args) :])
+                args = (*args, *positional_defaults(func)[len(args) :])
             self._enter_operator(functional or target, args, dict(options), result)
             if func is _aten.native_group_norm.default and not self._has_gradients:
                 self._enter_passes(args, result[0])
         return result
 
     def _refuse_call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if _depends_on_data(func, args):
+        if depends_on_data(func, args):
             raise self.unplannable(func, "whose result or shape depends on data")
         if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
             problem = f"calls {func}{_line_of()} with a generator of its own, which no graph can hold"
@@ -512,7 +462,7 @@ class _OperatorRecorder(TorchDispatchMode):
     def _enter_passes(self, args: tuple[Any, ...], result: Tensor) -> None:
         """Record a group norm as sums of channels and what follows from them, so that rows can be chunked."""
         x, weight, bias, *_, count, n_groups, eps = args
-        if not _has_passes(x, weight, bias):
+        if not has_passes(x, weight, bias):
             return
 
         def run(func: Any, *args: Any) -> Tensor:
@@ -550,13 +500,14 @@ class _OperatorRecorder(TorchDispatchMode):
         overload = getattr(packet, overloads.get(func._overloadname, func._overloadname), None)  # noqa: SLF001
         written = args[0]
         node = self._frames[-1].nodes.get(id(written))
-        if overload is None or node is None or node.op != "call_function" or not _is_alone(written, node):
+        if overload is None or node is None or node.op != "call_function" or not is_alone(written, node):
             return None
         if overload is _aten.bernoulli.p and not written.is_contiguous():
             return None  # it draws row by row, and in place in the order of memory
         return overload
 
     def _own_results(self, result: Any, node: fx.Node, *, is_detached: bool = False) -> None:
+        """Let the tensors of a result belong to a node."""
         frame = self._frames[-1]
         if isinstance(result, Tensor):
             node.meta.setdefault("val", result)
@@ -592,13 +543,6 @@ class _OperatorRecorder(TorchDispatchMode):
         return constant
 
 
-def _has_passes(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a group norm is recorded in passes: of pictures or sequences, in full precision."""
-    dtypes = {x.dtype, *(each.dtype for each in others if each is not None)}
-    is_full = dtypes in ({torch.float32}, {torch.float64})
-    return is_full and x.dim() > 2 and x.is_contiguous()  # noqa: PLR2004 (behind batch and channels)
-
-
 def _leaves_padding_out(
     encoder: nn.TransformerEncoder,
     src: Tensor,
@@ -614,22 +558,6 @@ def _leaves_padding_out(
 def _is_held(arguments: Any) -> bool:
     """Whether a graph can write down a call with these arguments: tensors, or their nodes, and constants."""
     return all(isinstance(leaf, (Tensor, fx.Node, *CONSTANTS)) for leaf in tree_leaves(arguments))
-
-
-def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a second run of the forward finds what the first one found, and does nothing twice."""
-    return not writes_to_given(graph) and not any(map(is_opaque, graph.nodes))
-
-
-def writes_to_given(graph: fx.Graph) -> bool:
-    """Whether an operator writes to an input, a parameter or a buffer."""
-    given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
-    return any(node.meta["written"] for node in given)
-
-
-def is_opaque(node: fx.Node) -> bool:
-    """Whether a node is the call of a module that runs as it is."""
-    return "opaque" in node.meta
 
 
 def _line_of(error: Exception | None = None) -> str:
@@ -657,90 +585,9 @@ def autocast_dtypes() -> dict[str, torch.dtype]:
     return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
 
-def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether numbers or the shape of what `func` returns depend on data."""
-    if func is _aten.index.Tensor:  # by positions it does not, whatever its tag says
-        return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in args[1])
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-
-
-def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Key]:
-    """Return the storages that `func` writes to."""
-    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)  # noqa: SLF001 (no public name)
-    writes = [each.name for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]  # noqa: SLF001
-    if given.get("training") is True:  # norms of batches do not say that they write
-        writes += ["running_mean", "running_var"]
-    return {
-        key_of(leaf) for name in writes for leaf in tree_leaves(given.get(name)) if isinstance(leaf, Tensor)
-    }
-
-
-def _defaults(func: Any) -> list[Any]:
-    """Return the values that positional arguments of `func` have where they are left out."""
-    return [each.default_value for each in func._schema.arguments if not each.kwarg_only]  # noqa: SLF001
-
-
-def _without_shapes_of(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Return `func`, or a factory where it takes a tensor only for its shape.
-
-    A view stands for a squeeze, which would take a dimension away where a chunk has one position.
-    """
-    if func in _SQUEEZES:
-        return _aten.view.default, (args[0], list(result.shape)), {}
-    if func not in _FILLS and func not in _EMPTY and func not in _FULL:
-        return func, args, kwargs
-    options = {"dtype": result.dtype, "device": result.device}
-    if not result.is_contiguous():
-        shape, strides = list(result.shape), list(result.stride())
-        return _aten.empty_strided.default, (shape, strides), options
-    if func in _EMPTY:
-        return _aten.empty.memory_format, (list(result.shape),), options
-    value = _FILLS[func] if func in _FILLS else args[2 if func is _aten.new_full.default else 1]
-    return _aten.full.default, (list(result.shape), value), options
-
-
-def _is_alone(tensor: Tensor, node: fx.Node) -> bool:
-    """Whether `tensor`, which `node` made, lies on memory of its own and has no view."""
-    storage = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
-
-    def shares(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.untyped_storage()._cdata == storage  # noqa: SLF001
-
-    maker = node.args[0] if node.target is operator.getitem else node
-    assert isinstance(maker, fx.Node)
-    others = (*maker.all_input_nodes, *node.users)
-    return not is_view(maker) and not any(shares(other.meta.get("val")) for other in others)
-
-
-def _on_new_memory(tensor: Tensor, node: fx.Node) -> None:
-    """Leave the memory of `tensor` to `node`, which made it: the functional form of a write makes its own."""
-    history = {"grad_fn": tensor.grad_fn, "requires_grad": tensor.requires_grad}
-    node.meta |= history
-    node.meta["val"] = _aten.detach.default(tensor)
-    if node.target is operator.getitem:
-        maker, index = node.args
-        maker.meta |= history  # type: ignore[union-attr]
-        parts = list(maker.meta["val"])  # type: ignore[union-attr]
-        parts[index] = node.meta["val"]  # type: ignore[call-overload, index]
-        maker.meta["val"] = tuple(parts)  # type: ignore[union-attr]
-    with torch.no_grad():
-        tensor.data = torch.empty_like(tensor)
-
-
 def _drop_internal_detaches(frame: _ScopeFrame) -> None:
     """Take out the copies of tensors that autograd makes of views; the user's own `detach` stays."""
     for node, result in frame.detached:
         (source,) = node.all_input_nodes
         if result.requires_grad or not source.meta["val"].requires_grad:
             node.replace_all_uses_with(source)
-
-
-def _is_impure(node: fx.Node) -> bool:
-    if node.op in {"placeholder", "output", "call_module"}:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    return bool(schema.is_mutable) or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, is_capture, restored_generators
@@ -180,6 +180,7 @@ def cast_inputs(inputs: Any, dtype: torch.dtype | None) -> Any:
 def _cast(
     model: nn.Module, device: torch.device, mode: FakeTensorMode | None, earlier: Shadow | None = None
 ) -> Shadow:
+    """Return the shadow of a model, on the storages of an earlier one where there is one."""
     caster = _Caster(device, Shadow(model=nn.Module(), mode=mode), earlier)
     caster.shadow.model = caster.twin_of(model, "")
     caster.fill()
@@ -244,6 +245,7 @@ class _Caster:
                     twin.__dict__[name] = self._named(value, fqn, name)
 
     def _fill_tensors(self, source: nn.Module, twin: nn.Module, fqn: str, dtype: torch.dtype | None) -> None:
+        """Give a twin the shadows of parameters and buffers, in the dtype of the source or in `dtype`."""
         tensors = source if self._earlier is None else self._earlier.model.get_submodule(fqn)
         for group in ("_parameters", "_buffers"):
             held = getattr(tensors, group).items()
@@ -258,6 +260,7 @@ class _Caster:
         return cast
 
     def _cast(self, value: Any) -> Any:
+        """Return the shadow of a module, method, tensor or container; other values stand for themselves."""
         if isinstance(value, nn.Module):
             return self._twins[id(unwrapped(value))][1] if id(unwrapped(value)) in self._twins else value
         if isinstance(value, MethodType) and id(value.__self__) in self._twins:
@@ -272,6 +275,7 @@ class _Caster:
         return self._casts[id(value)]
 
     def _copied(self, value: Any) -> Any:
+        """Return a container with the shadows of its parts."""
         if isinstance(value, tuple):
             return tuple(map(self._cast, value))
         copied = self._casts[id(value)] = copy.copy(value)  # before what it holds, which may hold it

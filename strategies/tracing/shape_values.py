@@ -42,6 +42,10 @@ class KnownValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run a function.
+
+        Small tensors made of shapes alone keep their values, which questions may ask for.
+        """
         kwargs = kwargs or {}
         if any(isinstance(each, Tensor) and id(each) not in self._values for each in args):
             return func(*args, **kwargs)  # most calls; what follows looks at all operands
@@ -83,6 +87,7 @@ class KnownValues(TorchFunctionMode):
             return func(*given, **named)
 
     def _drawn_from_nothing(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Return the value of a call that reads no data; `None` where it draws random numbers."""
         with _disable_current_modes():
             before = (
                 torch.default_generator.get_state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 
 @contextmanager

@@ -55,11 +55,11 @@ CLAIMS = {
     ],
     "in CI: exits with 1": ["tests/harness/report/content/test_fail_if.py::test_what_fails"],
     "A trial is named by the hash of its resolved experiment": [
-        "tests/harness/test_schema.py::test_trial_id_is_the_same_whatever",
-        "tests/harness/test_schema.py::test_trial_id_differs_with_every_field",
+        "tests/harness/command_line/test_schema.py::test_trial_id_is_the_same_whatever",
+        "tests/harness/command_line/test_schema.py::test_trial_id_differs_with_every_field",
     ],
     "The same command again runs only what is missing": [
-        "tests/harness/test_cli.py::test_the_same_command_again_runs_nothing"
+        "tests/harness/command_line/test_cli.py::test_the_same_command_again_runs_nothing"
     ],
     "runs out of memory, raises, is killed or hangs is a record of its own, and the sweep goes on": [
         "tests/harness/sweep/test_launch.py::test_memory_that_runs_out_while_building_is_out_of_memory",

@@ -28,10 +28,10 @@ from omegaconf import DictConfig
 
 from bench import gpu, gpu_machine
 from bench.gpu import CALLS, IN_PROCESS_TESTS, RANK_TESTS, REHEARSAL, STAGES, Command, Stage
-from harness import cli
+from harness.command_line import cli
+from harness.command_line.schema import experiment_fields, materialise, swept_variants, without_idle_options
 from harness.errors import ConfigError
 from harness.experiment import devices
-from harness.schema import experiment_fields, materialise, swept_variants, without_idle_options
 from strategies import StrategyError
 
 ROOT = Path(gpu.__file__).parents[1]
@@ -105,7 +105,7 @@ import importlib, sys
 sys.modules.update(dict.fromkeys({blocked()!r}))
 for module in {sorted(modules)!r}:
     importlib.import_module(module)
-import harness.cli, harness.trial.run, pytest
+import harness.command_line.cli, harness.trial.run, pytest
 code = pytest.main([*{options!r}, *{IN_PROCESS_TESTS!r}, "-vv"])
 sys.exit(code or pytest.main([*{options!r}, *{RANK_TESTS!r}, "--collect-only"]))
 """

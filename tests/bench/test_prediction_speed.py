@@ -9,7 +9,7 @@ import pytest
 
 from bench.prediction_speed import Case, Cost, cases, cost_of
 from harness.errors import ConfigError
-from harness.sweep.predictions import Answer, Question
+from harness.sweep.question import Answer, Question
 
 _COST = Cost(
     name="one",

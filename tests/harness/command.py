@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
-from harness import cli
+from harness.command_line import cli
 from harness.launchers import run_task
 from harness.ranks import agent, forkserver
 from harness.ranks.forkserver import ForkServer

@@ -15,14 +15,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from harness import cli
+from harness.command_line import cli, hydra_words
+from harness.command_line.schema import settings, swept_variants
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import Local
 from harness.launchers.task import Point
 from harness.models.base import ModelSpec
 from harness.models.python import PythonSpec
-from harness.schema import settings, swept_variants
 from harness.trial.preflight import Preflight, Refusal, built_refusal
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def refusal_of(line: str) -> str:
         settings(config)
         refusal = cli.point(config, Local(), _preflight()).refusal
     except (HydraException, ConfigError) as error:
-        return cli._explain(error)
+        return hydra_words.explained(error)
     assert refusal is not None, f"nothing is wrong with {line!r}"
     return str(refusal)
 

@@ -58,7 +58,7 @@ import json, os, pathlib
 from harness import deferred
 
 deferred.install()
-import harness.cli  # once for all forks
+import harness.command_line.cli  # once for all forks
 
 def be(words, said):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)

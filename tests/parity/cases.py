@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.collectives import Collectives, Counts, promised
 from harness.experiment.data import Synthetic
 from harness.experiment.experiment import Experiment
-from harness.experiment.links import Link
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.measure.parity.snapshot import Snapshot
@@ -34,6 +33,7 @@ from harness.models.vit import ViTSpec
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding

@@ -15,7 +15,6 @@ from harness.measure.step import instrument
 from harness.models.evoformer import EvoformerSpec
 from harness.models.vit import ViTSpec
 from strategies import eager_variants
-from strategies.regions.host import allocating_on_host
 from tests.covering import marked
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -99,7 +98,7 @@ def examine(rank: int, case: Experiment) -> Examined:
         _, loss = trainee.forward(batch)
         trainee.backward(loss)
         trainee.update()
-    measured = instrument(trainee, batches[0], is_host=allocating_on_host)
+    measured = instrument(trainee, batches[0])
     observed = trainee.observe()
     assert observed.plan is not None
     plan = observed.plan["chunk"]

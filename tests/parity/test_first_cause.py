@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.experiment.links import chain
 from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.verdict import verdict
+from harness.trial.links import chain
 from harness.trial.proof import Prover
 from strategies import Strategy
 from strategies.ac.full import Full

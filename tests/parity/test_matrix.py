@@ -101,6 +101,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "regions inside a block and around it": ("nested", {"labels": _INSIDE_BLOCKS}),
     "three levels of regions": ("nested", {"levels": [1, 1, 2], "early_stop": False}),
     "modalities' save list": ("selective_op", {"save_ops": "modalities"}),
+    "a budget with values on the host": ("budget", {"fraction": 0.9, "host_gib": 1.0}),
 }
 """In an order that takes what saves collectives to `tp2` and what holds parameters to `shard2`."""
 _MESH_OF_OPTION = [*zip(_OPTIONS, cycle(_TWO_RANKS), strict=False)]

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.launchers.slurm_submit import Call
+from harness.launchers.slurm_submit import JobCall
 
 
-def call_of(function: Callable[..., None], *arguments: object) -> Call:
+def call_of(function: Callable[..., None], *arguments: object) -> JobCall:
     """Return the call of a function of this module with these arguments, as text."""
     program = "import sys; from tests.slurm import calls; getattr(calls, sys.argv[1])(*sys.argv[2:])"
-    return Call(("-c", program, function.__name__, *map(str, arguments)))
+    return JobCall(("-c", program, function.__name__, *map(str, arguments)))
 
 
 def leave(folder: str, code: str = "0") -> None:

@@ -23,7 +23,7 @@ from harness.launchers.slurm_client import (
     max_array_size,
     states,
 )
-from harness.launchers.slurm_submit import Call, Request, SubmissionError, submit
+from harness.launchers.slurm_submit import JobCall, Request, SubmissionError, submit
 from tests.slurm import calls
 from tests.slurm.calls import call_of
 from tests.slurm.private_slurm import Cluster, private_cluster
@@ -292,7 +292,7 @@ def test_lists_of_hosts_mean_what_slurm_means(cluster: Cluster, nodelist: str) -
         pytest.param(lambda: cancel(["1_0", "1_1"]), id="cancel"),
         pytest.param(max_array_size, id="max_array_size"),
         pytest.param(lambda: cluster_gpus(None), id="cluster_gpus"),
-        pytest.param(lambda: submit([Call(("-c", "pass"))], _request(), Path("/nowhere")), id="submit"),
+        pytest.param(lambda: submit([JobCall(("-c", "pass"))], _request(), Path("/nowhere")), id="submit"),
     ],
 )
 def test_a_controller_that_does_not_answer_says_nothing_about_jobs(

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strategies.regions.host import allocating_on_host
+from strategies.estimate.host import allocating_on_host
 
 _MATMULS = {
     torch.ops.aten.mm.default: (0, 1),

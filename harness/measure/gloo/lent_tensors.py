@@ -38,6 +38,7 @@ class TensorLender(OperatorMode):
         return pytree.tree_map_only(Tensor, functools.partial(self._take_back, lenders), result)
 
     def _lend(self, lenders: dict[int, Tensor], tensor: Tensor) -> Tensor:
+        """Return another tensor on the same memory for the collective to hold."""
         if not _is_lendable(tensor):
             return tensor
         alias = alias_of(tensor)
@@ -46,6 +47,7 @@ class TensorLender(OperatorMode):
         return alias
 
     def _take_back(self, lenders: dict[int, Tensor], tensor: Tensor) -> Tensor:
+        """Return the program's tensor for one that the collective gives back."""
         if id(tensor) in lenders:
             return lenders[id(tensor)]
         if not _is_lendable(tensor):

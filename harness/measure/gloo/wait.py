@@ -109,6 +109,7 @@ class _Loans:
             )
 
     def _start(self, original: _Function, /, *args: Any, **kwargs: Any) -> Any:
+        """Start a collective with lent tensors, and remember them until it is over."""
         with TensorLender() as lending:
             work = original(*args, **kwargs)
         if work is not None and lending.lent:
@@ -118,6 +119,7 @@ class _Loans:
         return work
 
     def _end(self, original: _Function, work: dist.Work, /, *args: Any, **kwargs: Any) -> Any:
+        """Wait for a collective; its results then lie in the program's own tensors."""
         loan = self._by_work.get(id(work))
         if loan is None:
             return original(work, *args, **kwargs)
@@ -138,6 +140,7 @@ class _Loans:
         return result
 
     def _call(self, original: _Function, packet: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a functional collective with lent tensors, or the wait for one."""
         name = packet._qualified_op_name  # noqa: SLF001 (no public name)
         if name == _WAIT:
             result = original(packet, *args, **kwargs)
@@ -156,6 +159,7 @@ class _Loans:
             self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
 
     def _on_waited(self, waited: Any) -> None:
+        """Settle the collectives whose results have all been waited for."""
         for key in map(key_of, plain_tensors(tensors_in(waited))):
             loan = self._by_result.pop(key, None)
             if loan is None:

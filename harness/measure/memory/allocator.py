@@ -75,6 +75,7 @@ class CpuWorkspaceProbe:
 
 
 def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> Allocator:
+    """Return what the counting allocator saw of a step."""
     allocator.count_this_thread(as_model=True)
     allocator.reset_peaks()
     before = allocator.read()
@@ -107,6 +108,7 @@ def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
 
 
 def _on_cuda(step: Callable[[], None], live: LiveTotals) -> Allocator:
+    """Return what CUDA's caching allocator saw of a step."""
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # an allocation lets go of blocks that waited for other streams
     torch.cuda.reset_peak_memory_stats()
@@ -124,6 +126,7 @@ def _on_cuda(step: Callable[[], None], live: LiveTotals) -> Allocator:
 
 
 def _profiled(step: Callable[[], None], live: LiveTotals) -> Allocator:
+    """Return what the profiler's memory events say of a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     kineto = profiler.profiler
@@ -158,6 +161,7 @@ def _report(
     reserved_bytes: int | None = None,
     backend_bytes: int = 0,
 ) -> Allocator:
+    """Return an allocator's numbers beside those of the meter."""
     requested_bytes = live.standing_bytes + step_peak_bytes
     return Allocator(
         source=source,

@@ -96,6 +96,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     @contextmanager
     def _entered(self, module: nn.Module) -> Iterator[None]:
+        """Count the call of a block, and have the module executing inside the scope."""
         if id(module) in self._blocks:
             self.calls[self._blocks[id(module)]] += 1
         self._inside.append(id(module))

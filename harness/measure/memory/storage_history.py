@@ -14,7 +14,7 @@ LARGEST_SAVED = 20
 MOST_MOMENTS = 200
 
 
-class Change(NamedTuple):
+class StorageChange(NamedTuple):
     """A storage is made, gets another size, or dies.
 
     Fields:
@@ -56,7 +56,7 @@ class StorageHistory:
 
     start: Mapping[str, int]
     start_host_bytes: int
-    stretches: Sequence[Sequence[Change]]
+    stretches: Sequence[Sequence[StorageChange]]
     saved: Sequence[SavedTensor]
     parameter_bytes: int
     gradient_bytes: int
@@ -88,11 +88,11 @@ class StorageHistory:
             timeline=_timeline(start_bytes, on_device),
         )
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[StorageChange]:
         for stretch in self.stretches:
             yield from stretch
 
-    def _parts_after(self, changes: Iterable[Change]) -> dict[str, int]:
+    def _parts_after(self, changes: Iterable[StorageChange]) -> dict[str, int]:
         """Return what lies on the device after `changes`; a part without bytes is missing."""
         parts = Counter(self.start)
         for change in changes:
@@ -104,7 +104,7 @@ def _largest_first(tensor: SavedTensor) -> int:
     return -tensor.bytes
 
 
-def _peak(start_bytes: int, changes: Iterable[Change]) -> tuple[Stay, int]:
+def _peak(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Stay, int]:
     """Return the highest total, the earliest of equal ones, and the number of changes until then."""
     running, until = start_bytes, 0
     peak = Stay(start_bytes, "forward", "(model)")
@@ -115,7 +115,7 @@ def _peak(start_bytes: int, changes: Iterable[Change]) -> tuple[Stay, int]:
     return peak, until
 
 
-def _timeline(start_bytes: int, changes: Iterable[Change]) -> tuple[Moment, ...]:
+def _timeline(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Moment, ...]:
     """Return the step in order of time; where there are too many stays, the highest of neighbours."""
     stays = _stays(start_bytes, changes)
     width = math.ceil(len(stays) / MOST_MOMENTS) or 1
@@ -124,7 +124,7 @@ def _timeline(start_bytes: int, changes: Iterable[Change]) -> tuple[Moment, ...]
     return tuple(Moment(bytes=stay.nbytes, phase=stay.phase, module=stay.module) for stay in highest)
 
 
-def _stays(start_bytes: int, changes: Iterable[Change]) -> list[Stay]:
+def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Stay]:
     """Return the highest total in each stay in a module, in order of time."""
     running = start_bytes
     stays: list[Stay] = []

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.measure.memory.allocator import LiveTotals
-from harness.measure.memory.storage_history import Change, StorageHistory
+from harness.measure.memory.storage_history import StorageChange, StorageHistory
 from harness.measure.trainee import Trainee
 from harness.records.measured import SavedTensor
 from strategies.estimate.ledger import (
@@ -161,8 +161,8 @@ def _saved_tensors(ledger: Ledger) -> list[SavedTensor]:
     ]
 
 
-def _change(change: SizeChange, life: Life, part: str) -> Change:
-    return Change(change.delta, change.phase, change.module, part, is_activation(life), life.on_host)
+def _change(change: SizeChange, life: Life, part: str) -> StorageChange:
+    return StorageChange(change.delta, change.phase, change.module, part, is_activation(life), life.on_host)
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -172,6 +172,7 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
+    """Return the tensors that stand before the step, by the part that they are of."""
     model = trainee.model
     return {
         "parameters": parameters_of(model),

@@ -204,6 +204,7 @@ _Named: TypeAlias = tuple[str, _Finding]
 
 
 def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:
+    """Return how far tensors of a part may differ, `None` where all bits must be equal."""
     if tolerance is None:
         return None
     is_loosened = part == "parameters" and tolerance.parameters is not None
@@ -240,6 +241,7 @@ def _in_order(findings: Iterable[_Named], order: Sequence[str]) -> list[_Named]:
 
 
 def _part_parity(findings: Sequence[_Named], rank: int, step: int) -> PartParity:
+    """Return the result of one part: its first difference, and the largest."""
     first = next(
         (
             FirstDifference(
@@ -299,6 +301,7 @@ def _from_which(holds: Iterable[bool]) -> int | None:
 
 
 def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Iterator[_Named]:
+    """Yield each leaf with how it compares; those absent on one side, and another order, are differences."""
     for name, leaf in expected.items():
         if name in actual:
             yield name, _compare_leaf(name, leaf, actual[name], limits)
@@ -313,6 +316,7 @@ def _findings(expected: Leaves, actual: Leaves, limits: _Limits | None) -> Itera
 
 
 def _compare_leaf(name: str, expected: Any, actual: Any, limits: _Limits | None) -> _Finding:
+    """Return how one leaf compares: bit by bit, then within the limits."""
     if not (isinstance(expected, Captured) and isinstance(actual, Captured)):
         same = _is_same_value(expected, actual)
         return _Finding() if same else _Finding(first=(None, _describe(expected), _describe(actual)))
@@ -325,6 +329,7 @@ def _compare_leaf(name: str, expected: Any, actual: Any, limits: _Limits | None)
 
 
 def _is_same_value(expected: Any, actual: Any) -> bool:
+    """Return whether two values that are no tensors are equal, NaN included."""
     if type(expected) is not type(actual):
         return False
     if has_identity_only(expected):  # which differs between any two models

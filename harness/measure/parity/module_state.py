@@ -24,7 +24,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.measure.parity.checksum import checksum
-from strategies.anatomy import CONSTANTS, DEEPEST, Kind, attributes, has_hidden_content, is_closed, kind_of
+from strategies.estimate.anatomy import (
+    CONSTANTS,
+    DEEPEST,
+    HoldingKind,
+    attributes,
+    has_hidden_content,
+    is_closed,
+    kind_of,
+)
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _OURS = "_acbench"
@@ -147,6 +155,7 @@ class _Reader:
             self._read(module.get_extra_state(), f"{prefix}(extra state)", depth)
 
     def _read(self, value: Any, name: str, depth: int) -> None:
+        """Note a value of the state, and look into it once."""
         if isinstance(value, CONSTANTS):
             self.values[name] = _constant(value)
         elif isinstance(value, Tensor) and _has_memory(value):
@@ -156,6 +165,7 @@ class _Reader:
             self._look_into(value, name, depth)
 
     def _look_into(self, value: Any, name: str, depth: int) -> None:
+        """Note what a value holds, as far as anybody can tell."""
         if isinstance(value, Enum) or _is_ours(value):
             return
         if isinstance(value, (*CONSTANTS, Tensor)):
@@ -182,6 +192,7 @@ class _Reader:
                 self._read(part, f"{name}.{key}", depth)
 
     def _content(self, value: Any, name: str, depth: int) -> None:
+        """Note the content of a container, buffer or generator."""
         kind = kind_of(value)
         if kind is None:
             return
@@ -202,7 +213,8 @@ class _Reader:
         else:
             self.uncompared[f"members of {name}"] = None
 
-    def _parts(self, kind: Kind, content: Any, name: str, depth: int) -> None:
+    def _parts(self, kind: HoldingKind, content: Any, name: str, depth: int) -> None:
+        """Note the parts of a container one by one, or a digest of many."""
         if kind.form != "callable":
             self.values[f"length of {name}"] = len(content)
             items = list(content.flat) if kind.form == "buffer" else content
@@ -327,7 +339,7 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _path(kind: Kind, key: Any, position: int) -> str:
+def _path(kind: HoldingKind, key: Any, position: int) -> str:
     """Return the path from a value to one of its parts."""
     return f".{key}" if kind.form == "callable" else f"[{_key(key, position)}]"
 

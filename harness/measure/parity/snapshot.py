@@ -179,6 +179,7 @@ def has_identity_only(value: Any) -> bool:
 def _train_one_step(
     trainee: Trainee, batch: Batch, device: torch.device, changes: StateChanges, *, whole: bool
 ) -> Snapshot:
+    """Train by one step and return all that the step computed and changed."""
     trainee.zero_grad()
     inputs = _differentiated(batch)
     outputs, loss = trainee.forward(batch)
@@ -288,6 +289,7 @@ def _is_array_of_numbers(value: Any) -> bool:
 
 
 def _walk(value: Any, name: str, *, ancestors: frozenset[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value by name, and the structure of each container."""
     is_leaf = isinstance(value, Tensor) or _is_array_of_numbers(value) or id(value) in ancestors
     held = None if is_leaf else _held(value, name)
     if held is None:

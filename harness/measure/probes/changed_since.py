@@ -21,7 +21,7 @@ from harness.measure.parity.module_state import hooks_of
 from harness.measure.probes.outer_state import places_of
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.anatomy import CONSTANTS, kind_of
+from strategies.estimate.anatomy import CONSTANTS, kind_of
 from strategies.estimate.tensors import tensors_held_by
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}
@@ -30,7 +30,7 @@ _MOST_ITEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """One piece of state that changed after it was read, or that a backward pass moves.
 
     Fields:
@@ -45,7 +45,7 @@ class Change:
 
 def changed_since(
     trainee: Trainee, batch: Any, *, seed: int, device: torch.device, dp_rank: int = 0
-) -> tuple[Change, ...]:
+) -> tuple[StateChange, ...]:
     """Return what changes between the forward of a module and the end of that of the model.
 
     Args:
@@ -71,8 +71,8 @@ class _Ledger:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._places = places_of(model)
-        self._found: defaultdict[tuple[Change, int], set[Any]] = defaultdict(set)
-        self._again: dict[tuple[Change, int], Callable[[], Any]] = {}
+        self._found: defaultdict[tuple[StateChange, int], set[Any]] = defaultdict(set)
+        self._again: dict[tuple[StateChange, int], Callable[[], Any]] = {}
         self._held: dict[str, frozenset[str]] = {}
 
     def noting(self, fqn: str) -> Callable[..., None]:
@@ -88,7 +88,7 @@ class _Ledger:
 
         return note
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         """Yield what is another one now."""
         for key, marks in self._found.items():
             change, _ = key
@@ -97,33 +97,34 @@ class _Ledger:
         modules = dict(self._model.named_modules())
         for fqn, names in self._held.items():
             for name in vars(modules[fqn]).keys() - names:
-                yield Change("attribute", f"{fqn}.{name}".removeprefix("."))
+                yield StateChange("attribute", f"{fqn}.{name}".removeprefix("."))
         for name, weight in self._model.named_parameters():
             if weight._post_accumulate_grad_hooks or weight._backward_hooks:  # type: ignore[attr-defined]  # noqa: SLF001 (no public name)
-                yield Change("gradient hook", name)
+                yield StateChange("gradient hook", name)
 
-    def _outer(self) -> Iterator[tuple[Change, Callable[[], Any]]]:
+    def _outer(self) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
         for place in self._places:
             kind = "context" if isinstance(place.get(), ContextVar) else "global"
-            yield Change(kind, str(place)), place.get
-        yield Change("autocast", "autocast"), _autocast
+            yield StateChange(kind, str(place)), place.get
+        yield StateChange("autocast", "autocast"), _autocast
 
 
-def _own(module: nn.Module, fqn: str) -> Iterator[tuple[Change, Callable[[], Any]]]:
+def _own(module: nn.Module, fqn: str) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
+    """Yield what a module holds itself, each with what returns its present value."""
     prefix = f"{fqn}." if fqn else ""
     for name, value in vars(module).items():
         if name not in _OWN and not name.startswith(("_acbench", "_fsdp", "_is_fsdp", "_ddp")):
-            yield Change(_kind(name, value), prefix + name), partial(vars(module).get, name)
+            yield StateChange(_kind(name, value), prefix + name), partial(vars(module).get, name)
     for kind, entries in (("weight", module._parameters), ("buffer", module._buffers)):  # noqa: SLF001 (as they are)
         for name in entries:
-            yield Change(kind, prefix + name), partial(entries.get, name)
+            yield StateChange(kind, prefix + name), partial(entries.get, name)
     for name, hook in hooks_of(module):
-        yield Change("hook", prefix + name), partial(_itself, hook)
+        yield StateChange("hook", prefix + name), partial(_itself, hook)
 
 
-def _given(fqn: str, given: Any) -> Iterator[tuple[Change, Callable[[], Any]]]:
+def _given(fqn: str, given: Any) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
     for place, tensor in enumerate(tensors_held_by(given)):
-        yield Change("input", f"input {place} of {fqn or 'the model'}"), partial(_itself, tensor)
+        yield StateChange("input", f"input {place} of {fqn or 'the model'}"), partial(_itself, tensor)
 
 
 def _itself(value: Any) -> Any:
@@ -131,6 +132,7 @@ def _itself(value: Any) -> Any:
 
 
 def _kind(name: str, value: Any) -> str:
+    """Return what an attribute is called in messages."""
     if name == "training":
         return "mode"
     if isinstance(value, str):

@@ -61,6 +61,7 @@ def slope(
     """
 
     def loss_at(length: float) -> tuple[Tensor, list[Tensor], Trainee]:
+        """Return the loss with parameters moved by `length`, in float64; at 0 also their gradients."""
         made = trainee()
         made.model.double()
         parameters: list[Tensor] = [each for each in made.model.parameters() if each.requires_grad]

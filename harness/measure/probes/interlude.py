@@ -64,6 +64,8 @@ def _has_integers(given: Batch) -> bool:
 
 
 def _cut(given: Batch, rows: int, columns: int | None) -> Batch:
+    """Return a batch of the first rows and columns."""
+
     def cut(tensor: Tensor) -> Tensor:
         share = tensor.detach()[:rows] if tensor.dim() else tensor.detach()
         if columns is not None and tensor.dim() > 1:

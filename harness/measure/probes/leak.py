@@ -73,7 +73,7 @@ def growth(
         NoRoomError: a rank is out of memory.
     """
     locator = Locator(trainee.model, {})
-    live = LiveStorages(locator, device=device.type, is_host=lambda: False)
+    live = LiveStorages(locator, device=device.type)
     found: list[int] = []
     with _without_collections(), settled_collectives(), locator, live:
         for step in range(STEPS):
@@ -119,6 +119,7 @@ def _is_made(life: Life) -> bool:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
+    """Collect garbage before the scope and not inside it."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

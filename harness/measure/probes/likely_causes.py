@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.measure.probes.changed_since import Change
+from harness.measure.probes.changed_since import StateChange
 from harness.measure.probes.recomputed_values import Divergence, RecomputedValues
 from harness.records.parity_result import PARTS, Parity
 from harness.records.probed import Finding
@@ -39,7 +39,7 @@ class Evidence:
     divergence: Divergence | None
     lost: tuple[str, ...] = ()
     gained: tuple[str, ...] = ()
-    changed: tuple[Change, ...] = ()
+    changed: tuple[StateChange, ...] = ()
     forward_ops: Collection[str] = ()
     is_compiled: bool = False
     expected: str = ""

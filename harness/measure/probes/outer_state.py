@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from strategies.anatomy import CONSTANTS, Kind, kind_of
+from strategies.estimate.anatomy import CONSTANTS, HoldingKind, kind_of
 
 _FOREIGN = ("torch", "harness", "strategies", "builtins")
 _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
@@ -52,7 +52,7 @@ class _Kept:
 
     place: Place
     value: Any
-    kind: Kind | None
+    kind: HoldingKind | None
     content: Any
 
     @classmethod
@@ -109,6 +109,7 @@ def places_of(model: nn.Module) -> tuple[Place, ...]:
 
 
 def _places(owner: type) -> Iterator[Place]:
+    """Yield where a class, and the globals that its functions name, hold state."""
     for name, value in list(vars(owner).items()):
         if not name.startswith("__") and _is_state(value):
             yield Place(owner, name)
@@ -127,6 +128,6 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, (*CONSTANTS, ContextVar)) or _writable(value) is not None
 
 
-def _writable(value: Any) -> Kind | None:
+def _writable(value: Any) -> HoldingKind | None:
     kind = kind_of(value)
     return kind if kind is not None and kind.write is not None and kind.form in _FORMS else None

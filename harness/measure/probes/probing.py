@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 from harness.measure.parity.checksum import checksum
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.parity.snapshot import Snapshot
-from harness.measure.probes.changed_since import Change, changed_since
+from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
 from harness.measure.probes.interlude import interlude, smaller
@@ -169,7 +169,7 @@ class Probing:
             )
         ).value
 
-    def changed(self) -> tuple[Change, ...]:
+    def changed(self) -> tuple[StateChange, ...]:
         """Return the state that is another one when backward begins than when the plain model read it."""
         changes = tried(
             lambda: changed_since(
@@ -331,6 +331,7 @@ class Probing:
         )
 
     def _ignores_input(self) -> bool:
+        """Return whether outputs of the plain model do not depend on its input."""
         trainee = self.source.trainee(is_variant=False)
 
         def forward(batch: Batch) -> tuple[object, torch.Tensor]:
@@ -345,6 +346,7 @@ class Probing:
         return [variant] if variant.agrees else [variant, self._slope(small, is_variant=False)]
 
     def _slope(self, small: Batch, *, is_variant: bool) -> Slope:
+        """Return how the loss moves along one direction, and what gradients say of it."""
         with told("forward", is_variant=is_variant):
             return slope(
                 lambda: self.source.trainee(is_variant=is_variant).inner,
@@ -363,6 +365,7 @@ class Probing:
         return not tried(step, catching=(PassError, ConfigError)).has_raised
 
     def _growth(self, *, is_variant: bool) -> Growth:
+        """Return what stays alive after each step."""
         return growth(
             together(lambda: self.source.trainee(is_variant=is_variant)),
             lambda: self._step(self.source.batches),
@@ -373,6 +376,7 @@ class Probing:
         )
 
     def _between(self, batches: tuple[Batch, ...], between: Callable[[Trainee], None]) -> Asked:
+        """Compare variant and plain model with something done between forward and backward."""
         compared = tried(lambda: self._compared(batches, between, is_variant=True))
         if compared.has_raised:
             return self._raised(compared.raised, batches, between)
@@ -429,6 +433,7 @@ class Probing:
     def _compared(
         self, batches: tuple[Batch, ...], between: Callable[[Trainee], None], *, is_variant: bool
     ) -> Parity:
+        """Return how one step compares between two models that something interrupts."""
         self.source.begin_anew()
         plain, other = (
             self.source.trained(
@@ -471,6 +476,7 @@ class Probing:
 
 
 def _differing(first: First) -> Finding:
+    """Return the finding of a first difference."""
     return Finding(
         probe="between",
         verdict="differs",

@@ -157,6 +157,7 @@ class _Values(OperatorMode):
         )
 
     def _look_up(self, name: str, result: Any) -> None:
+        """Note the first result of recomputation that forward did not have."""
         module = self._locator.module
         call = self._runs[name, module]
         self._runs[name, module] += 1

@@ -99,6 +99,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, *, shared: Path) -> Pea
 
 
 def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> PeakRate:
+    """Return the rate that the first process on this machine measured, which all others read."""
     words = (platform.node(), device.type, str(dtype).removeprefix("torch."), str(torch.get_num_threads()))
     path = shared / f".peak_rate-{'-'.join(re.sub(r'[^A-Za-z0-9_.]', '_', word) for word in words)}.json"
     known = _read(path)
@@ -143,6 +144,7 @@ def _datasheet(device_name: str) -> _Datasheet | None:
 
 
 def _tera_flops(sheet: _Datasheet, dtype: torch.dtype) -> tuple[float | None, str]:
+    """Return the datasheet's rate for a dtype, and the name of the format that computes it."""
     if dtype == torch.float16 or (dtype == torch.bfloat16 and sheet.bf16):
         return sheet.half, str(dtype).removeprefix("torch.")
     if dtype != torch.float32:
@@ -153,6 +155,7 @@ def _tera_flops(sheet: _Datasheet, dtype: torch.dtype) -> tuple[float | None, st
 
 
 def _measure(device: torch.device, dtype: torch.dtype) -> PeakRate:
+    """Return the best rate of a square product."""
     size = _MATMUL_SIZES.get(device.type, _MATMUL_SIZES["cpu"])
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)

@@ -85,7 +85,7 @@ def interleave(
     require_at_least("warmup", warmup, 0)
     require_at_least("pairs", pairs, 1)
     steps = variant, twin
-    variant_s, twin_s = _taken(steps, warmup=warmup, turns=pairs, clock=clock, progress=progress)
+    variant_s, twin_s = in_turns(steps, warmup=warmup, turns=pairs, clock=clock, progress=progress)
     return PairedTimes(variant_s=variant_s, twin_s=twin_s)
 
 
@@ -99,14 +99,19 @@ def consecutive(
     """
     require_at_least("warmup", warmup, 0)
     require_at_least("count", count, 1)
-    (samples_s,) = _taken([step], warmup=warmup, turns=count, clock=clock, progress=progress)
+    (samples_s,) = in_turns([step], warmup=warmup, turns=count, clock=clock, progress=progress)
     return samples_s
 
 
-def _taken(
-    steps: Sequence[StepFunction], *, warmup: int, turns: int, clock: StepClock, progress: Progress
+def in_turns(
+    steps: Sequence[StepFunction],
+    *,
+    warmup: int,
+    turns: int,
+    clock: StepClock,
+    progress: Progress = _in_silence,
 ) -> list[tuple[float, ...]]:
-    """Return the times of each step; every second turn takes the steps in the other order."""
+    """Return the times of each step, seconds; every second turn takes the steps in the other order."""
     for _ in range(warmup):
         for step in steps:
             step()

@@ -24,7 +24,7 @@ _BACKWARD = "is_backward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recomputed:
+class RecomputedWork:
     """Forward operators that one run of a graph of backward computes once more.
 
     Fields:
@@ -48,7 +48,7 @@ class CompiledGraphs:
     def __init__(self) -> None:
         self.entered: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.breaks: Counter[str] = Counter()
-        self._recomputed: list[Recomputed] = []
+        self._recomputed: list[RecomputedWork] = []
         self._runs: list[int] = []
         self._broken_before: Counter[str] = Counter(counters["graph_break"])
 
@@ -64,14 +64,14 @@ class CompiledGraphs:
         """Take note of a graph; return what is to be called whenever it runs."""
         number = len(self._runs)
         self._runs.append(0)
-        self._recomputed.append(_recomputed(graph) if is_backward else Recomputed())
+        self._recomputed.append(_recomputed(graph) if is_backward else RecomputedWork())
 
         def ran() -> None:
             self._runs[number] += 1
 
         return ran
 
-    def recomputed_since(self, runs: tuple[int, ...]) -> Recomputed:
+    def recomputed_since(self, runs: tuple[int, ...]) -> RecomputedWork:
         """Return what has been recomputed since `self.runs` were `runs`."""
         earlier = (*runs, *[0] * (len(self) - len(runs)))
         total: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class CompiledGraphs:
         for once, now, then in zip(self._recomputed, self._runs, earlier, strict=True):
             flops += once.flops * (now - then)
             total.update({name: count * (now - then) for name, count in once.operators.items()})
-        return Recomputed(flops=flops, operators=+total)
+        return RecomputedWork(flops=flops, operators=+total)
 
     def note_breaks(self) -> None:
         """Take note of the graph breaks since this was called last."""
@@ -89,9 +89,9 @@ class CompiledGraphs:
         self._broken_before = now
 
 
-def _recomputed(graph: GraphModule) -> Recomputed:
+def _recomputed(graph: GraphModule) -> RecomputedWork:
     nodes = [node for node in graph.graph.nodes if _is_recomputed(node)]
-    return Recomputed(
+    return RecomputedWork(
         flops=sum(map(_flops, nodes)), operators=Counter(str(_operator(node)) for node in nodes)
     )
 

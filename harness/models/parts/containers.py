@@ -15,12 +15,13 @@ def require_container(model: nn.Module, layers_fqn: str) -> None:
     """
     if not layers_fqn:
         return
-    containers = [fqn for fqn, module in model.named_modules() if fqn and _is_container(module)]
+    containers = [fqn for fqn, module in model.named_modules() if fqn and is_container(module)]
     if layers_fqn not in containers:
         options = f"containers here: {', '.join(containers)}" if containers else "this model has none"
         problem = f"must name a ModuleList, ModuleDict or Sequential of {type(model).__name__}"
         raise ConfigError("model.layers_fqn", f"{problem}, got {layers_fqn!r}; {options}")
 
 
-def _is_container(module: nn.Module) -> bool:
+def is_container(module: nn.Module) -> bool:
+    """Return whether a module can hold blocks, and holds modules."""
     return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(module) > 0

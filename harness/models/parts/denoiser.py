@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.models.parts.initialisation import initialise
-from harness.models.parts.unet_block import BlockPlan, ResidualBlock
+from harness.models.parts.unet_block import ResidualBlock, UNetBlockPlan
 
 _CHANNELS = 3
 _LONGEST_PERIOD = 10_000.0
@@ -32,7 +32,7 @@ class UNet(nn.Module):
 
     def __init__(
         self,
-        plans: Sequence[BlockPlan],
+        plans: Sequence[UNetBlockPlan],
         *,
         width: int,
         time_width: int,

@@ -238,6 +238,7 @@ def _config_class(name: str) -> type[Any]:
 
 
 def _require_field(defaults: PretrainedConfig, name: str) -> None:
+    """Refuse an override of a field that the configuration lacks, and of a dropout."""
     where = f"model.overrides.{name}"
     if not hasattr(defaults, name):
         own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
@@ -250,6 +251,7 @@ def _require_field(defaults: PretrainedConfig, name: str) -> None:
 
 
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
+    """Set every dropout of a configuration."""
     fields = [
         name
         for name, value in vars(config).items()
@@ -313,6 +315,7 @@ def _table(head: str) -> Any:
 def _called_with(
     config: PretrainedConfig, head: str | None, inputs: Mapping[str, Any], targets: torch.Tensor
 ) -> Batch:
+    """Return the batch for a model that takes these inputs, by position where it can."""
     forward = signature(model_class(config, head).forward)
     own = forward.replace(parameters=list(forward.parameters.values())[1:])
     positional, keywords = by_position(own, inputs)
@@ -320,6 +323,7 @@ def _called_with(
 
 
 def _features(config: PretrainedConfig, count: int, random: np.random.Generator) -> torch.Tensor:
+    """Return features as a speech model reads them."""
     bins, frames = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if bins is None or frames is None:
         problem = f"{type(config).__name__} does not say which features it reads, as WhisperConfig does"

@@ -44,6 +44,7 @@ def taken_name(name: str) -> str:
 
 
 def _user_file(name: str) -> Path | None:
+    """Return the file of a module of the user's; `None` for installed ones and ours."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None or name == "__main__" or name.partition(".")[0] in _OURS:

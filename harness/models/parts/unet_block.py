@@ -18,7 +18,7 @@ from harness.models.parts.attention import SelfAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockPlan:
+class UNetBlockPlan:
     """What one residual block does.
 
     Fields:
@@ -57,7 +57,7 @@ class ResidualBlock(nn.Module):
     """Two convolutions behind norms, the second norm scaled and shifted by time; then attention, or not."""
 
     def __init__(
-        self, plan: BlockPlan, *, time_width: int, n_groups: int, head_width: int, dropout: float
+        self, plan: UNetBlockPlan, *, time_width: int, n_groups: int, head_width: int, dropout: float
     ) -> None:
         super().__init__()
         width = plan.out_channels

@@ -106,6 +106,7 @@ def inputs_of(call: FactoryCall, seed: int = 0, device: str = "cpu") -> GivenInp
 
 
 def _imported(factory: str) -> Callable[..., Any]:
+    """Return the function that a factory names, looked for in the working folder too."""
     module, _, function = factory.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:  # an installed command does not look here by itself

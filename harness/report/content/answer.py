@@ -1,10 +1,11 @@
-"""What a reader should take away, in sentences that follow from records: four of a workload at most."""
+"""What a reader should take away, in sentences that follow from records: five of a workload at most."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.records.record import STATUSES, Record, is_baseline
 from harness.records.verdict import VERDICTS
@@ -18,13 +19,14 @@ from harness.report.content.columns import (
     ratio,
 )
 from harness.report.content.columns import ratio_with_interval as interval
+from harness.report.content.domination import baseline_among, domination
 from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import fields_that_differ, mesh_sizes
-from harness.report.facts.number_words import Unit, and_more
+from harness.report.facts.number_words import NumberUnit, and_more
 from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
@@ -34,7 +36,7 @@ _SIZES = {"batch_size": "batch size", "sequence_length": "sequence length"}
 
 
 def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return what was trained on what, then at most two sentences on what that best examined mesh tells.
+    """Return what dominates what, what was trained, and at most two sentences on the best examined mesh.
 
     Args:
         sweep: the trials of one workload.
@@ -43,7 +45,9 @@ def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
     if not settings:
         return ()
     place = f"On {settings[0][0].mesh}, " if len(settings) > 1 else ""
-    return (_what_was_trained(sweep), *list(_of_setting(settings[0], place))[:2])
+    fronts = [pareto_front(entries) for entries in settings]
+    first = domination(fronts, names_meshes=bool(place))
+    return (*first, _what_was_trained(sweep), *list(_of_setting(settings[0], fronts[0], place))[:2])
 
 
 def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
@@ -88,7 +92,7 @@ def _what_was_trained(sweep: SweepRecords) -> Statement:
     found += [str(experiment[key]) for key in ("dtype", "optimizer") if experiment.get(key)]
     others = f", {first.other_fields}" if first.other_fields else ""
     parts += ["".join(f", {each}" for each in found), others, f", {_where(first.record)}: {_meshes(sweep)}."]
-    return sentence(*parts, of=sweep.entries)
+    return replace(sentence(*parts, of=sweep.entries), is_setting=True)
 
 
 def _where(record: Record) -> str:
@@ -106,9 +110,8 @@ def _meshes(sweep: SweepRecords) -> str:
     return f"{', '.join(words[:_MOST_NAMED])}{and_more(len(words) - _MOST_NAMED)}"
 
 
-def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Statement]:
+def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Iterator[Statement]:
     """Yield what saves most, then what needs less and was not timed, or costs less time."""
-    found = pareto_front(entries)
     compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
     saving = [point for point in tried if _saves(point.entry)]
@@ -120,7 +123,7 @@ def _of_setting(entries: Sequence[Entry], place: str) -> Iterator[Statement]:
         needs = (*_saving(tried[0].entry), *_at_time(tried[0].entry))
         yield sentence(nothing, *needs, *on_gpu, ".", of=compared)
     elif compared:
-        needs = (*_named(entries), " needs ", *_peak(compared[0]))
+        needs = (baseline_among(entries), " needs ", *_peak(compared[0]))
         only = on_gpu or ("; no other trial has numbers",)
         yield sentence(place, *needs, *only, ".", of=compared[:1])
     yield from _untimed(entries, saving, place)
@@ -133,12 +136,6 @@ def _on_gpu(found: ParetoFront) -> Iterator[LinePart]:
     if best is not None and (share := best.number(quantities.PEAK_SAVING)) is not None:
         yield from ("; ", CodeText(text=best.choice), " would save ", share, " on a GPU, but not on a CPU, ")
         yield "where host memory is the same memory"
-
-
-def _named(entries: Sequence[Entry]) -> Line:
-    """Return the words for a baseline: beside sharded trials it is sharded by the mesh."""
-    is_one_of_them = any(is_sharded(entry.record.experiment) for entry in entries)
-    return (CodeText(text="shard=none"),) if is_one_of_them else ("the plain model",)
 
 
 def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
@@ -229,7 +226,7 @@ def _without_record(sweep: SweepRecords) -> str:
 
 
 def _count(count: int, what: str) -> Number:
-    return Number(value=count, unit=Unit.COUNT, path=f"count {what}")
+    return Number(value=count, unit=NumberUnit.COUNT, path=f"count {what}")
 
 
 def _saves(entry: Entry) -> bool:

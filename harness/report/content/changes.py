@@ -127,6 +127,7 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
 
 
 def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
+    """Yield the sentences that say what is different between two sweeps."""
     changed = [pair for pair in pairs if pair.changed]
     counts = Counter(name for pair in changed for name in pair.changed)
     what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
@@ -180,6 +181,7 @@ def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[S
 
 
 def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+    """Return the table of pairs, none where there are no pairs."""
     if not pairs:
         return ()
     columns = ("trial", "changed", *_ENDINGS, *_EXACT, "step time vs baseline")
@@ -215,6 +217,7 @@ def _ratios(pair: Pair) -> Line:
 
 
 def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> tuple[Table, ...]:
+    """Return the table of trials that only one sweep has."""
     both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
     rows = tuple(
         (
@@ -233,6 +236,7 @@ def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> 
 
 
 def _environments(before: SweepRecords, after: SweepRecords) -> Table:
+    """Return the table of the environments of both sweeps."""
     return Table(
         key="environments",
         title="Environments",

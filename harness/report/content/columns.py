@@ -14,6 +14,15 @@ from harness.report.facts.number_words import printable
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
+LEGEND = """\
+saved, peak: maximum over ranks; GPU: what a GPU would need, because on a CPU
+the host memory that a strategy moves to is the same memory.
+step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1,
+because the interval reaches 1 ± 0.01.
+FLOPs: of matmuls, convolutions and attention. tokens/s (a device), MFU, HFU (of
+a published peak): of the sweep's baseline, divided by the ratio.
+collectives: forward+backward+optimizer."""
+
 NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
 
@@ -157,6 +166,7 @@ def _utilisation(entry: Entry) -> Line:
 
 
 def _collectives(entry: Entry) -> Line:
+    """Return the counts of each collective, by phase."""
     if entry.record.work is None:
         return (NOTHING,)
     by_phase = entry.record.work.collectives

@@ -124,6 +124,7 @@ def _filled(tables: Iterable[Table]) -> tuple[Table | Figure, ...]:
 
 
 def _limits(sweep: SweepRecords, workload_count: int) -> Iterator[Statement]:
+    """Yield what the page leaves out, where it does."""
     if len(sweep.entries) > MOST_BARS:
         yield sentence(
             f"Figures with a bar a trial show the {MOST_BARS} trials with the lowest peaks of the setting "

@@ -51,6 +51,7 @@ def details(entry: Entry) -> Table:
 
 
 def _rows(entry: Entry) -> Iterator[Fact]:
+    """Yield all facts about one trial, in their order on the page."""
     record = entry.record
     yield _fact("ended", Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
     for note in notes(record):
@@ -76,6 +77,7 @@ def _fact(what: str, *value: LinePart) -> Fact:
 
 
 def _model(record: Record) -> Iterator[Fact]:
+    """Yield what was decided about the model."""
     if record.trained is None:
         return
     changed = [f"{count} {what}" for what, count in record.trained.changed.items()]
@@ -86,6 +88,7 @@ def _model(record: Record) -> Iterator[Fact]:
 
 
 def _memory(entry: Entry) -> Iterator[Fact]:
+    """Yield facts about bytes."""
     memory = entry.record.memory
     if memory is None:
         return
@@ -108,6 +111,7 @@ def _memory(entry: Entry) -> Iterator[Fact]:
 
 
 def _work(entry: Entry) -> Iterator[Fact]:
+    """Yield facts about recomputation, offloading and chunks."""
     work = entry.record.work
     if work is None:
         return
@@ -127,6 +131,7 @@ def _work(entry: Entry) -> Iterator[Fact]:
 
 
 def _time(entry: Entry) -> Iterator[Fact]:
+    """Yield facts about time and energy."""
     numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
         yield _fact("step time", *_listed(numbers))

@@ -15,7 +15,7 @@ from harness.report.content.changes import matched
 from harness.report.content.columns import NOTHING
 from harness.report.facts import quantities
 from harness.report.facts.document import plain
-from harness.report.facts.number_words import Unit, in_words
+from harness.report.facts.number_words import NumberUnit, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
@@ -132,6 +132,7 @@ def _word(name: str, sign: str, value: str) -> str:
 
 
 def _ratio(name: str, value: str) -> float:
+    """Return the number of a condition, or refuse it."""
     try:
         ratio = float(value)
     except ValueError:
@@ -158,6 +159,7 @@ def _failing_words(
 
 
 def _failing_number(condition: FailIf, one: Entry, other: Entry) -> str | None:
+    """Return a trial that a condition on a number fails, in words; `None` where it holds."""
     quantity = QUANTITIES[condition.name]
     before, after = quantity.of(one.record), quantity.of(other.record)
     if before is None:
@@ -177,4 +179,4 @@ def _ending(record: Record) -> str:
 
 
 def _written(ratio: float) -> str:
-    return in_words(ratio, Unit.RATIO) if abs(ratio - 1) >= 0.01 or ratio == 1 else f"{ratio:.6g}×"  # noqa: RUF001, PLR2004 (times; else it would read as 1)
+    return in_words(ratio, NumberUnit.RATIO) if abs(ratio - 1) >= 0.01 or ratio == 1 else f"{ratio:.6g}×"  # noqa: RUF001, PLR2004 (times; else it would read as 1)

@@ -72,6 +72,7 @@ def dominates(one: TradeOff, other: TradeOff) -> bool:
 
 
 def _points(entries: Iterable[Entry]) -> Iterable[TradeOff]:
+    """Yield memory and time of the trials that have both and are believed."""
     for entry in entries:
         memory, time = entry.record.memory, entry.record.time
         if memory is None or time is None or time.ratio_to_baseline is None:

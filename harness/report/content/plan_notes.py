@@ -39,6 +39,7 @@ def _example(record: Record) -> Iterator[str]:
 
 
 def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what chunks did not reach."""
     chosen = group_name(record.experiment, "chunk")
     if record.memory is None or chosen not in {"budget", "minimum"}:
         return

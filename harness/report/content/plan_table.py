@@ -13,7 +13,7 @@ from harness.report.content.columns import NOTHING, failure
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
 from harness.report.facts.labels import group_name, labels
-from harness.report.facts.number_words import Unit, and_more, human_bytes, human_flops, in_words
+from harness.report.facts.number_words import NumberUnit, and_more, human_bytes, human_flops, in_words
 from harness.report.facts.sweep_records import STRATEGIES, grouped
 
 LEGEND = """\
@@ -207,11 +207,12 @@ def _of_kernels(rows: Sequence[PlannedPoint]) -> Iterator[str]:
 
 
 def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
+    """Yield for each hardware the fastest point that fits."""
     for group in _groups(rows).values():
         fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
         if fitting:
             best = max(fitting, key=lambda index: rows[index].speed or 0)
-            speed = in_words(rows[best].speed or 0, Unit.RATE)
+            speed = in_words(rows[best].speed or 0, NumberUnit.RATE)
             unit = "samples" if quantities.TOKENS_PER_S.of(rows[best].record) is None else "tokens"
             yield f"fastest that fits {rows[best].hardware}: {names[best]}, {speed} {unit}/s"
 

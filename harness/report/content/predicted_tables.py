@@ -10,7 +10,7 @@ from harness.report.content.columns import AS_ON_GPU, NOTHING, number_cell
 from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.document import Line, LinePart, Mark, Statement, Table, plain
-from harness.report.facts.number_words import Unit, and_more, in_words
+from harness.report.facts.number_words import NumberUnit, and_more, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
@@ -40,6 +40,7 @@ def beside_measured(sweep: SweepRecords) -> Table:
 
 
 def _beside(entry: Entry) -> dict[str, Line]:
+    """Return the cells of a trial: each number predicted and measured."""
     return {
         "trial": (entry.trial,),
         "largest error": (_percent(_exact_error(entry.record)),),
@@ -167,7 +168,7 @@ def _differing(one: _Counts, other: _Counts) -> Iterator[tuple[str, int, int]]:
 def _collectives(record: Record) -> str:
     """Return what differs of collectives and their bytes; how many there are where nothing does."""
     found = list(_traffic(record))
-    units = (Unit.COUNT, Unit.BYTES)
+    units = (NumberUnit.COUNT, NumberUnit.BYTES)
     wrong = [
         f"{name} {in_words(mine, unit)} / {in_words(its, unit)}"
         for unit, (one, other) in zip(units, found, strict=False)

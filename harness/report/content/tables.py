@@ -9,6 +9,7 @@ from typing import Any
 from harness.records.record import is_baseline
 from harness.report.content.columns import (
     AS_ON_GPU,
+    LEGEND,
     NOTHING,
     PHASES,
     differences,
@@ -21,7 +22,6 @@ from harness.report.content.columns import (
 )
 from harness.report.content.pareto import ParetoFront, pareto_front
 from harness.report.content.plan_notes import plan_notes
-from harness.report.content.terminal_table import LEGEND
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command

@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.records.record import Record
 from harness.records.store import RECORD
 from harness.report.content.answer import differing
-from harness.report.content.columns import NOTHING, notes, result_cells
+from harness.report.content.columns import LEGEND, NOTHING, notes, result_cells
 from harness.report.facts.column_blocks import NARROW, column_blocks
 from harness.report.facts.document import plain
 from harness.report.facts.number_words import and_more, printable
@@ -26,14 +26,6 @@ from harness.report.facts.sweep_records import Entry, grouped, named
 _GAP = 2  # characters between two columns
 _NAMES = ("model", "variant", "mesh")
 _UNREMARKABLE = {"status": "ok"}
-LEGEND = """\
-saved, peak: maximum over ranks; GPU: what a GPU would need, because on a CPU
-the host memory that a strategy moves to is the same memory.
-step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1,
-because the interval reaches 1 ± 0.01.
-FLOPs: of matmuls, convolutions and attention. tokens/s (a device), MFU, HFU (of
-a published peak): of the sweep's baseline, divided by the ratio.
-collectives: forward+backward+optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,7 @@ def default(option: str) -> Any:
 
 
 def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the overrides that make an experiment of the defaults."""
     defaults = _yaml("config")
     entries = [entry for entry in defaults["defaults"] if isinstance(entry, Mapping)]
     chosen = {group: name for entry in entries for group, name in entry.items()}
@@ -72,6 +73,7 @@ def _choice(group: str, options: Mapping[str, Any]) -> str:
 def _options(
     group: str, choice: str, options: Mapping[str, Any], experiment: Mapping[str, Any]
 ) -> Iterator[str]:
+    """Yield the overrides of a group's options that differ from those of its choice."""
     defaults = _yaml(f"{group}/{choice}") if (_CONF / group / f"{choice}.yaml").is_file() else {}
     if group == "model" and options.get("name") not in (choice, options.get(_FACTORY)):
         yield f"model.name={_written(options.get('name'))}"

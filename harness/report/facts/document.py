@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.facts.number_words import Unit, in_words
+from harness.report.facts.number_words import NumberUnit, in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Number:
     """
 
     value: float
-    unit: Unit
+    unit: NumberUnit
     path: str
     trial_id: str = ""
     sweep: int = 0
@@ -89,10 +89,12 @@ class Statement:
     Fields:
         line: the sentence.
         trial_ids: the records it follows from.
+        is_setting: it says what was trained, and finds nothing.
     """
 
     line: Line
     trial_ids: tuple[str, ...]
+    is_setting: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

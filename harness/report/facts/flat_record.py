@@ -75,6 +75,7 @@ def tables(record: Record) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
 
 
 def _flatten_group(group: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a group with the group's name before them."""
     for option, value in options.items():
         if option == "name":
             yield group, value
@@ -85,6 +86,7 @@ def _flatten_group(group: str, options: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _flatten_scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Yield numbers and words below a mapping by their path."""
     for key, value in values.items():
         path = f"{prefix}{key}".replace(".", "_")
         if key in _TABLES or isinstance(value, list):

@@ -13,7 +13,7 @@ _SHORTEST_S = 0.9995  # rounds to 1 s, and as 1e+03 ms would not be read
 _WHOLE = 99.95
 
 
-class Unit(StrEnum):
+class NumberUnit(StrEnum):
     """What a number counts, and so how it is written."""
 
     BYTES = "bytes"
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
     )
 
 
-def in_words(value: float, unit: Unit) -> str:
+def in_words(value: float, unit: NumberUnit) -> str:
     """Return `value` as people write it; bytes and counts are integers."""
     return _WRITTEN[unit](value)
 
@@ -72,15 +72,15 @@ def _seconds(value: float) -> str:
     return f"{scaled:,.0f} {unit}" if scaled >= _WHOLE else f"{scaled:.3g} {unit}"
 
 
-_WRITTEN: dict[Unit, Callable[[float], str]] = {
-    Unit.BYTES: lambda value: human_bytes(int(value)),
-    Unit.FLOPS: lambda value: human_flops(int(value)),
-    Unit.SECONDS: _seconds,
-    Unit.RATIO: lambda value: f"{value:.2f}\N{MULTIPLICATION SIGN}",
-    Unit.BOUND: lambda value: f"{value:.2f}",
-    Unit.SHARE: lambda value: f"{value:.0%}",
-    Unit.UTILISATION: lambda value: f"{value:.1%}",
-    Unit.RATE: lambda value: f"{value:,.0f}",
-    Unit.COUNT: lambda value: f"{value:,}",
-    Unit.VALUE: lambda value: f"{value:.4g}",
+_WRITTEN: dict[NumberUnit, Callable[[float], str]] = {
+    NumberUnit.BYTES: lambda value: human_bytes(int(value)),
+    NumberUnit.FLOPS: lambda value: human_flops(int(value)),
+    NumberUnit.SECONDS: _seconds,
+    NumberUnit.RATIO: lambda value: f"{value:.2f}\N{MULTIPLICATION SIGN}",
+    NumberUnit.BOUND: lambda value: f"{value:.2f}",
+    NumberUnit.SHARE: lambda value: f"{value:.0%}",
+    NumberUnit.UTILISATION: lambda value: f"{value:.1%}",
+    NumberUnit.RATE: lambda value: f"{value:,.0f}",
+    NumberUnit.COUNT: lambda value: f"{value:,}",
+    NumberUnit.VALUE: lambda value: f"{value:.4g}",
 }

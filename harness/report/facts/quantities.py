@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from harness.records.merge_ranks import Memory, Time, Work
 from harness.records.predicted_step import PredictedStep
 from harness.records.record import Record
-from harness.report.facts.number_words import Unit
+from harness.report.facts.number_words import NumberUnit
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Quantity:
         read: returns the number; raises `LookupError` where the record has none.
     """
 
-    unit: Unit
+    unit: NumberUnit
     read: Callable[[Record], float]
 
     def of(self, record: Record) -> float | None:
@@ -56,19 +56,19 @@ def some(value: T | None) -> T:
     return value
 
 
-def _memory(read: Callable[[Memory], int], unit: Unit = Unit.BYTES) -> Quantity:
-    return Quantity(unit=unit, read=lambda record: read(some(record.memory)))
+def _memory(read: Callable[[Memory], int]) -> Quantity:
+    return Quantity(unit=NumberUnit.BYTES, read=lambda record: read(some(record.memory)))
 
 
-def _work(read: Callable[[Work], int], unit: Unit) -> Quantity:
+def _work(read: Callable[[Work], int], unit: NumberUnit) -> Quantity:
     return Quantity(unit=unit, read=lambda record: read(some(record.work)))
 
 
-def _time(read: Callable[[Time], float], unit: Unit) -> Quantity:
+def _time(read: Callable[[Time], float], unit: NumberUnit) -> Quantity:
     return Quantity(unit=unit, read=lambda record: read(some(record.time)))
 
 
-def _quotient(over: Quantity, under: Quantity, unit: Unit) -> Quantity:
+def _quotient(over: Quantity, under: Quantity, unit: NumberUnit) -> Quantity:
     return Quantity(unit=unit, read=lambda record: over.read(record) / under.read(record))
 
 
@@ -81,8 +81,8 @@ OPTIMIZER = _memory(lambda memory: memory.optimizer_bytes)
 HOST_PEAK = _memory(lambda memory: memory.host_peak_bytes)
 PREDICTED_PEAK = _memory(lambda memory: some(memory.predicted_peak_bytes))
 BASELINE_PEAK = _memory(lambda memory: some(memory.baseline).peak_bytes)
-PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, Unit.SHARE)
-PEAK_SAVING = Quantity(unit=Unit.SHARE, read=lambda record: 1 - PEAK_SHARE.read(record))
+PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, NumberUnit.SHARE)
+PEAK_SAVING = Quantity(unit=NumberUnit.SHARE, read=lambda record: 1 - PEAK_SHARE.read(record))
 """Share of the baseline's peak that a trial does without; below zero where it needs more."""
 
 ALLOCATOR: Sequence[tuple[str, Quantity]] = (
@@ -93,32 +93,34 @@ ALLOCATOR: Sequence[tuple[str, Quantity]] = (
 )
 """Numbers of the allocator by their names in words."""
 
-FORWARD_FLOPS = _work(lambda work: work.forward_flops, Unit.FLOPS)
-BACKWARD_FLOPS = _work(lambda work: work.backward_flops, Unit.FLOPS)
-RECOMPUTED_FLOPS = _work(lambda work: work.recomputed_flops, Unit.FLOPS)
-OFFLOADED = _work(lambda work: work.offloaded_bytes, Unit.BYTES)
-CHUNKS = _work(lambda work: work.chunks, Unit.COUNT)
+FORWARD_FLOPS = _work(lambda work: work.forward_flops, NumberUnit.FLOPS)
+BACKWARD_FLOPS = _work(lambda work: work.backward_flops, NumberUnit.FLOPS)
+RECOMPUTED_FLOPS = _work(lambda work: work.recomputed_flops, NumberUnit.FLOPS)
+OFFLOADED = _work(lambda work: work.offloaded_bytes, NumberUnit.BYTES)
+CHUNKS = _work(lambda work: work.chunks, NumberUnit.COUNT)
 
-STEP_TIME = _time(lambda time: time.step_time_s.median, Unit.SECONDS)
-RATIO = _time(lambda time: some(time.ratio_to_baseline).median, Unit.RATIO)
-RATIO_LOW = _time(lambda time: some(time.ratio_to_baseline).low, Unit.BOUND)
-RATIO_HIGH = _time(lambda time: some(time.ratio_to_baseline).high, Unit.BOUND)
-TOKENS_PER_S = _time(lambda time: some(time.tokens_per_s), Unit.RATE)
-MFU = _time(lambda time: some(time.mfu), Unit.UTILISATION)
-HFU = _time(lambda time: some(time.hfu), Unit.UTILISATION)
-ENERGY = _time(lambda time: some(time.energy_j), Unit.VALUE)
+STEP_TIME = _time(lambda time: time.step_time_s.median, NumberUnit.SECONDS)
+RATIO = _time(lambda time: some(time.ratio_to_baseline).median, NumberUnit.RATIO)
+RATIO_LOW = _time(lambda time: some(time.ratio_to_baseline).low, NumberUnit.BOUND)
+RATIO_HIGH = _time(lambda time: some(time.ratio_to_baseline).high, NumberUnit.BOUND)
+TOKENS_PER_S = _time(lambda time: some(time.tokens_per_s), NumberUnit.RATE)
+MFU = _time(lambda time: some(time.mfu), NumberUnit.UTILISATION)
+HFU = _time(lambda time: some(time.hfu), NumberUnit.UTILISATION)
+ENERGY = _time(lambda time: some(time.energy_j), NumberUnit.VALUE)
 STEP_TIMES: Sequence[tuple[str, Quantity]] = (
     ("median", STEP_TIME),
-    ("10th percentile", _time(lambda time: time.step_time_s.p10, Unit.SECONDS)),
-    ("90th percentile", _time(lambda time: time.step_time_s.p90, Unit.SECONDS)),
+    ("10th percentile", _time(lambda time: time.step_time_s.p10, NumberUnit.SECONDS)),
+    ("90th percentile", _time(lambda time: time.step_time_s.p90, NumberUnit.SECONDS)),
 )
 """Step times by their names in words."""
 
-NEEDED = Quantity(unit=Unit.BYTES, read=lambda record: some(some(record.outlook).needed_bytes))
-USABLE = Quantity(unit=Unit.BYTES, read=lambda record: some(some(record.outlook).usable_bytes))
+NEEDED = Quantity(unit=NumberUnit.BYTES, read=lambda record: some(some(record.outlook).needed_bytes))
+USABLE = Quantity(unit=NumberUnit.BYTES, read=lambda record: some(some(record.outlook).usable_bytes))
 
 
-def _predicted(read: Callable[[PredictedStep], float | None], unit: Unit = Unit.BYTES) -> Quantity:
+def _predicted(
+    read: Callable[[PredictedStep], float | None], unit: NumberUnit = NumberUnit.BYTES
+) -> Quantity:
     return Quantity(unit=unit, read=lambda record: some(read(some(record.predicted))))
 
 
@@ -129,8 +131,8 @@ PREDICTED: Mapping[str, tuple[Quantity, Quantity]] = {
     "parameters": (_predicted(lambda step: step.parameter_bytes), PARAMETERS),
     "gradients": (_predicted(lambda step: step.gradient_bytes), GRADIENTS),
     "optimizer": (_predicted(lambda step: step.optimizer_bytes), OPTIMIZER),
-    "forward FLOPs": (_predicted(lambda step: step.forward_flops, Unit.FLOPS), FORWARD_FLOPS),
-    "backward FLOPs": (_predicted(lambda step: step.backward_flops, Unit.FLOPS), BACKWARD_FLOPS),
+    "forward FLOPs": (_predicted(lambda step: step.forward_flops, NumberUnit.FLOPS), FORWARD_FLOPS),
+    "backward FLOPs": (_predicted(lambda step: step.backward_flops, NumberUnit.FLOPS), BACKWARD_FLOPS),
     "offloaded": (_predicted(lambda step: step.offloaded_bytes), OFFLOADED),
 }
 """Numbers that are predicted exactly, each as predicted and as measured, by their names in words."""
@@ -142,15 +144,15 @@ def missed(record: Record) -> list[str]:
     return [name for name, one, other in found if None not in (one, other) and one != other]
 
 
-PREDICTED_TIME = (_predicted(lambda step: step.step_time_s, Unit.SECONDS), STEP_TIME)
+PREDICTED_TIME = (_predicted(lambda step: step.step_time_s, NumberUnit.SECONDS), STEP_TIME)
 """The step time as predicted for named hardware, and as measured."""
 
-ERROR_RANK = Quantity(unit=Unit.COUNT, read=lambda record: some(some(record.error).rank))
+ERROR_RANK = Quantity(unit=NumberUnit.COUNT, read=lambda record: some(some(record.error).rank))
 
 
 def loss(step: int) -> Quantity:
     """Return the loss of a parity step."""
-    return Quantity(unit=Unit.VALUE, read=lambda record: some(record.parity).losses[step])
+    return Quantity(unit=NumberUnit.VALUE, read=lambda record: some(record.parity).losses[step])
 
 
 def peak_part(part: str) -> Quantity:
@@ -175,22 +177,22 @@ def timeline_bytes(index: int | str) -> Quantity:
 
 def recomputed_op(name: str) -> Quantity:
     """Return how often an operator ran again in backward."""
-    return _work(lambda work: work.recomputed_ops[name], Unit.COUNT)
+    return _work(lambda work: work.recomputed_ops[name], NumberUnit.COUNT)
 
 
 def collective_count(phase: str, name: str) -> Quantity:
     """Return how often a rank started a collective in a phase."""
-    return _work(lambda work: work.collectives[phase][name], Unit.COUNT)
+    return _work(lambda work: work.collectives[phase][name], NumberUnit.COUNT)
 
 
 def collective_bytes(phase: str, name: str) -> Quantity:
     """Return the payload of a collective in a phase."""
-    return _work(lambda work: work.collective_bytes[phase][name], Unit.BYTES)
+    return _work(lambda work: work.collective_bytes[phase][name], NumberUnit.BYTES)
 
 
 def chunk_option(option: str) -> Quantity:
     """Return an option of the chunking strategy."""
-    return Quantity(unit=Unit.VALUE, read=lambda record: record.experiment["chunk"][option])
+    return Quantity(unit=NumberUnit.VALUE, read=lambda record: record.experiment["chunk"][option])
 
 
 class _FieldPath:

@@ -263,6 +263,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
 
 
 def _kept(path: Path) -> list[Record]:
+    """Return the records in one file, each trial once."""
     try:
         values = parsed(path.read_text(encoding="utf-8"))
         if not isinstance(values, list):
@@ -307,6 +308,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
+    """Return where an entry stands among others."""
     return (
         entry.model,
         mesh_sizes(entry.record.experiment),

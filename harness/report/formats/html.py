@@ -74,6 +74,7 @@ class _Writer:
         return Markup("".join(self._part(part, of) for part in line))  # noqa: S704 (parts are escaped)
 
     def table(self, table: Table) -> Markup:
+        """Return a table, which scrolls by itself, can be sorted, and may be folded."""
         numeric = [_is_numeric(column) for column in zip(*table.rows, strict=True)]
         body = "".join(self._row(row, numeric) for row in table.rows)
         headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
@@ -92,6 +93,7 @@ class _Writer:
         return Markup(f"{title}{shown}")  # noqa: S704 (escaped)
 
     def _row(self, row: tuple[Line, ...], numeric: Sequence[bool]) -> str:
+        """Return a row; what it is of is noted once, on the row."""
         of = _common(row)
         first, *others = row
         cells = "".join(
@@ -109,6 +111,7 @@ class _Writer:
             yield from (key for key in found if key)
 
     def _part(self, part: LinePart, of: str) -> str:
+        """Return a part of a line, with where its value stands in the record."""
         text = escape(str(part))
         if isinstance(part, Number):
             source = _source(part)

@@ -86,6 +86,7 @@ def in_markdown(line: Line) -> str:
 
 
 def _blocks(document: Document, figures: str) -> Iterator[str]:
+    """Yield the blocks of a page."""
     yield f"# {_escaped(document.title)}\n"
     yield f"{in_markdown(document.subtitle)}\n"
     if document.differing:
@@ -112,6 +113,7 @@ def _figure(figure: Figure, figures: str) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
+    """Yield a table with its title, folded where the document says so."""
     about = f"\n{_escaped(table.about)}" if table.about else ""
     if table.is_folded:
         title = escape(" ".join(table.title.split()))  # within a tag markdown escapes nothing

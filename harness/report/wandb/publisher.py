@@ -63,6 +63,7 @@ class Tracker:
     deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
+        """Refuse options that W&B would not take, and a package that is missing."""
         require_one_of("tracker.name", self.name, TRACKERS)
         require_at_least("tracker.deadline_s", self.deadline_s, 1)
         if not self.project.strip():
@@ -90,6 +91,7 @@ class Published:
     report_url: str | None = None
 
     def __str__(self) -> str:
+        """Return what was published, and what was not and why."""
         report = "" if self.report_url is None else f", report {self.report_url}"
         done = f"W&B: {self.published} published, files in {self.folder}{report}"
         if self.problem is None:
@@ -274,6 +276,7 @@ def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: 
 
 
 def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the publisher: the user's settings of W&B that matter, and ours."""
     kept = {
         key: value
         for key, value in os.environ.items()

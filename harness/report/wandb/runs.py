@@ -88,6 +88,7 @@ def begun(arguments: Sequence[str] | None, description: str | None) -> tuple[arg
 
 
 def _settings(root: Path) -> wandb.Settings:
+    """Return settings that keep a run on disk and measure nothing themselves."""
     return wandb.Settings(
         mode="offline",
         root_dir=str(root),

@@ -34,6 +34,7 @@ def _recent(folder: Path, since_s: float) -> list[Path]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a log, a line each; torn lines are left out."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             value = json.loads(line)

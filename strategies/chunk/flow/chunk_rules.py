@@ -142,6 +142,7 @@ def inputs_for(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | Non
 
 
 def _inputs_by_rules(node: fx.Node, index: int, axis: Axis) -> tuple[Axes, Axes] | None:
+    """Return what output `index`, cut along `axis`, needs of the inputs, and how all outputs are then cut."""
     values = _outputs(node)
     if index >= len(values) or not isinstance(values[index], Tensor):
         return None
@@ -228,6 +229,7 @@ def has_pictures(graph: fx.Graph) -> bool:
 
 
 def _axes_of_rows(node: fx.Node, window: RowWindow, axis: Axis) -> tuple[Axes, Axes] | None:
+    """Return what rows of a result need of the input of an operator with a window, and how both are cut."""
     made = _outputs(node)
     found = window.axes(axis, shape_of(slots(node)[0]), made[0].shape)
     if found is None:
@@ -342,6 +344,7 @@ def _product(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _permute(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a permutation: each dimension comes from one of the input."""
     rank, given = len(shapes[0]), _given(node)
     order = list(range(rank))
     if node.target is _aten.permute.default:
@@ -372,6 +375,7 @@ def _stack(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _reduce(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a reduction: kept dimensions go through, and those that a sum takes add up."""
     rank, values = len(shapes[0]), _outputs(node)
     reduced = _reduced_dims(node, rank)
     keeps = values[0].dim() == rank
@@ -512,6 +516,7 @@ def _norm_scales(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
 
 
 def _norm_applied(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    """Return the rules of a scaled input: scales are cut with its batch and channels alone."""
     others = range(2, len(shapes[0]))
     return [
         ChunkRule((0,), (0, 1)),

@@ -61,6 +61,7 @@ class _Decided:
         return len(self._earlier), self.firm, self.before
 
     def undo_to(self, mark: tuple[int, int, int]) -> None:
+        """Forget everything decided since `mark`."""
         count, self.firm, self.before = mark
         while len(self._earlier) > count:
             node, outs, ins = self._earlier.pop()
@@ -117,6 +118,7 @@ class RegionGrower:
         return None
 
     def _start(self, seed: RegionSeed, state: _Decided) -> bool:
+        """Enter the seed and what it needs; return whether that is possible."""
         if seed.node in self._outside or not (
             self._may_overlap or seed.axis or seed.node.target is not norm_sums
         ):
@@ -150,6 +152,7 @@ class RegionGrower:
         return True
 
     def _demand_output(self, node: fx.Node, index: int, axis: Axis, state: _Decided) -> bool:
+        """Return whether output `index` of `node` can be had along `axis`, in chunks or as a whole."""
         if node in state.axes:
             return _covers(state.axes[node], index, axis) or self._widen(node, index, axis, state)
         is_cut = node in self._inside and node not in self._outside
@@ -216,6 +219,7 @@ class RegionGrower:
         return False
 
     def _joins_as_part(self, node: fx.Node, state: _Decided) -> bool:
+        """Enter one of several results where its maker is cut, in the same way; return whether it is."""
         maker, index = node.args
         outs = state.axes.get(maker, ())  # type: ignore[arg-type]
         axis = outs[index] if isinstance(index, int) and index < len(outs) else None
@@ -224,6 +228,7 @@ class RegionGrower:
         return axis is not None
 
     def _finished(self, state: _Decided, seed: RegionSeed) -> ChunkRegion | None:
+        """Return the region that was decided, `None` where it would run in another order than the graph."""
         members = [node for node in self._window if node in state.axes]
         copies = frozenset(node for node in members if state.before >> self._inside[node] & 1)
         own = sum(1 << self._inside[node] for node in members if node not in copies)

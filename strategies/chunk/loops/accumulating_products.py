@@ -51,6 +51,7 @@ class _Product(torch.autograd.Function):
         left_total: Tensor | None,
         right_total: Tensor | None,
     ) -> Tensor:
+        """Multiply, and save the operands whose partners need gradients."""
         _, of_left, of_right, *_ = ctx.needs_input_grad
         ctx.save_for_backward(left if of_right else None, right if of_left else None)
         ctx.totals = left_total, right_total
@@ -59,6 +60,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Add the products of each chunk to the totals, where there are any."""
         left, right = ctx.saved_tensors
         of_left, of_right = ctx.totals
         gradients: list[Tensor | None] = [None] * 5

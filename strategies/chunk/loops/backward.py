@@ -67,6 +67,7 @@ def saved_storages(graph: fx.Graph) -> dict[fx.Node, frozenset[Key]]:
 
 
 def _saved(node: fx.Node) -> Iterable[Key]:
+    """Yield the storages that the autograd function of a node has saved."""
     function = next((tensor.grad_fn for tensor in tensors_of(node) if tensor.grad_fn is not None), None)
     function = node.meta.get("grad_fn", function)  # of a tensor that was written in place later
     if function is None or node.op != "call_function":
@@ -86,6 +87,7 @@ def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) ->
     inside = {node for loop in loops for node in loop.region.members}
 
     def is_unread(loop: Loop) -> bool:
+        """Return whether no backward outside of the loop reads its results, or views of them."""
         reached = [result.node for result in loop.outputs]
         for node in reached:  # grows
             users = [user for user in node.users if user not in loop.region.members]
@@ -247,6 +249,10 @@ class TrainingPass:
     def _backward(
         self, item: fx.Node | Loop, forward: StorageStep, born: set[Key], sizes: Mapping[Key, int]
     ) -> StorageStep:
+        """Return the step of backward that belongs to an item of forward.
+
+        `born` are gradients that are alive.
+        """
         if isinstance(item, Loop):
             return self._loop_backward(item, born, sizes)
         if item in self.calls or self.schedule.is_moved(item):
@@ -278,6 +284,7 @@ class TrainingPass:
     def _node_backward(
         self, item: fx.Node, forward: StorageStep, born: set[Key], sizes: Mapping[Key, int]
     ) -> StorageStep:
+        """Return the step of backward of a call, or of a node whose storages chunks have moved."""
         inputs = item.all_input_nodes
         held = born & {gradient_of(key) for key in self.schedule.keys_of(item)}
         makes = self._gradients(inputs, born, sizes)
@@ -292,6 +299,7 @@ class TrainingPass:
         return StorageStep(makes=makes, holds=frozenset(held | (self.saves[item] & set(forward.makes))))
 
     def _loop_backward(self, loop: Loop, born: set[Key], sizes: Mapping[Key, int]) -> StorageStep:
+        """Return the step of backward of a loop, which recomputes its chunks."""
         assert loop.backward is not None
         inputs = [operand.node for operand in loop.inputs]
         held = born & {

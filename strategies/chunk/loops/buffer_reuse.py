@@ -44,6 +44,7 @@ class BufferReuse:
     def _reusing(
         self, schedule: Schedule, at: int, may_reuse: Callable[[LoopOutput, LoopInput], bool]
     ) -> Loop:
+        """Return the loop at position `at`, with its results on memory of inputs that die in it."""
         loop = schedule.items[at]
         assert isinstance(loop, Loop)
         plain = replace(loop, outputs=tuple(replace(result, into=None) for result in loop.outputs))
@@ -60,6 +61,10 @@ class BufferReuse:
     def _fits(
         self, loop: Loop, result: LoopOutput, operand: LoopInput, dying: set[Key], schedule: Schedule
     ) -> bool:
+        """Return whether a result can lie on the memory of an input.
+
+        Both must have one layout and one cut, and nobody may read the input later.
+        """
         node, axis = operand.node, operand.axis
         keys = schedule.keys_of(node)
         if axis is None or axis != result.axis or len(keys) != 1 or not keys <= dying:

@@ -66,6 +66,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
     at = {node: index for index, node in enumerate(schedule.graph.nodes)}
 
     def decision(loop: Loop) -> LoopDecision:
+        """Return a loop in numbers of positions, as equal scopes share them."""
         region, seed = loop.region, loop.region.seed
         return LoopDecision(
             members=tuple(at[node] for node in region.members),
@@ -119,6 +120,7 @@ def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> s
 def _loop(
     decision: LoopDecision, nodes: Sequence[fx.Node], outside: set[fx.Node], plain: Schedule
 ) -> Loop | None:
+    """Return the loop that was decided for an equal scope, `None` where it does not fit this one."""
     region = _region(decision, nodes)
     if region is None or region.members != [nodes[position] for position in decision.members]:
         return None

@@ -171,6 +171,7 @@ class Loop:
         return {node: each for node, each in found if each.over <= members and self._is_local(node, each)}
 
     def _is_local(self, node: fx.Node, overwrite: Overwrite) -> bool:
+        """Return whether all memory that an operator overwrites is of the chunk at hand."""
         return self.local(node, 0) is None and all(
             self.local(view, slot) is None
             for view in overwrite.over
@@ -362,6 +363,7 @@ def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list
     members = set(loop.region.members) - loop.region.copies - outside
 
     def is_inside(node: fx.Node) -> bool:
+        """Return whether all of what `node` gives stays inside of one chunk."""
         is_made = node in members and all(
             loop.local(user, slot) is None
             for user in node.users

@@ -88,6 +88,7 @@ class Schedule:
         return self.storages.overwrites.get(node) if may_overwrite else None
 
     def _node_step(self, node: fx.Node) -> StorageStep:
+        """Return what one operator makes and holds when loops before it have moved some of its storages."""
         step = self.storages.steps[node]
         private_bytes = step.private_bytes + self.calls.get(node, 0)
         overwrite = self.overwrite(node)
@@ -116,6 +117,7 @@ class Schedule:
         return StorageStep(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
 
     def _loop_step(self, loop: Loop) -> StorageStep:
+        """Return what a loop makes and holds, and note that its results lie on storages of their own."""
         held = {key for operand in loop.inputs for key in self.keys_of(operand.node)}
         makes: dict[Key, int] = {}
         for result in loop.outputs:

@@ -85,6 +85,7 @@ class _RowLosses(torch.autograd.Function):
     def forward(  # noqa: PLR0917 (autograd passes operands by position)
         ctx: Any, scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
     ) -> Tensor:
+        """Return the losses of rows, and save the scores rather than their logarithms."""
         logarithms = log_softmax_over(scores.detach(), 1, half_to_float=False)
         losses, _ = _aten.nll_loss_forward.default(logarithms, target, weight, reduction, ignored)
         ctx.save_for_backward(scores, target, weight)
@@ -95,6 +96,7 @@ class _RowLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Return the gradient of the scores: softmax less the target's one, times the factor of the row."""
         logarithms, target, weight = ctx.saved_tensors
         counted = target.ne(ctx.ignored)
         classes = target.where(counted, 0)

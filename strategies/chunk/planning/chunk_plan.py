@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from strategies.base import PlannedStep
+from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk.flow.chunk_rules import is_cut
 from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
@@ -22,14 +22,10 @@ from strategies.chunk.running.chunked_forward import (
     install,
     refuse_unseen_calls,
 )
-from strategies.errors import StrategyError
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
-from strategies.tracing.operator_graph import ScopeGraph
-
-__all__ = ["ChunkPlan", "InfeasibleBudget", "PlannedRegion", "Planner"]
-
+from strategies.tracing.scope_graph import ScopeGraph
 
 _MUCH = 4  # times the results of an operator are the smallest peak, where it is named
 
@@ -63,37 +59,24 @@ class UncutOperator:
         return max(found.values(), key=lambda each: each.nbytes, default=None)
 
 
-class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
-    """No plan that was found keeps the budget.
+def _infeasible(
+    where: str, budget_bytes: int, minimum: int, opaque: Mapping[str, str], uncut: UncutOperator | None
+) -> InfeasibleBudget:
+    """Return the refusal of a budget.
 
     Args:
         where: the configuration path of the budget.
         budget_bytes: the budget.
-        minimum_feasible_bytes: smallest activation peak that a plan reaches.
+        minimum: smallest activation peak that a plan reaches.
         opaque: FQNs of modules that nothing cuts, with the reason.
-        uncut: operator that no rule cuts and whose results take much of the smallest peak, if any.
+        uncut: operator that no rule cuts, which is named if its results take much of the smallest peak.
     """
-
-    def __init__(
-        self,
-        where: str,
-        budget_bytes: int,
-        minimum_feasible_bytes: int,
-        opaque: Mapping[str, str],
-        uncut: UncutOperator | None = None,
-    ) -> None:
-        whole = "".join(f"; {fqn!r} is not cut: {reason}" for fqn, reason in list(opaque.items())[:1])
-        more = f"; nor are {len(opaque) - 1} more" if len(opaque) > 1 else ""
-        if uncut is not None and uncut.nbytes * _MUCH >= minimum_feasible_bytes:
-            caller = repr(uncut.module) if uncut.module else "the model"
-            more += f"; nothing cuts {uncut.target}, which {caller} calls"
-        super().__init__(
-            where,
-            f"no plan keeps activations within {budget_bytes} bytes; "
-            f"the smallest reachable peak is {minimum_feasible_bytes} bytes{whole}{more}",
-        )
-        self.budget_bytes = budget_bytes
-        self.minimum_feasible_bytes = minimum_feasible_bytes
+    whole = "".join(f"; {fqn!r} is not cut: {reason}" for fqn, reason in list(opaque.items())[:1])
+    more = f"; nor are {len(opaque) - 1} more" if len(opaque) > 1 else ""
+    if uncut is not None and uncut.nbytes * _MUCH >= minimum:
+        caller = repr(uncut.module) if uncut.module else "the model"
+        more += f"; nothing cuts {uncut.target}, which {caller} calls"
+    return InfeasibleBudget(where, budget_bytes, minimum, f"{whole}{more}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +145,7 @@ class ChunkPlan:
             if budget_bytes is not None:
                 raise StrategyError(where, "give one of budget_bytes and fraction, got both")
             require_number("chunk.fraction", fraction, "above 0 and at most 1", 1)
-        planner = Planner.of(model, sample, kwargs=kwargs, training=training, step=step, where=where)
+        planner = ChunkPlanner.of(model, sample, kwargs=kwargs, training=training, step=step, where=where)
         if fraction is not None:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
@@ -222,7 +205,7 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planner:
+class ChunkPlanner:
     """A model recorded for one kind of pass, to be planned for one budget after the other.
 
     Fields:
@@ -252,7 +235,7 @@ class Planner:
         training: bool = False,
         step: PlannedStep | None = None,
         where: str = "chunk.budget",
-    ) -> Planner:
+    ) -> ChunkPlanner:
         """Return the planner of `model`; arguments are those of `ChunkPlan.make`.
 
         Raises:
@@ -314,7 +297,7 @@ class Planner:
             has_loss, minimum = other.peak_bytes < chosen.peak_bytes, min(minimum, least)
             chosen = other if has_loss else chosen
         if budget_bytes is not None and chosen.peak_bytes > budget_bytes:
-            raise InfeasibleBudget(self.where, budget_bytes, minimum, self.opaque, self._uncut)
+            raise _infeasible(self.where, budget_bytes, minimum, self.opaque, self._uncut)
         return ChunkPlan(
             budget_bytes=budget_bytes,
             predicted_peak_bytes=chosen.peak_bytes,

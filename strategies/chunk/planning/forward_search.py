@@ -80,6 +80,7 @@ class ForwardSearch:
         return self._relaxed(replace(self._first, items=found), max(goal_bytes, peak_bytes))
 
     def _lowered(self, items: list[fx.Node | Loop], goal_bytes: int) -> list[fx.Node | Loop]:
+        """Return the items with loops, changed until the peak is at the goal or nothing helps."""
         profile = self._with(items).profile()
         for _ in range(_STEPS):
             if profile.peak_bytes <= goal_bytes:
@@ -116,6 +117,7 @@ class ForwardSearch:
     def _candidates(
         self, items: list[fx.Node | Loop], profile: Profile, goal: int
     ) -> Iterator[LoopCandidate]:
+        """Yield loops around the highest step, instead of those that stand there."""
         at, top = profile.peak_step, profile.peak_bytes
         item = items[at]
         if isinstance(item, Loop):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from strategies.base import LossInputs, PlannedStep
+from strategies.base import LossInputs, PlannedStep, StrategyError
 from strategies.chunk.loops.backward import SavedFate
 from strategies.chunk.running.chunked_forward import (
     ChunkProgram,
@@ -21,17 +21,16 @@ from strategies.chunk.running.chunked_forward import (
     scopes_of,
     with_loss,
 )
-from strategies.errors import StrategyError
 from strategies.estimate.ledger import Kind, is_activation
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
-from strategies.regions.host import allocating_on_host
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import Programs
-from strategies.tracing.operator_graph import ScopeGraph, record
+from strategies.tracing.operator_graph import record
+from strategies.tracing.scope_graph import ScopeGraph
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
 
 
@@ -143,7 +142,7 @@ class Rehearsal:
         standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
         install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
-        live = LiveStorages(Position(), device=self.device.type, is_host=allocating_on_host)
+        live = LiveStorages(Position(), device=self.device.type)
         with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
             live.add_standing(standing)
             if self.training:

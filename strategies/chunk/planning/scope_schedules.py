@@ -15,7 +15,7 @@ from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.training_search import TrainingSearch
 from strategies.estimate.machine import Machine
-from strategies.tracing.operator_graph import ScopeGraph, is_opaque
+from strategies.tracing.scope_graph import ScopeGraph, is_opaque
 
 ScopeKind: TypeAlias = tuple[Hashable, SavedFate]
 """Equal for scopes with the same schedules: signature of the graph, and where AC leaves saved tensors."""

@@ -165,6 +165,7 @@ class TrainingSchedules:
         return self._model_options if call is None else self._options[self._kinds[call]]
 
     def _better(self, current: OptionChoice, jumps: Sequence[int]) -> OptionChoice | None:
+        """Return the choice that frees most bytes a second among those a few options lower."""
         moves = [
             {**current.at, **self._lower(current, calls, jump)}
             for calls in self._groups(current)
@@ -198,6 +199,7 @@ class TrainingSchedules:
         return {call: self._seen[kind, at[index]] for index, (call, kind) in enumerate(calls)}
 
     def _chosen(self, at: Mapping[int | None, int]) -> OptionChoice:
+        """Return a choice of options with its peak and time, computed once."""
         key = tuple(at.values())  # always in one order
         if key not in self._known:
             root = replace(self._model_options[at[None]].planned, calls=self._calls_at(at))

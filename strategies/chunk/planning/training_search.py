@@ -18,7 +18,7 @@ from strategies.chunk.loops.loop import Loop, chunk_sizes
 from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
 from strategies.estimate.machine import Machine
-from strategies.tracing.operator_graph import may_run_again
+from strategies.tracing.scope_graph import may_run_again
 
 _LOG = logging.getLogger(__name__)
 _STEPS = 24
@@ -94,6 +94,7 @@ class TrainingSearch:
         return _front([*options, *(each for option in options for each in self._longer(option))])
 
     def _option(self, planned: TrainingPass, profile: Profile | None = None) -> PassOption:
+        """Return a pass as an option, with its time, and its bytes as often as it is repeated."""
         profile = profile or planned.profile()
         saved = profile.before_bytes[len(planned.schedule.items)]
         return PassOption(
@@ -103,6 +104,7 @@ class TrainingSearch:
         )
 
     def _better(self, current: PassOption) -> PassOption | None:
+        """Return the option that frees most bytes a second, by the least change that frees enough."""
         least = current.weight_bytes * (1 - _LEAST_GAIN)
 
         def gain(option: PassOption) -> float:
@@ -164,6 +166,7 @@ class TrainingSearch:
                 yield self._resized(planned, items, at, length, profile)
 
     def _new(self, planned: TrainingPass, low: int, high: int) -> Iterator[PassOption]:
+        """Yield the passes with a new loop between two positions, in each of its useful lengths."""
         items = planned.schedule.items
         if any(_is_fixed(item) for item in items[low : high + 1]):
             return

@@ -20,12 +20,11 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporar
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
-from strategies.base import LossInputs
+from strategies.base import LossInputs, StrategyError
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
-from strategies.errors import StrategyError
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
 from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation
@@ -38,8 +37,9 @@ from strategies.tracing.guard import (
     refuse_unseen,
     share_memory,
 )
-from strategies.tracing.operator_graph import ScopeGraph, is_within, may_run_again, record, writes_to_given
+from strategies.tracing.operator_graph import record
 from strategies.tracing.recorder import leaves_of
+from strategies.tracing.scope_graph import ScopeGraph, is_within, may_run_again, writes_to_given
 from strategies.tracing.shadow import Shadow, device_of, mapped_once, shadowed
 
 Loss: TypeAlias = "Callable[..., Tensor]"
@@ -160,6 +160,7 @@ class ChunkedForward:
         return 0 if latest is None else sum(loop.chunks for loop in latest.code.loops)
 
     def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+        """Run a program; where only a forward was planned, in a region, so that gradients recompute it."""
         graph = program.graph.graph
         if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
             return program(module, tensors)
@@ -178,11 +179,13 @@ class ChunkedForward:
         kwargs: Mapping[str, Any],
         given: frozenset[int],
     ) -> ChunkProgram:
+        """Return the program for a call of this kind: recorded, planned and guarded."""
         refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
         device = device_of(list(call.tensors))
 
         def cast() -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any]]:
+            """Return a shadow of the module, with its own forwards, and shadows of the inputs."""
             shadow = Shadow.of(module).on(device)
             assert shadow.mode is not None
             for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
@@ -248,6 +251,7 @@ class _Again:
         self._weights: tuple[int, ...] | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
+        """Run the program; the second run is recomputation, with the parameters of the first."""
         weights = tuple(map(id, self._module.parameters()))
         if self._weights is None:
             self._weights = weights

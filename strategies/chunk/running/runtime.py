@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from strategies.base import StrategyError
 from strategies.chunk.flow.axes import Axis
-from strategies.errors import StrategyError
 from strategies.estimate.live_storages import LiveStorages
 from strategies.regions.blocks import Chunked, Enclosed
 from strategies.tracing.guard import kind_of_result
@@ -259,6 +259,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Run the loop without recording it, and save its inputs alone."""
         ctx.loop = loop
         ctx.save_for_backward(*inputs)
         results = loop.run(inputs, may_overwrite=False)
@@ -315,6 +316,7 @@ def _backward_chunk(
     totals: Sequence[Tensor | None],
     span: tuple[int, int],
 ) -> None:
+    """Recompute one chunk, differentiate it, and put the gradients of its inputs where they belong."""
     start, length = span
     chunks = _chunks(loop, inputs, totals, span)
     with torch.enable_grad():

@@ -75,6 +75,10 @@ class _Lowering:
         self._callees: dict[str, fx.Node] = {}
 
     def code(self, schedule: Schedule) -> ScopeCode:
+        """Return the schedule as code.
+
+        Parameters, called modules and inputs are placeholders of its graph, and each loop is a module.
+        """
         reads: dict[str, fx.Node] = {}
         for node in self._source.find_nodes(op="get_attr"):
             if node.target not in reads:
@@ -112,6 +116,7 @@ class _Lowering:
         )
 
     def _copied(self, node: fx.Node, donated: frozenset[int], overwrite: Overwrite | None) -> fx.Node:
+        """Return the copy of a node, in place where it may overwrite; a call is given what dies in it."""
         if overwrite is not None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
             return self._graph.create_node("call_function", overwrite.target, args, kwargs, name=node.name)
@@ -125,6 +130,7 @@ class _Lowering:
         return self._graph.call_function(call_giving, (*given, *args), kwargs)
 
     def _loop(self, loop: Loop, name: str, *, is_unread: bool) -> ChunkLoop:
+        """Enter a loop as one call and take its results apart."""
         module = chunk_loop(loop, is_unread=is_unread)
         self._held[name] = module
         call = self._graph.call_module(name, tuple(self._known[operand.node] for operand in loop.inputs))
@@ -159,6 +165,7 @@ def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
 
 
 def _buffer(result: LoopOutput, into: int | None, *, has_gradient: bool) -> Buffer:
+    """Return the buffer that a result of a loop is written to."""
     value = result.node.meta["val"]
     return Buffer(
         shape=tuple(value.shape),
@@ -227,6 +234,7 @@ class _BodyWriter:
         return fx.GraphModule({}, self._graph, "body")
 
     def _add(self, node: fx.Node) -> None:
+        """Enter one operator of the loop's body: on chunks, as an addition to a total, or not at all."""
         loop, graph = self._loop, self._graph
         if node in self._passes:
             return
@@ -247,6 +255,7 @@ class _BodyWriter:
         self._give(node)
 
     def _add_norm(self, node: fx.Node) -> None:
+        """Enter a group norm whose passes lie in different loops, on the chunk that is at hand."""
         x, scales = slots(node)
         known = {each: self._input(scales, slot) for slot, each in enumerate(slots(scales)) if slot}
         axis = self._loop.region.axes[node][0]
@@ -282,6 +291,7 @@ class _BodyWriter:
         return self._graph.call_function(narrowed, (made, given, wanted, self._start, self._length))
 
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter a call on chunks; one with a window also gets the rows around them."""
         called, args = self._called(node), self._local(node, args)
         axes, window = self._loop.region.axes[node], window_of(node)
         if window is not None and axes and axes[0] is not None and axes[0].dim == ROWS:
@@ -299,6 +309,7 @@ class _BodyWriter:
             self._graph.call_function(write_chunk, (buffer, axis, self._start, made))
 
     def _taken(self, operand: LoopInput) -> fx.Node:
+        """Return the chunk of an operand, or all of it where it is not cut."""
         if operand.axis is None:
             return self._outside[operand]
         if operand not in self._chunks:

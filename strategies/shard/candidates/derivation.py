@@ -17,7 +17,7 @@ from math import prod
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates.candidate_cost import CandidateCost, communication_s
 from strategies.shard.candidates.layout import Placements, Shape
@@ -127,6 +127,7 @@ def _communication(
     statistics: tuple[PlacedOperand, ...],
     outputs: tuple[PlacedOperand, ...],
 ) -> tuple[Collective, ...]:
+    """Return the collectives of forward and backward; what forward reduces, backward undoes."""
     found: list[Collective] = []
     for operand in (*statistics, *outputs):
         found += collectives(operand.reduction, phase="forward", operand=operand.name)
@@ -144,6 +145,7 @@ def _cost(
     communication: tuple[Collective, ...],
     machine: Machine,
 ) -> CandidateCost:
+    """Return the cost of a candidate on one rank."""
     mesh_shape = operands[0].mesh_shape
     ranks = prod(size for size, choice in zip(mesh_shape, choices, strict=True) if choice is not None)
     forward, backward = operation.forward_flops // ranks, operation.backward_flops // ranks

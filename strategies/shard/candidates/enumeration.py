@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Literal, TypeAlias
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.layout import checked_shape

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.operation import LocalOperands, Part
 from strategies.shard.candidates.redistribution import LayoutStep, Steps, reversed_steps

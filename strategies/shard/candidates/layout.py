@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from types import EllipsisType
 from typing import TypeAlias
 
 from torch import Tensor
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 
 Placements: TypeAlias = tuple[Placement, ...]
 Shape: TypeAlias = tuple[int, ...]
+IndexEntry: TypeAlias = int | slice | EllipsisType | None
+"""What stands between two commas of an index."""
+Index: TypeAlias = tuple[IndexEntry, ...]
 
 
 def checked_shape(where: str, shape: Sequence[int]) -> Shape:
@@ -110,3 +114,15 @@ def _axes(placements: Placements, dims: Sequence[int]) -> list[int]:
         for axis, placement in enumerate(placements)
         if isinstance(placement, Shard) and placement.dim in dims
     ]
+
+
+def explicit_index(index: Index, dims: int) -> list[int | slice | None]:
+    """Return an index of a tensor with `dims` dimensions, with a slice for each that it leaves out."""
+    named = sum(type(entry) in (int, slice) for entry in index)
+    left_out = [slice(None)] * (dims - named)
+    if Ellipsis not in index:
+        index = (*index, Ellipsis)
+    found: list[int | slice | None] = []
+    for entry in index:
+        found.extend(left_out if isinstance(entry, EllipsisType) else [entry])
+    return found

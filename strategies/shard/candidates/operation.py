@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Placements, Shape
 
 OperandType: TypeAlias = Literal["arg", "param", "buffer", "output"]

@@ -13,6 +13,9 @@ from strategies.shard.candidates.execution import apply, distribute, place
 from strategies.shard.candidates.operation import LabelledOperand, LocalOperands, Operation
 from strategies.shard.candidates.sharding_candidate import PlacedOperand, ShardingCandidate
 
+_RELATIVE = 1e-12
+"""Largest accepted |actual - expected| / max|expected| of a tensor: ranks sum in another order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperandDifference:
@@ -27,9 +30,7 @@ class OperandDifference:
     problem: str
 
 
-def verify(
-    candidate: ShardingCandidate, mesh: DeviceMesh, *, relative: float = 1e-12, seed: int = 0
-) -> tuple[OperandDifference, ...]:
+def verify(candidate: ShardingCandidate, mesh: DeviceMesh) -> tuple[OperandDifference, ...]:
     """Return in what this rank's parts of output and gradients differ from the dense operator's.
 
     Operands are drawn as by `draw`. Nothing is gathered: every rank compares its own parts, so a rank
@@ -39,15 +40,12 @@ def verify(
     Args:
         candidate: candidate to run.
         mesh: mesh of the candidate's shape.
-        relative: largest accepted |actual - expected| / max|expected| of one tensor; sums over ranks
-            are taken in another order than the dense ones.
-        seed: seed of the drawn operands; the same on all ranks.
 
     Raises:
         StrategyError: the mesh has another shape.
     """
     operation = candidate.operation
-    whole, upstream = draw(operation, seed=seed, device=mesh.device_type)
+    whole, upstream = draw(operation, device=mesh.device_type)
     placed = distribute(candidate, mesh, whole)  # before the dense operator updates its buffers
     dense = operation.compute(LocalOperands(tensors=whole))
     expected = (dense,) if isinstance(dense, Tensor) else dense
@@ -68,13 +66,11 @@ def verify(
     return tuple(
         OperandDifference(what=what, problem=problem)
         for what, operand, wanted, actual in compared
-        if (problem := _problem(operand, wanted, actual, mesh, relative))
+        if (problem := _problem(operand, wanted, actual, mesh))
     )
 
 
-def draw(
-    operation: Operation, *, seed: int = 0, device: str = "cpu"
-) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+def draw(operation: Operation, *, device: str = "cpu") -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
     """Return whole operands by name, and gradients of the outputs.
 
     Real numbers are normally distributed, integers uniformly; what is differentiable requires a
@@ -82,10 +78,9 @@ def draw(
 
     Args:
         operation: operator whose operands are drawn.
-        seed: seed of the numbers, which are the same on every device.
-        device: type of the device on which they lie.
+        device: type of the device on which they lie; the numbers are the same on every device and rank.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     operands = {
         each.name: _drawn(each, operation, generator).to(device).requires_grad_(each.is_differentiable)
         for each in operation.inputs
@@ -101,7 +96,7 @@ def _drawn(operand: LabelledOperand, operation: Operation, generator: torch.Gene
 
 
 def _problem(
-    operand: PlacedOperand, expected: Tensor | None, actual: Tensor | None, mesh: DeviceMesh, relative: float
+    operand: PlacedOperand, expected: Tensor | None, actual: Tensor | None, mesh: DeviceMesh
 ) -> str | None:
     """Return what is wrong with this rank's part of `actual`, `None` where nothing is."""
     if expected is None or actual is None:
@@ -114,6 +109,6 @@ def _problem(
         return f"is {tuple(part.shape)} {part.dtype}, not {tuple(wanted.shape)} {wanted.dtype}"
     scale = float(expected.abs().max())
     distance = float((part - wanted).abs().max())
-    if distance <= relative * scale:  # false for NaN
+    if distance <= _RELATIVE * scale:  # false for NaN
         return None
-    return f"is {distance / scale if scale else distance:.1e} off, more than {relative:.0e}"
+    return f"is {distance / scale if scale else distance:.1e} off, more than {_RELATIVE:.0e}"

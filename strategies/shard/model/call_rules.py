@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from strategies.shard.candidates.layout import Shape, leading_dimensions
-from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
-from strategies.shard.operators.views import explicit_index
+from strategies.shard.candidates.layout import Shape, explicit_index, leading_dimensions
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, TensorValue, sharded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +32,11 @@ class FunctionCall:
 
     node: fx.Node
     arguments: Mapping[str, Any]
-    values: Mapping[fx.Node, Value]
-    output: Value
+    values: Mapping[fx.Node, TensorValue]
+    output: TensorValue
 
     @property
-    def only(self) -> Value | None:
+    def only(self) -> TensorValue | None:
         """The tensor that it reads, where it is one."""
         return next(iter(self.values.values())) if len(self.values) == 1 else None
 
@@ -65,7 +64,9 @@ class CallRule:
     follows_shapes: bool = False
     is_elementwise: bool = False
 
-    def call(self, node: fx.Node, values: Mapping[fx.Node, Value], output: Value) -> FunctionCall | None:
+    def call(
+        self, node: fx.Node, values: Mapping[fx.Node, TensorValue], output: TensorValue
+    ) -> FunctionCall | None:
         """Return the call with its arguments by name; `None` where one has no name."""
         if self.names and (len(node.args) > len(self.names) or not node.kwargs.keys() <= set(self.names)):
             return None
@@ -73,12 +74,12 @@ class CallRule:
         return FunctionCall(node=node, arguments=arguments, values=values, output=output)
 
 
-def as_summand(value: Value) -> State:
+def as_summand(value: TensorValue) -> State:
     """Return the state of a whole tensor whose gradient comes back in summands, if it has one."""
     return SUMMED if value.needs_gradient else WHOLE
 
 
-def _broadcast(value: Value, shape: Shape, dim: int) -> State:
+def _broadcast(value: TensorValue, shape: Shape, dim: int) -> State:
     """Return the state of a tensor that broadcasts to `shape`, of which `dim` is sharded."""
     own = dim - len(shape) + len(value.shape)
     is_there = own >= 0 and not (value.shape[own] == 1 and shape[dim] > 1)
@@ -113,6 +114,7 @@ def _attention(call: FunctionCall, dim: int) -> TensorStates | None:
 
 
 def _product(call: FunctionCall, dim: int) -> TensorStates | None:
+    """Return in which states the factors of a matrix product must be for a result sharded in `dim`."""
     first, second = (call.arguments.get(name) for name in ("input", "other"))
     shape = call.output.shape
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
@@ -139,6 +141,8 @@ def _rows(call: FunctionCall, dim: int) -> TensorStates | None:
 
 
 def _mapped(dimensions: DimensionMap) -> Callable[[FunctionCall, int], TensorStates | None]:
+    """Return the rule of a function that carries each dimension of its one tensor on to another place."""
+
     def states(call: FunctionCall, dim: int) -> TensorStates | None:
         if call.only is None:
             return None
@@ -176,6 +180,7 @@ def _unbound(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _reduced(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
+    """Return where a reduction leaves each dimension that it keeps; nothing where it takes all of them."""
     given = call.arguments.get("dim")
     if given is None or given == ():
         return {}
@@ -197,6 +202,7 @@ def _picked(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _kept(entries: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the dimensions that an index leaves whole, before and after it."""
     source = target = 0
     for entry in entries:
         if isinstance(entry, slice) and (entry.start or 0, entry.stop, entry.step or 1) == (0, None, 1):

@@ -24,7 +24,7 @@ from strategies.shard.model.call_rules import (
     TensorStates,
     as_summand,
 )
-from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, TensorValue, sharded
 
 _OF_TORCH = frozenset(
     {"torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator"}
@@ -45,7 +45,7 @@ class CallStates:
     output: State
 
 
-def states_of_call(node: fx.Node, inputs: Sequence[Value | None], ranks: int) -> tuple[CallStates, ...]:
+def states_of_call(node: fx.Node, inputs: Sequence[TensorValue | None], ranks: int) -> tuple[CallStates, ...]:
     """Return in which states a call may run, the one on whole tensors first.
 
     Args:
@@ -90,7 +90,7 @@ def is_random(node: fx.Node) -> bool:
     return name == ATTENTION and argument(node, "dropout_p", 4, default=0.0) > 0
 
 
-def attention_flops(node: fx.Node, inputs: Sequence[Value | None]) -> int:
+def attention_flops(node: fx.Node, inputs: Sequence[TensorValue | None]) -> int:
     """Return the FLOPs of scores and values in one step, forward and backward; 0 for other functions.
 
     The whole square is counted; a causal kernel may skip half of it.
@@ -110,13 +110,13 @@ def is_view(node: fx.Node) -> bool:
     return rule is not None and rule.is_view
 
 
-def outputs_of(node: fx.Node) -> tuple[Value, ...]:
+def outputs_of(node: fx.Node) -> tuple[TensorValue, ...]:
     """Return the tensors that a call gives: one, or the parts of a tuple."""
     given = node.meta.get("val")
     if isinstance(given, Tensor):
-        return (Value.of(given),)
+        return (TensorValue.of(given),)
     if isinstance(given, tuple | list) and all(isinstance(part, Tensor) for part in given):
-        return tuple(Value.of(part) for part in given)
+        return tuple(TensorValue.of(part) for part in given)
     return ()
 
 
@@ -133,7 +133,7 @@ def argument(node: fx.Node, name: str, position: int, *, default: Any) -> Any:
     return node.args[position] if position < len(node.args) else given
 
 
-def _call(node: fx.Node, inputs: Sequence[Value | None]) -> FunctionCall | None:
+def _call(node: fx.Node, inputs: Sequence[TensorValue | None]) -> FunctionCall | None:
     """Return the call of a function with a rule on tensors, and what it gives."""
     rule, given = rule_of(node), outputs_of(node)
     values = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.model.graph import Choice, ModelGraph
 from strategies.shard.model.module_options import LeafModule, NodeOption
 from strategies.shard.model.placement_state import WHOLE
@@ -72,6 +72,7 @@ def _stopped(graph: ModelGraph) -> str:
 
 
 def _is_megatron(leaf: LeafModule, option: NodeOption) -> bool:
+    """Return whether an option of a leaf is what Megatron does with it."""
     candidate = option.candidate
     assert candidate is not None
     states = option.inputs[0], option.output

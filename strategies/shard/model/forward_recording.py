@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
@@ -141,6 +141,7 @@ class Forward:
         return replace(followed, kept=tuple(number for number, tensor in tensors if tensor() is not None))
 
     def _on_parts(self, parts: Parts) -> tuple[Followed, list[tuple[int, weakref.ref[Tensor]]]]:
+        """Return what forward does on these parts, and its results by step; it may stop with an error."""
         recorder, inputs = self._recorder(parts)
         stop = None
         try:
@@ -241,6 +242,7 @@ class _PlaceRecorder(FunctionRecorder):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Record a call, and note the questions about a tensor that leave no node."""
         before = len(self._graph.nodes)
         result = super().__torch_function__(func, types, args, kwargs)
         asked = self._frame.nodes.get(id(args[0])) if args and not self._is_quiet else None
@@ -249,6 +251,7 @@ class _PlaceRecorder(FunctionRecorder):
         return result
 
     def _handed(self, value: Any, fqn: str) -> Any:
+        """Mark tensors that hooks may see, and refuse to hand them anything else."""
         others = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, (Tensor, *CONSTANTS))]
         if others:
             raise self._error(
@@ -277,6 +280,7 @@ class _PlaceRecorder(FunctionRecorder):
             node.meta |= {"line": _line(), "within": tuple(self._within)}
 
     def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
+        """Take what forward returns, as steps that gave it."""
         outputs = [self._node(leaf, "output") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         followed = self._so_far()
         places = {step.node: StepResult(number) for number, step in enumerate(followed.steps)}
@@ -285,6 +289,7 @@ class _PlaceRecorder(FunctionRecorder):
         return super()._finished(leaves, structure)
 
     def _so_far(self) -> Followed:
+        """Return the steps that were recorded until now, with the reads between them."""
         numbers: dict[fx.Node, int] = {}
         before = []  # each node, how many are steps
         for node in self._graph.nodes:
@@ -312,6 +317,8 @@ def _without_log() -> Iterator[None]:
 
 
 def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[RecordedStep]:
+    """Yield the steps, arguments as numbers of the steps that gave them."""
+
     def placed(node: fx.Node) -> Any:
         return node.args[0] if is_sizes(node) else StepResult(numbers[node])
 
@@ -337,6 +344,7 @@ def _made(shape: Shape, whole: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
 
 
 def _line() -> str:
+    """Return file and line of the user's code that runs now; empty in torch's and ours."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (where the call stands is the question)
     while frame is not None and frame.f_code is not FunctionRecorder.record.__code__:
         package = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import Machine
 from strategies.shard.model.call_states import (
     CallStates,
@@ -38,7 +38,7 @@ from strategies.shard.model.module_options import (
     options,
     summed_parameter,
 )
-from strategies.shard.model.placement_state import WHOLE, Value
+from strategies.shard.model.placement_state import WHOLE, TensorValue
 from strategies.shard.model.soundness import described, first_conflict
 from strategies.tracing.guard import refuse_global_hooks
 from strategies.tracing.module_state import has_hooks
@@ -120,6 +120,7 @@ class _Builder:
         return tuple(nodes)
 
     def _node(self, node: fx.Node) -> Node:
+        """Return a node of the graph with its options: an input, a parameter, a leaf module or a function."""
         if node.op == "placeholder":
             return Node(name=node.name, sources=(), options=(NodeOption(inputs=(), output=WHOLE),))
         if node.op == "get_attr":
@@ -169,6 +170,7 @@ class _Builder:
         )
 
     def _leaf(self, node: fx.Node) -> LeafModule | None:
+        """Return the leaf module that a call is of, `None` where it runs on whole tensors."""
         fqn = str(node.target)
         module = self._modules[fqn]
         split = self._axis.split(fqn) if isinstance(module, nn.Linear) else None
@@ -209,6 +211,7 @@ class _Builder:
         return {fqn: reason for fqn, reason in reasons.items() if reason is not None}
 
     def _why_whole(self, fqn: str, module: nn.Module) -> str | None:
+        """Return why the parameters of a module stay whole, `None` where they need not."""
         for name, parameter in module.named_parameters(recurse=False):
             own = f"{fqn}.{name}"
             others = (each for each, held in self._parameters.items() if held is parameter and each != own)
@@ -226,6 +229,7 @@ class _Builder:
         return problem
 
     def _why_not_called_so(self, calls: Sequence[fx.Node]) -> str | None:
+        """Return why a module's calls cannot be placed, `None` where they can."""
         if len(calls) > 1:
             return f"is called {len(calls)} times"
         (node,) = calls
@@ -251,7 +255,8 @@ class _Builder:
         hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 (no public way)
         return self._is_shared(parameter) or any(hooks)
 
-    def _passed(self, node: fx.Node, inputs: Sequence[Value | None], flow: CallStates) -> NodeOption:
+    def _passed(self, node: fx.Node, inputs: Sequence[TensorValue | None], flow: CallStates) -> NodeOption:
+        """Return a function's option in these states, with the time and bytes of one rank."""
         ranks = self._axis.ranks
         flops = attention_flops(node, inputs) // (1 if flow.output.dim is None else ranks)
         held = 0 if is_view(node) else sum(each.local_bytes(flow.output, ranks) for each in outputs_of(node))
@@ -281,6 +286,7 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Gr
 
 
 def _forward(model: nn.Module, shadow: Shadow, sample: tuple[Any, ...], *, to_functions: bool) -> Forward:
+    """Return how a forward is followed: which modules are looked into, and which of them have hooks."""
     through = {
         name: module
         for name, module in model.named_modules()
@@ -294,9 +300,9 @@ def _forward(model: nn.Module, shadow: Shadow, sample: tuple[Any, ...], *, to_fu
     )
 
 
-def _value(node: fx.Node, source: fx.Node) -> Value | None:
+def _value(node: fx.Node, source: fx.Node) -> TensorValue | None:
     """Return the tensor that `node` reads of `source`; of a tuple, the part that it picks."""
     given = source.meta["val"]
     if not isinstance(given, Tensor):
         given = node.meta["val"] if function_name(node) == "getitem" else None
-    return Value.of(given) if isinstance(given, Tensor) else None
+    return TensorValue.of(given) if isinstance(given, Tensor) else None

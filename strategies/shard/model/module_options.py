@@ -28,7 +28,7 @@ from strategies.shard.candidates.redistribution import (
     steps_between,
 )
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
-from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, Value, move, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, TensorValue, move, sharded
 from strategies.shard.operators.module_operations import module_operation
 
 REPLICATED = "replicated"
@@ -121,8 +121,8 @@ class LeafModule:
 
     fqn: str
     module: nn.Module
-    input: Value
-    output: Value
+    input: TensorValue
+    output: TensorValue
     split: str | None
     parameter_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     fsdp_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -201,7 +201,7 @@ def summed_parameter(name: str, parameter: Tensor, ranks: int, machine: Machine)
     )
 
 
-def _edges(value: Value, ranks: int, *, features: bool) -> Iterator[State]:
+def _edges(value: TensorValue, ranks: int, *, features: bool) -> Iterator[State]:
     """Yield the states of a tensor beside a leaf module; only the model says where features are sharded."""
     yield WHOLE
     if value.needs_gradient:
@@ -218,6 +218,7 @@ def _on_rank(whole_bytes: Mapping[str, int], candidate: ModuleCandidate, ranks: 
 
 
 def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -> Iterator[ModuleCandidate]:
+    """Yield the candidates of a linear, and with sums of products also those that scatter the output."""
     dtypes = {"input": leaf.input.dtype, "output": leaf.output.dtype}
     operation = module_operation(module, leaf.input.shape).typed(dtypes=dtypes)
     for candidate in candidates(operation, (ranks,), "complete", machine=machine):
@@ -238,6 +239,7 @@ def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -
 
 
 def _module_candidate(candidate: ShardingCandidate, leaf: LeafModule) -> ModuleCandidate:
+    """Return a candidate with the states of its ends and the moves of its parameters' gradients."""
     entered, output = candidate.operand("input"), candidate.output
     (placement,) = output.placements
     # the products of a linear's backward, one for each of input and weight, are of one size

@@ -49,7 +49,7 @@ def sharded(dim: int) -> State:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
+class TensorValue:
     """A tensor of a model, without its elements.
 
     Fields:
@@ -63,7 +63,7 @@ class Value:
     needs_gradient: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Value:
+    def of(cls, tensor: Tensor) -> TensorValue:
         """Return what is known of a tensor, which may have no memory."""
         return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, needs_gradient=tensor.requires_grad)
 
@@ -97,7 +97,7 @@ class Move:
         )
 
 
-def move(source: State, target: State, value: Value, ranks: int) -> Move | None:
+def move(source: State, target: State, value: TensorValue, ranks: int) -> Move | None:
     """Return the redistribution of `value` from `source` to `target`; `None` if there is none.
 
     A tensor whose gradient comes in summands (`R*`) cannot get to a state whose gradient is whole.

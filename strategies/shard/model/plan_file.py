@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.redistribution import Collective, LayoutStep
 from strategies.shard.model.graph import PythonState
 from strategies.shard.model.module_options import HeldParameter, ModuleCandidate, NodeOption
@@ -57,6 +57,7 @@ def load(path: Path) -> ShardPlan:
 
 
 def _encoded(value: Any) -> Any:
+    """Return a value of a plan as JSON values, with the names of its classes."""
     if isinstance(value, Shard):
         return {"is": "Shard", "dim": value.dim}
     if isinstance(value, Placement):
@@ -70,6 +71,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
+    """Return the value of a plan that `_encoded` wrote."""
     if isinstance(value, list):
         return tuple(map(_decoded, value))
     if not isinstance(value, dict):

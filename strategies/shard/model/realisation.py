@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 from strategies.shard.candidates.execution import redistribute
@@ -261,6 +261,7 @@ def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterato
 
 
 def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) -> None:
+    """Replace a parameter by this rank's part of it, as a DTensor."""
     whole: nn.Parameter = getattr(module, name)
     part = local_part(whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()])
     local = part.contiguous().clone()
@@ -288,4 +289,5 @@ def _run_both(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """Run one wrapper of a forward inside another."""
     return outer(module, partial(inner, module, body), *args, **kwargs)

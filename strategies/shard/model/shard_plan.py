@@ -133,6 +133,7 @@ class ShardPlan:
 
 
 def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
+    """Return what a plan says of a leaf module, with the shapes of one rank."""
     (entered,) = option.inputs
     return PlacedModule(
         fqn=leaf.fqn,

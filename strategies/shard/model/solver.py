@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.scipy_modules import scipy
 from strategies.shard.model.graph import Choice, ModelGraph, Node
 from strategies.shard.model.module_options import NodeOption
@@ -85,6 +85,7 @@ def first_stop(graph: ModelGraph) -> Node | None:
 
 
 def _cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
+    """Return the fastest choice within the limits, and of equally fast ones that which communicates least."""
     bounds: dict[Size, float] = {
         size: limit
         for size, limit in ((_memory, limits.memory_bytes), (_communicated, limits.communicated_bytes))
@@ -180,6 +181,7 @@ class _Variables:
         )
 
     def minimise(self, objective: Size, rows: list[_Row]) -> Choice | None:
+        """Return the options with the least sum of `objective`; `None` where none keep the constraints."""
         costs = np.array([objective(option) for option in self._options])
         optimize = scipy("optimize")
         solution = optimize.milp(

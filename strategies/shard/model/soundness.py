@@ -77,6 +77,7 @@ class _Comparison:
         return self._kept()
 
     def _between(self, number: int, whole: RecordedStep, part: RecordedStep) -> Conflict | None:
+        """Return where a step on parts does otherwise than on the whole, `None` where it does the same."""
         here = described(whole)
         if (whole.node.op, whole.node.target) != (part.node.op, part.node.target):
             return self._read(number, f"{described(part)} is called, on the whole {here}")
@@ -103,6 +104,7 @@ class _Comparison:
         return self._here(number, whole, f"{described(whole)} fails: {self._part.stop}")
 
     def _kept(self) -> Conflict | None:
+        """Return a result that somebody keeps and that would be a shard, `None` where there is none."""
         for number in self._part.kept:
             node = self._whole.steps[number].node
             if self._states.get(node, WHOLE) != WHOLE:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_index, checked_shape
 from strategies.shard.candidates.naming import is_classic_embedding, name_in_rows
 from strategies.shard.candidates.operation import LocalOperands, Operation, operand
@@ -138,6 +138,7 @@ def _conv2d(local: LocalOperands, *, window: _Window, groups: int) -> Tensor:
 
 
 def _check(image: Shape, kernel: Shape, groups: int) -> None:
+    """Refuse shapes of image and kernel that do not belong together."""
     if len(image) != _DIMS:
         raise StrategyError("input_shape", f"must be (batch, cin, h, w), got {image}")
     if groups < 1 or image[1] % groups:

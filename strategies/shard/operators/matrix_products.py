@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_shape
 from strategies.shard.candidates.naming import (
     is_classic_batched,

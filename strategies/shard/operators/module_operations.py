@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.operation import OperandType, Operation
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
 from strategies.shard.operators.matrix_products import linear
@@ -73,6 +73,7 @@ def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | 
 
 
 def _conv2d(module: nn.Conv2d, input_shape: Sequence[int]) -> Operation:
+    """Return the operation of a convolution that pads with zeros."""
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
         raise StrategyError(
             "module", f"must pad with a number of zeros, got {module.padding!r} of {module.padding_mode}"
@@ -99,6 +100,7 @@ def _embedding(module: nn.Embedding, input_shape: Sequence[int]) -> Operation:
 def _batch_norm(
     module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, input_shape: Sequence[int]
 ) -> Operation:
+    """Return the operation of a batch norm in training."""
     if not module.training:
         raise StrategyError("module", "must be training, got one in evaluation; see elementwise")
     if module.momentum is None:

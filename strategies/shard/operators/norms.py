@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everybody uses)
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_shape
 from strategies.shard.candidates.naming import name_batch_norm, name_layer_norm
 from strategies.shard.candidates.operation import LocalOperands, Operation, operand
@@ -119,6 +119,7 @@ def batch_norm(
 
 
 def _layer_norm(local: LocalOperands, *, normalized: Shape, eps: float) -> Tensor:
+    """Normalise a part; where its gradients are to be reduced, weight and bias come after that."""
     tensors = local.tensors
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if local.finish is None:
@@ -128,6 +129,7 @@ def _layer_norm(local: LocalOperands, *, normalized: Shape, eps: float) -> Tenso
 
 
 def _batch_norm(local: LocalOperands, *, values: int, eps: float, momentum: float) -> Tensor:
+    """Normalise a part by mean and variance of all parts, and move the running statistics on."""
     tensors = local.tensors
     whole = tensors["input"]
     precise = whole.to(torch.promote_types(whole.dtype, torch.float32))

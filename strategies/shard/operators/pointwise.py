@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.layout import Shape, checked_index, checked_shape
 from strategies.shard.candidates.naming import name_by_dimensions
 from strategies.shard.candidates.operation import (

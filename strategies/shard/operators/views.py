@@ -10,20 +10,23 @@ import operator
 from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from strategies.errors import StrategyError
-from strategies.shard.candidates.layout import Shape, checked_index, checked_shape, leading_dimensions
+from strategies.base import StrategyError
+from strategies.shard.candidates.layout import (
+    Index,
+    IndexEntry,
+    Shape,
+    checked_index,
+    checked_shape,
+    explicit_index,
+    leading_dimensions,
+)
 from strategies.shard.candidates.naming import name_by_dimensions
 from strategies.shard.candidates.operation import Choices, Label, LocalOperands, Operation, operand
 from strategies.shard.operators.pointwise import applied, dimension_labels
-
-IndexEntry: TypeAlias = int | slice | EllipsisType | None
-"""What stands between two commas of an index."""
-Index: TypeAlias = tuple[IndexEntry, ...]
 
 
 def view(input_shape: Sequence[int], shape: Sequence[int]) -> Operation:
@@ -151,6 +154,7 @@ def _view(local: LocalOperands, *, shape: Shape, labels: Choices) -> Tensor:
 
 
 def _pieces(size: int, sizes: int | Sequence[int]) -> Shape:
+    """Return the sizes of the pieces that `torch.split` makes."""
     if isinstance(sizes, int):
         (step,) = checked_shape("sizes", [sizes])
         return tuple(min(step, size - start) for start in range(0, size, step))
@@ -189,15 +193,3 @@ def _indexed(shape: Shape, index: Index) -> tuple[list[Label], list[Label]]:
             leaving.append(entering[dim])
         dim += 1
     return entering, leaving
-
-
-def explicit_index(index: Index, dims: int) -> list[int | slice | None]:
-    """Return an index of a tensor with `dims` dimensions, with a slice for each that it leaves out."""
-    named = sum(type(entry) in (int, slice) for entry in index)
-    left_out = [slice(None)] * (dims - named)
-    if Ellipsis not in index:
-        index = (*index, Ellipsis)
-    found: list[int | slice | None] = []
-    for entry in index:
-        found.extend(left_out if isinstance(entry, EllipsisType) else [entry])
-    return found

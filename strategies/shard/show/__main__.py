@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.operators.catalogue import OPERATORS
 from strategies.shard.show.options import add_argument, joined, sizes

@@ -7,9 +7,8 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.shard.candidates.layout import Shape
+from strategies.shard.candidates.layout import Index, IndexEntry, Shape
 from strategies.shard.operators.catalogue import Argument, ArgumentKind
-from strategies.shard.operators.views import Index, IndexEntry
 
 _NEGATIVE = re.compile(r"-\d")
 _CONSTANTS: dict[str, IndexEntry] = {"None": None, "...": ...}

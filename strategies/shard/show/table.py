@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
 
 from rich import box
 from rich.console import Console
@@ -20,7 +19,7 @@ _LEGEND = (
 _GAP = 3
 
 
-def print_candidates(candidates: Sequence[ShardingCandidate], *, stream: TextIO | None = None) -> None:
+def print_candidates(candidates: Sequence[ShardingCandidate]) -> None:
     """Print one line a candidate, as wide as it takes."""
     cheapest = sorted(candidates, key=lambda each: (each.cost.total_s, each.cost.memory_bytes))
     columns = (
@@ -39,13 +38,14 @@ def print_candidates(candidates: Sequence[ShardingCandidate], *, stream: TextIO 
     for row in rows:
         table.add_row(*map(Text, row))  # plain text: rich reads brackets as markup
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    console = Console(file=stream, highlight=False)
+    console = Console(highlight=False)
     console.width = max(console.width, sum(widths) + _GAP * len(widths) + 1)
     console.print(table)
     console.print(f"{len(rows)} candidates. {_LEGEND}", soft_wrap=True)
 
 
 def _row(candidate: ShardingCandidate) -> tuple[str, ...]:
+    """Return the cells of a candidate."""
     cost = candidate.cost
     return (
         candidate.name,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.command_line.schema import experiment_fields, materialise
 from harness.launchers.foresight import PATIENCE_S, foreseen
 from harness.ranks.forkserver import ForkServerError
-from harness.schema import experiment_fields, materialise
 from tests.harness.composing import composed, experiment_of
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.launchers import slurm_submit as submission
-from harness.launchers.slurm_submit import Call, Request, SubmissionError, submit
+from harness.launchers.slurm_submit import JobCall, Request, SubmissionError, submit
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_submission_is_taken_whole_or_not_at_all(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     with pytest.raises(SubmissionError) as refused:
-        submit([Call(("-c", "pass"))] * 5, Request(name="x", time_min=1), tmp_path / "jobs")
+        submit([JobCall(("-c", "pass"))] * 5, Request(name="x", time_min=1), tmp_path / "jobs")
     assert str(refused.value) == (
         "hydra.launcher: sbatch did not take the jobs: sbatch: error: QOSMaxSubmitJob"
     )
@@ -60,7 +60,7 @@ def test_what_a_job_calls_stands_in_its_batch_script(tmp_path: Path, monkeypatch
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     monkeypatch.setattr(submission, "max_array_size", lambda: 9)
-    todo = [Call(("it's", word)) for word in ("a b", "$HOME")]
+    todo = [JobCall(("it's", word)) for word in ("a b", "$HOME")]
     request = Request(name="x", time_min=1, use_srun=False, python="printf '%s|'")
     assert submit(todo, request, tmp_path / "jobs") == ["7_0", "7_1"]
     said = [
@@ -81,7 +81,7 @@ def test_what_a_job_calls_stands_in_its_batch_script(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("cancelled")
 def test_a_folder_that_means_something_else_to_slurm_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        submit([Call(("-c", "pass"))], Request(name="x", time_min=1), tmp_path / name)
+        submit([JobCall(("-c", "pass"))], Request(name="x", time_min=1), tmp_path / name)
     assert str(refused.value) == (
         "outputs_dir: must hold no % and no \\, which Slurm replaces in names of logs, "
         f"got '{tmp_path / name}'"

@@ -12,7 +12,7 @@ from torch.nn import functional
 from harness.errors import ConfigError
 from harness.models import ModelSpec
 from harness.models.parts.denoiser import UNet
-from harness.models.parts.unet_block import BlockPlan, ResidualBlock
+from harness.models.parts.unet_block import ResidualBlock, UNetBlockPlan
 from harness.models.unet import UNetSpec
 
 MakeSpec = Callable[..., ModelSpec]
@@ -26,7 +26,7 @@ def spec_of(make_spec: MakeSpec, **changes: Any) -> UNetSpec:
     return spec
 
 
-def block_of(plan: BlockPlan) -> ResidualBlock:
+def block_of(plan: UNetBlockPlan) -> ResidualBlock:
     torch.manual_seed(0)
     return ResidualBlock(plan, time_width=8, n_groups=2, head_width=2, dropout=0.0).double()
 
@@ -38,16 +38,16 @@ def normal(*shape: int) -> Tensor:
 def test_the_plan_of_two_levels(make_spec: MakeSpec) -> None:
     spec = spec_of(make_spec, **SMALL | {"multipliers": [1, 3], "attention_sizes": [4]})
     assert list(spec.plan()) == [
-        BlockPlan(channels=4, out_channels=4, size=8, gives_skip=True),
-        BlockPlan(channels=4, out_channels=4, size=4, resampling="down", gives_skip=True),
-        BlockPlan(channels=4, out_channels=12, size=4, is_attending=True, gives_skip=True),
-        BlockPlan(channels=12, out_channels=12, size=4, is_attending=True),
-        BlockPlan(channels=12, out_channels=12, size=4),
-        BlockPlan(channels=12, out_channels=12, size=4, skip_channels=12, is_attending=True),
-        BlockPlan(channels=12, out_channels=12, size=4, skip_channels=4, is_attending=True),
-        BlockPlan(channels=12, out_channels=12, size=8, resampling="up"),
-        BlockPlan(channels=12, out_channels=4, size=8, skip_channels=4),
-        BlockPlan(channels=4, out_channels=4, size=8, skip_channels=4),
+        UNetBlockPlan(channels=4, out_channels=4, size=8, gives_skip=True),
+        UNetBlockPlan(channels=4, out_channels=4, size=4, resampling="down", gives_skip=True),
+        UNetBlockPlan(channels=4, out_channels=12, size=4, is_attending=True, gives_skip=True),
+        UNetBlockPlan(channels=12, out_channels=12, size=4, is_attending=True),
+        UNetBlockPlan(channels=12, out_channels=12, size=4),
+        UNetBlockPlan(channels=12, out_channels=12, size=4, skip_channels=12, is_attending=True),
+        UNetBlockPlan(channels=12, out_channels=12, size=4, skip_channels=4, is_attending=True),
+        UNetBlockPlan(channels=12, out_channels=12, size=8, resampling="up"),
+        UNetBlockPlan(channels=12, out_channels=4, size=8, skip_channels=4),
+        UNetBlockPlan(channels=4, out_channels=4, size=8, skip_channels=4),
     ]
 
 
@@ -71,7 +71,7 @@ def test_outputs_have_the_shape_of_the_images(make_spec: MakeSpec) -> None:
 
 
 def test_a_block_is_scaled_and_shifted_by_time() -> None:
-    block = block_of(BlockPlan(channels=4, out_channels=6, size=8, skip_channels=2))
+    block = block_of(UNetBlockPlan(channels=4, out_channels=6, size=8, skip_channels=2))
     x, time, skip = normal(1, 4, 8, 8), normal(1, 8), normal(1, 2, 8, 8)
     joined = torch.cat((x, skip), dim=1)
     scale, shift = block.time(functional.silu(time))[0].split(6)
@@ -90,7 +90,7 @@ def test_a_block_is_scaled_and_shifted_by_time() -> None:
 def test_a_block_resamples_both_branches(
     resampling: Any, size: int, shrunk: Callable[[Tensor], Tensor]
 ) -> None:
-    block = block_of(BlockPlan(channels=4, out_channels=4, size=size, resampling=resampling))
+    block = block_of(UNetBlockPlan(channels=4, out_channels=4, size=size, resampling=resampling))
     x, time = normal(2, 4, 8, 8), normal(2, 8)
     seen: list[Tensor] = []
     block.convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -101,7 +101,7 @@ def test_a_block_resamples_both_branches(
 
 
 def test_attention_sees_every_pixel() -> None:
-    block = block_of(BlockPlan(channels=4, out_channels=4, size=4, is_attending=True))
+    block = block_of(UNetBlockPlan(channels=4, out_channels=4, size=4, is_attending=True))
     x = normal(1, 4, 4, 4).requires_grad_()
     block.attention(x)[0, :, 0, 0].sum().backward()
     assert x.grad is not None

@@ -16,7 +16,6 @@ from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
-from strategies.regions.host import allocating_on_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +31,7 @@ def measured_step(experiment: Experiment, devices: DeviceMesh | None = None, ran
     with cpu_stands_in_for_cuda(experiment.mesh, device):
         trainee = assemble(experiment, device, devices, batch(0))
         warm_up(trainee, batch)
-        report = instrument(trainee, batch(UNMEASURED_STEPS), is_host=allocating_on_host)
+        report = instrument(trainee, batch(UNMEASURED_STEPS))
         return MeasuredStep(memory=report.memory, work=report.work, observation=trainee.observe())
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.predict.fake_rank import fake_step, step_log
+from harness.predict.fake_rank import step_log
+from harness.predict.step_log import fake_step
 from tests.harness.composing import experiment_of
 from tests.harness.predict.measured_step import measured_step, step_of_rank
 from tests.rank_pool import RankPool

@@ -12,9 +12,10 @@ from torch import nn
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.models.mlp import MLPSpec
-from harness.predict.fake_rank import StepLog, fake_step, step_log
+from harness.predict.fake_rank import step_log
 from harness.predict.prediction import step_of
 from harness.predict.repeated_blocks import composed, is_deep, is_repetitive
+from harness.predict.step_log import StepLog, fake_step
 from strategies import chunk_variants, shard_variants
 from strategies.ac.selective_layer import SelectiveLayer
 from tests.harness.composing import experiment_of

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.predict.fake_rank import FakeStep, fake_step, step_log
+from harness.predict.fake_rank import step_log
+from harness.predict.step_log import FakeStep, fake_step
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall
 from tests.harness.composing import experiment_of
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.command_line.schema import experiment_fields, materialise
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.launchers.task import Point
 from harness.records.claims import claim, holding, new_submission, write_submission
 from harness.records.store import Store, trial_id
-from harness.schema import experiment_fields, materialise
 from harness.sweep.dry_run import outline
 from tests.harness.composing import composed
 from tests.harness.records_fixture import STARTED

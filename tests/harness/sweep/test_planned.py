@@ -13,7 +13,7 @@ from harness.launchers.task import Point
 from harness.predict.hardware import Hardware
 from harness.ranks.forkserver import ForkServerError
 from harness.sweep.planned import exit_code, planned, without_predicted_oom
-from harness.sweep.predictions import Answer, Question
+from harness.sweep.question import Answer, Question
 from tests.harness.composing import point_of
 from tests.harness.predict.predicted import hardware, predicted
 

@@ -13,7 +13,8 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.predict import prediction
 from harness.records.record import Record
-from harness.sweep.predictions import Question, answers
+from harness.sweep.predictions import answers
+from harness.sweep.question import Question
 from tests.harness.composing import experiment_of
 from tests.harness.predict.predicted import hardware, memory, predicted
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from harness.command_line.schema import experiment_fields, materialise
 from harness.errors import ConfigError, Terminated, UnplannedError
 from harness.experiment import devices
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import RANKS_PER_CORE
 from harness.models import ModelSpec
-from harness.schema import experiment_fields, materialise
 from harness.trial.preflight import Preflight
 from harness.trial.without_memory import show
 from strategies.tracing.shadow import Shadow

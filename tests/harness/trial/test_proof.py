@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.experiment.links import chain
 from harness.measure.probes.probing import CONTROLS
 from harness.records.parity_result import (
     PARTS,
@@ -21,6 +20,7 @@ from harness.records.parity_result import (
     PartParity,
     first_of,
 )
+from harness.trial.links import chain
 from harness.trial.proof import Prover
 from tests.harness.composing import experiment_of
 from tests.toy_trainee import toy_batches, toy_trainee

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.experiment.links import chain
 from harness.records.parity_result import Parity, PartParity
+from harness.trial.links import chain
 from harness.trial.shared_proof import SharedProof
 from tests.harness.composing import experiment_of
 

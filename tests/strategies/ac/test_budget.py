@@ -27,6 +27,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"budget_gib": float("nan")}, "ac.budget_gib: must be above 0, got nan"),
     "endless": ({"budget_gib": float("inf")}, "ac.budget_gib: must be above 0, got inf"),
     "more than all": ({"fraction": 1.1}, "ac.fraction: must be above 0 and at most 1, got 1.1"),
+    "less than no host": (
+        {"fraction": 0.5, "host_gib": -1},
+        "ac.host_gib: must be at least 0 and finite, got -1",
+    ),
+    "endless host": (
+        {"fraction": 0.5, "host_gib": float("inf")},
+        "ac.host_gib: must be at least 0 and finite, got inf",
+    ),
     "another objective": (
         {"fraction": 0.5, "objective": "bytes"},
         "ac.objective: must be flops or time, got 'bytes'",
@@ -90,6 +98,15 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_values_wait_on_the_host_where_it_has_room() -> None:
+    budget, model = planned_toy(fraction=0.8, host_gib=0.001)
+    assert differences(train_step(toy()), train_step(model)) == []
+    observed = budget.observe(model)
+    assert observed.plan is not None
+    assert observed.plan["extra_flops"] == 0
+    assert 0 < observed.offloaded_bytes == observed.plan["offloaded_bytes"] <= 0.001 * 2**30
+
+
 def test_a_plan_file_is_carried_out(plan_file: Path) -> None:
     budget = Budget(layers_fqn="layers", plan_file=str(plan_file))
     model = budget.apply(toy())
@@ -126,7 +143,7 @@ UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another format": (
         {"format": "0"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 2'; make it again",
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 3'; make it again",
     ),
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
-from strategies.estimate.ledger import is_on_device
+from strategies.estimate.ledger import is_on_device, is_on_host
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
 
@@ -68,14 +68,16 @@ def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
     return run
 
 
-def measured_peak_bytes(model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None]) -> int:
-    """Return the highest total of what lies on the device in a step."""
+def measured_peak_bytes(
+    model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None], *, on_host: bool = False
+) -> int:
+    """Return the highest total of what lies on the device in a step, or of what is offloaded."""
     model.zero_grad()
-    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cpu")
     with live:
         live.add_standing([*model.parameters(), *model.buffers(), *inputs])
         run()
-    return live.ledger.peak(is_on_device).nbytes
+    return live.ledger.peak(is_on_host if on_host else is_on_device).nbytes
 
 
 def written_step(

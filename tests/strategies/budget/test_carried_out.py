@@ -11,13 +11,22 @@ from torch import nn
 
 from strategies.budget.capture import capture
 from strategies.budget.planning import Planner
+from strategies.regions.host_copies import HostLedger
 from tests.strategies.budget.planning_by_hand import enclose
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 from tests.strategies.budget.test_simulation import Flops
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_peak_is_the_predicted_one_and_gradients_are_equal(dropout: float) -> None:
+@pytest.mark.parametrize(
+    ("dropout", "host_bytes"),
+    [
+        pytest.param(0.0, 0, id="without dropout"),
+        pytest.param(0.1, 0, id="dropout"),
+        pytest.param(0.1, 10_000, id="a little host memory"),
+        pytest.param(0.1, 1 << 30, id="host memory for all"),
+    ],
+)
+def test_the_peak_is_the_predicted_one_and_gradients_are_equal(dropout: float, host_bytes: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8, WIDTH)
     model = Gated(dropout)
@@ -26,23 +35,28 @@ def test_the_peak_is_the_predicted_one_and_gradients_are_equal(dropout: float) -
     graph = capture(
         step_of(model, x), model.blocks, device=torch.device("cpu"), standing=[*model.parameters(), x]
     )
-    planner = Planner(graph)
+    planner = Planner(graph, host_bytes=host_bytes)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     for share in (0.0, 0.3, 0.6, 0.9):
         plan = planner.plan(int(smallest + share * (largest - smallest)))
-        plain, planned = Gated(dropout), Gated(dropout)
+        plain, planned, ledger = Gated(dropout), Gated(dropout), HostLedger()
         for block in plan.blocks:
             if not block.plain:
-                enclose(planned.get_submodule(block.fqn), block)
+                enclose(planned.get_submodule(block.fqn), block, ledger)
         gradients = []
         for each in (plain, planned):
             torch.manual_seed(1)
             step_of(each, x)()
             gradients.append([parameter.grad for parameter in each.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None)
-        peak = measured_peak_bytes(planned, [x], step_of(planned, x))
+        peak, on_host = (
+            measured_peak_bytes(planned, [x], step_of(planned, x), on_host=on_host)
+            for on_host in (False, True)
+        )
         assert (share, peak) == (share, plan.predicted_peak_bytes)
         assert peak <= plan.budget_bytes
+        assert on_host == plan.offloaded_bytes == ledger.offloaded_bytes <= host_bytes
+        assert (share, host_bytes == 0) == (share, on_host == 0)
 
 
 class Rewriting(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from strategies.ac.budget import Budget
 from strategies.budget.export import operator_saves, policy_file, remat_regions
 from strategies.budget.first_call import shadow_step
 from strategies.budget.operator_modules import BlockForward, block_forwards
-from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.plan import BlockPlan, Plan, Value, input_value
 from tests.strategies.meters import Meter
 from tests.strategies.toys import BATCH, SEQUENCE, differences, toy, train_step
 
@@ -118,6 +119,15 @@ SAVED: dict[str, tuple[tuple[int, ...], dict[str, Any], list[int]]] = {
 def test_saved_operators(kept: tuple[int, ...], fields: dict[str, Any], saved: list[int]) -> None:
     text = policy_file(plan_by_hand(by_hand(*kept)), forward_by_hand(**fields))
     assert list(carried_out(text)["SAVES"]["b"]) == saved
+
+
+@pytest.mark.parametrize("export", [policy_file, operator_saves, remat_regions])
+def test_exports_say_what_they_do_not_offload(
+    export: Callable[[Plan, dict[str, BlockForward]], str],
+) -> None:
+    block = replace(by_hand(1), offload=(input_value(0), Value(3, 0, "op3")))
+    text = export(plan_by_hand(block), forward_by_hand())
+    assert "# not offloaded: input 0, op3.0 (3)\n" in text
 
 
 REGIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[str]]] = {

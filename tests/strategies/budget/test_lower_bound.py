@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -125,8 +125,18 @@ def contents_of(graph: StepGraph, halves: Halves) -> tuple[dict[int, int], list[
     ]
 
 
-def best_cost(graph: StepGraph, budget_bytes: int, halves: Halves = NO_HALVES) -> float:
-    """Return the fewest FLOPs run again by any schedule: storages are made and dropped at will."""
+def moves(storages: Iterable[int], live: int, host: int) -> Iterator[tuple[int, int]]:
+    """Yield what is on the device and on the host after one storage is copied to the other side."""
+    for mask in storages:
+        yield live, host & ~mask | live & mask
+        if host & mask:
+            yield live & ~mask | host & mask, host
+
+
+def best_cost(
+    graph: StepGraph, budget_bytes: int, halves: Halves = NO_HALVES, *, host_bytes: int = 0
+) -> float:
+    """Return the fewest FLOPs run again by any schedule: storages are made, moved and dropped at will."""
     operators = graph.operators
     done = sum(1 << index for index, each in enumerate(operators) if not each.is_forward)
     of, contents = contents_of(graph, halves)
@@ -135,24 +145,26 @@ def best_cost(graph: StepGraph, budget_bytes: int, halves: Halves = NO_HALVES) -
     def bytes_of(live: int) -> int:
         return sum(graph.nbytes[storage] for storage, mask in of.items() if live & mask)
 
-    def nexts(cost: int, live: int, ran: int) -> Iterator[tuple[int, int, int]]:
-        yield from ((cost, live & ~mask, ran) for mask in of.values() if live & mask)
+    def nexts(cost: int, live: int, host: int, ran: int) -> Iterator[tuple[int, int, int, int]]:
+        yield from ((cost, live & ~mask, host, ran) for mask in of.values() if live & mask)
         for index, each in enumerate(contents):
             after = each.after(live)
-            if after is not None and bytes_of(after) <= budget_bytes:
-                yield cost + (ran >> index & 1) * operators[index].flops, after, ran | 1 << index
+            if after is not None:
+                yield cost + (ran >> index & 1) * operators[index].flops, after, host, ran | 1 << index
+        yield from ((cost, *moved, ran) for moved in moves(of.values(), live, host))
 
     order = count()
-    queue = [(0, next(order), 0, 0)]
-    seen: dict[tuple[int, int], int] = {(0, 0): 0}
+    queue = [(0, next(order), 0, 0, 0)]
+    seen: dict[tuple[int, int, int], int] = {(0, 0, 0): 0}
     while queue:
-        cost, _, live, ran = heapq.heappop(queue)
+        cost, _, live, host, ran = heapq.heappop(queue)
         if ran & done == done:
             return cost
-        if seen[live, ran] < cost:
+        if seen[live, host, ran] < cost:
             continue
-        for following in nexts(cost, live, ran):
-            if following[0] < seen.get(following[1:], 1 << 30):
+        for following in nexts(cost, live, host, ran):
+            fits = bytes_of(following[1]) <= budget_bytes and bytes_of(following[2]) <= host_bytes
+            if fits and following[0] < seen.get(following[1:], 1 << 30):
                 seen[following[1:]] = following[0]
                 heapq.heappush(queue, (following[0], next(order), *following[1:]))
     return np.inf
@@ -197,6 +209,20 @@ def test_a_half_that_nobody_wants_is_not_charged_for() -> None:
     halves = {(2, 0): 1, (4, 0): 2, (5, 0): 1, (6, 0): 2, (9, 0): 1}
     assert [best_cost(graph, budget, halves) for budget in (21, 22, 32)] == [np.inf, 100, 0]
     assert [LowerBound(graph).cost(budget) for budget in (21, 22, 32)] == [np.inf, 0, 0]
+
+
+@pytest.mark.parametrize("host_bytes", [1, 3])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_no_schedule_that_moves_values_to_the_host_beats_the_bound(seed: int, host_bytes: int) -> None:
+    graph = chain(4, seed=seed)
+    bound = LowerBound(graph)
+    budgets = range(bound.minimum_bytes(), sum(graph.nbytes.values()) // 2 + 1)
+    alone = [bound.cost(budget) for budget in budgets]
+    least = [bound.cost(budget, host_bytes) for budget in budgets]
+    best = [best_cost(graph, budget, host_bytes=host_bytes) for budget in budgets]
+    assert all(a >= b for a, b in zip(best, least, strict=True))
+    assert all(a >= b for a, b in zip(alone, least, strict=True))
+    assert alone != least
 
 
 def test_seven_operators_each_way() -> None:

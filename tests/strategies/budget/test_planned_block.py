@@ -487,7 +487,7 @@ UNLIKE = {
     "fewer operators": (BlockPlan(fqn="body", operators=7), "its forward has 6 operators and had 7"),
     "a view": (
         BlockPlan(fqn="body", keep=(Value(0, 0, "aten.t.default"),)),
-        "operator 0, aten.t.default, makes no result 0",
+        "its forward has no aten.t.default.0 (0)",
     ),
 }
 

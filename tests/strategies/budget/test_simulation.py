@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from strategies.budget.block_options import CallOptions
-from strategies.budget.block_program import planned_call
+from strategies.budget.block_program import PlannedCall, planned_call
 from strategies.budget.planned_block import PlannedBlock
 from strategies.budget.planning import block_plan
 from strategies.budget.simulation import PLAIN, Decision, peak_bytes
@@ -33,20 +34,24 @@ class Flops(OperatorMode):
         return result
 
 
-def decisions(blocks: int, storages: int, *, seed: int) -> list[Decision]:
-    """Return decisions that keep none, some, most or all of what a block makes."""
+def decisions(calls: Sequence[PlannedCall], moved: float, *, seed: int) -> list[Decision]:
+    """Return decisions that hold none, some, most or all of what a block makes, a share of it on the host."""
     chance = random.Random(seed)
-    shares = [chance.choice([0, 0.2, 0.5, 0.9, None]) for _ in range(blocks)]
-    return [
-        PLAIN
-        if share is None
-        else Decision(keep=frozenset(s for s in range(storages) if chance.random() < share))
-        for share in shares
-    ]
+    found = []
+    for call in calls:
+        share = chance.choice([0, 0.2, 0.5, 0.9, None])
+        held = {s for s in range(len(call.program.nbytes)) if chance.random() < (share or 0)}
+        offload = {
+            s for s in sorted(call.program.movable) if chance.random() < moved and (s < 0 or s in held)
+        }
+        found.append(
+            PLAIN if share is None else Decision(keep=frozenset(held - offload), offload=frozenset(offload))
+        )
+    return found
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_predicted_bytes_and_flops_are_measured(dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "moved"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.5)])
+def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float) -> None:
     model, x = Gated(dropout), torch.randn(4, 16, WIDTH)
     graph = captured(model, x)
     calls = [planned_call(graph, call) for call in graph.calls]
@@ -54,7 +59,7 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float) -> None:
         CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056) for call in calls
     ]
     for seed in range(5):
-        chosen = decisions(len(calls), len(calls[0].program.nbytes), seed=seed)
+        chosen = decisions(calls, moved, seed=seed)
         options = [caller.option(decision) for caller, decision in zip(callers, chosen, strict=True)]
         effects = [option.effect for option in options]
         planned, ledger = copy.deepcopy(model), HostLedger()
@@ -64,6 +69,7 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float) -> None:
                 enclose(planned.blocks[call.fqn], PlannedBlock(plan=plan, ledger=ledger))
         run = step_of(planned, x)
         assert measured_peak_bytes(planned, [x], run) == peak_bytes(graph, effects)
+        assert ledger.offloaded_bytes == sum(effect.host_bytes for effect in effects)
         with Flops() as flops:
             run()
         assert flops.count == graph.flops + sum(effect.flops for effect in effects)

@@ -34,7 +34,7 @@ def loss_of(outputs: Any) -> Tensor:
 
 def _peak_bytes(model: nn.Module, inputs: tuple[Tensor, ...], *, with_backward: bool) -> int:
     locator = Locator(model, {})
-    live = LiveStorages(locator, device="cpu", is_host=lambda: False)
+    live = LiveStorages(locator, device="cpu")
     gc.collect()
     with locator, live:
         live.add_standing([*model.parameters(), *model.buffers(), *inputs])

@@ -18,9 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
-from strategies.errors import StrategyError
 
 B, S, D, WIDE = 2, 12, 8, 32
 

@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from bench.chunk_attempt import relative_difference
-from strategies.base import PlannedStep
+from strategies.base import PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
-from strategies.errors import StrategyError
 from tests.covering import marked
 from tests.strategies.chunk.measuring import forward_peak_bytes, loss_of, training_peak_bytes
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from strategies.estimate.liveness import Storages
 from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow, shadowed
@@ -83,7 +83,7 @@ def test_a_plan_holds_one_copy_less_and_gives_the_same() -> None:
     model, x = Code(lambda y, _: functional.silu(y)).eval(), torch.randn(3, WIDTH)
     unchunked, one = forward_peak_bytes(model, (x,)), 3 * WIDTH * 4
     expected = model(x)
-    plan = Planner.of(model, (x,)).plan(unchunked - 1)
+    plan = ChunkPlanner.of(model, (x,)).plan(unchunked - 1)
     planned = plan.apply(model)
     with torch.no_grad():
         assert torch.equal(planned(x), expected)

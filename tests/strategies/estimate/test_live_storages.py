@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_peak_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cpu")
     with live:
         live.add_standing([x])
         result = function(x)
@@ -47,7 +47,7 @@ def test_fake_tensors_peak_as_real_ones(name: str, *, has_gradient: bool) -> Non
 
 def test_what_stands_is_no_activation() -> None:
     x = torch.ones(4, 8)
-    live = LiveStorages(Position(), device="cpu", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cpu")
     with live:
         standing = live.add_standing([x])
         assert live.numbers([x.view(8, 4)]) == standing
@@ -55,7 +55,7 @@ def test_what_stands_is_no_activation() -> None:
 
 
 def test_memory_of_another_device_is_host_memory() -> None:
-    live = LiveStorages(Position(), device="cuda", is_host=lambda: False)
+    live = LiveStorages(Position(), device="cuda")
     with live:
         kept = torch.ones(4, 8).sin()
     assert kept.device.type == "cpu"

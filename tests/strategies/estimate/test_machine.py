@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.machine import A100, Machine
 
 SLOW = Machine(
-    flops_per_s=100.0, bytes_per_s=10.0, launch_s=0.5, half_rows=4, link_bytes_per_s=20.0, latency_s=0.25
+    flops_per_s=100.0,
+    bytes_per_s=10.0,
+    launch_s=0.5,
+    half_rows=4,
+    link_bytes_per_s=20.0,
+    latency_s=0.25,
+    host_bytes_per_s=5.0,
 )
 
 
@@ -30,6 +37,18 @@ def test_a_collective_takes_a_latency_and_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overlaps", "window_s", "seconds"),
+    [
+        pytest.param(True, 1.5, 2.5, id="half a second longer than its window, and back"),
+        pytest.param(True, 9.0, 2.0, id="back"),
+        pytest.param(False, 9.0, 4.0, id="both ways"),
+    ],
+)
+def test_values_on_the_host_are_waited_for(overlaps: bool, window_s: float, seconds: float) -> None:
+    assert replace(SLOW, overlaps_copies=overlaps).offload_s(10, window_s) == seconds
+
+
+@pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
         pytest.param("flops_per_s", 0, "must be positive and finite, got 0", id="no FLOPs"),
@@ -39,6 +58,7 @@ def test_a_collective_takes_a_latency_and_its_bytes() -> None:
     ],
 )
 def test_a_machine_that_cannot_be(name: str, value: float, problem: str) -> None:
+    wrong: dict[str, Any] = {name: value}
     with pytest.raises(StrategyError) as error:
-        replace(A100, **{name: value})
+        replace(A100, **wrong)
     assert str(error.value) == f"machine.{name}: {problem}"

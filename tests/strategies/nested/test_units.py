@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 
 from strategies.ac.nested import Nested
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from tests.rank_pool import RankPool
 
 WIDTH = 4

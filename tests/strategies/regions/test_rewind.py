@@ -31,7 +31,7 @@ from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
-from strategies.anatomy import attributes, kind_of
+from strategies.estimate.anatomy import attributes, kind_of
 from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
 from tests.strategies.held_kinds import HELD

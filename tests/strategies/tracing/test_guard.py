@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.tracing.guard import (
     PROGRAMS,
     Call,

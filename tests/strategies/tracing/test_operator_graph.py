@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from strategies.estimate.machine import MACHINES
 from strategies.estimate.operator_cost import cost_of
-from strategies.tracing.operator_graph import OpaquePart, ScopeGraph, record_scopes
+from strategies.tracing.operator_graph import record_scopes
+from strategies.tracing.scope_graph import OpaquePart, ScopeGraph
 from strategies.tracing.shadow import Shadow, shadowed
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.measure.memory.storage_history import LARGEST_SAVED, MOST_MOMENTS, Change, StorageHistory
+from harness.measure.memory.storage_history import LARGEST_SAVED, MOST_MOMENTS, StorageChange, StorageHistory
 from harness.records.measured import MeasuredMemory, Moment, SavedTensor
 
 
 def _memory(
-    *changes: Change, start: dict[str, int] | None = None, saved: Sequence[SavedTensor] = ()
+    *changes: StorageChange, start: dict[str, int] | None = None, saved: Sequence[SavedTensor] = ()
 ) -> MeasuredMemory:
     return StorageHistory(
         start=start or {},
@@ -30,12 +30,12 @@ def _saved(nbytes: int, module: str = "m") -> SavedTensor:
 
 def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
     memory = _memory(
-        Change(10, "forward", "a", "temporary"),
-        Change(20, "forward", "a", "temporary"),
-        Change(-20, "forward", "a", "temporary"),
-        Change(5, "forward", "b", "temporary"),
-        Change(-10, "backward", "b", "temporary"),
-        Change(1, "backward", "a", "temporary"),
+        StorageChange(10, "forward", "a", "temporary"),
+        StorageChange(20, "forward", "a", "temporary"),
+        StorageChange(-20, "forward", "a", "temporary"),
+        StorageChange(5, "forward", "b", "temporary"),
+        StorageChange(-10, "backward", "b", "temporary"),
+        StorageChange(1, "backward", "a", "temporary"),
         start={"parameters": 100},
     )
     assert memory.timeline == (
@@ -48,16 +48,16 @@ def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
 
 def test_of_a_long_step_the_timeline_has_the_highest_of_neighbours() -> None:
     moments = _memory(
-        *(Change(1, "forward", str(number), "temporary") for number in range(2 * MOST_MOMENTS))
+        *(StorageChange(1, "forward", str(number), "temporary") for number in range(2 * MOST_MOMENTS))
     ).timeline
     assert [moment.bytes for moment in moments] == [2 * number for number in range(1, MOST_MOMENTS + 1)]
 
 
 def test_what_lives_at_the_first_highest_total_sums_to_it() -> None:
     memory = _memory(
-        Change(10, "forward", "a", "saved"),
-        Change(-60, "forward", "b", "parameters"),
-        Change(60, "backward", "c", "gradients"),
+        StorageChange(10, "forward", "a", "saved"),
+        StorageChange(-60, "forward", "b", "parameters"),
+        StorageChange(60, "backward", "c", "gradients"),
         start={"parameters": 100, "optimizer": 7},
     )
     assert (memory.peak_bytes, memory.peak_phase, memory.peak_module) == (117, "forward", "a")
@@ -67,12 +67,14 @@ def test_what_lives_at_the_first_highest_total_sums_to_it() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        pytest.param(Change(9, "forward", "m", "temporary", is_activation=True), (9, 9, 0), id="activation"),
-        pytest.param(Change(9, "backward", "m", "gradients"), (9, 0, 0), id="gradient of a parameter"),
-        pytest.param(Change(9, "forward", "m", "temporary", on_host=True), (0, 0, 9), id="host copy"),
+        pytest.param(
+            StorageChange(9, "forward", "m", "temporary", is_activation=True), (9, 9, 0), id="activation"
+        ),
+        pytest.param(StorageChange(9, "backward", "m", "gradients"), (9, 0, 0), id="gradient of a parameter"),
+        pytest.param(StorageChange(9, "forward", "m", "temporary", on_host=True), (0, 0, 9), id="host copy"),
     ],
 )
-def test_peaks_of_device_activations_and_host(change: Change, expected: tuple[int, int, int]) -> None:
+def test_peaks_of_device_activations_and_host(change: StorageChange, expected: tuple[int, int, int]) -> None:
     memory = _memory(change)
     assert (memory.peak_bytes, memory.activation_peak_bytes, memory.host_peak_bytes) == expected
 

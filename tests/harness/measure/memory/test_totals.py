@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
@@ -19,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch
 from harness.records.measured import SavedTensor
+from strategies.estimate.host import host_allocation
 from tests.harness.measure.metered import REGIONS, Metered, tokens, transformer, warmed
 
 RNG_STATE_BYTES = 5056
@@ -172,20 +171,8 @@ def test_gradients_of_parameters_are_no_activations() -> None:
     assert memory.activation_peak_bytes == max(product + result + loss, product + loss + ones + 2 * gradient)
 
 
-_on_host: ContextVar[bool] = ContextVar("_on_host", default=False)
-
-
-@contextmanager
-def _host_memory() -> Iterator[None]:
-    token = _on_host.set(True)
-    try:
-        yield
-    finally:
-        _on_host.reset(token)
-
-
 class Offloaded(nn.Module):
-    """A line whose saved tensors wait in what the test declares host memory."""
+    """A line whose saved tensors wait in what is declared host memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +180,7 @@ class Offloaded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         def pack(saved: Tensor) -> Tensor:
-            with _host_memory():
+            with host_allocation():
                 return saved.clone()
 
         with torch.autograd.graph.saved_tensors_hooks(pack, Tensor.clone):
@@ -204,7 +191,7 @@ def test_host_copies_are_counted_apart() -> None:
     model = Offloaded()
     batch = Batch(inputs=(torch.ones(4, 8),), targets=None)
     trainee = warmed(Metered(model, torch.optim.SGD(model.parameters(), lr=0.1)), batch)
-    report = instrument(trainee, batch, is_host=_on_host.get)
+    report = instrument(trainee, batch)
     # x for the product, the product for sin
     assert (report.memory.saved_bytes, report.memory.host_peak_bytes) == (0, 256)
     assert report.live.peak_bytes > report.memory.peak_bytes

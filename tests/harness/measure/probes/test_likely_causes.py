@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from harness.measure.probes.changed_since import Change
+from harness.measure.probes.changed_since import StateChange
 from harness.measure.probes.likely_causes import CAUSES, Evidence, cause_of_inert, likely_cause
 from harness.measure.probes.recomputed_values import Divergence
 
@@ -21,7 +21,7 @@ def _value(operator: str) -> Divergence:
 
 
 def _changed(kind: str) -> dict[str, object]:
-    return {"changed": (Change(kind, "layers.0.state"),)}
+    return {"changed": (StateChange(kind, "layers.0.state"),)}
 
 
 def _read(kind: str) -> dict[str, object]:

@@ -42,7 +42,7 @@ def lines(*records: Record, waiting: int = 0) -> list[str]:
     return [plain(statement.line) for statement in content.statements]
 
 
-def test_four_sentences_say_what_was_trained_what_is_best_and_how_it_ended() -> None:
+def test_five_sentences_say_what_dominates_was_trained_is_best_and_how_it_ended() -> None:
     assert lines(
         trial("none", 20 * MIB, 1.0),
         trial("full", 10 * MIB, 1.3),
@@ -50,6 +50,10 @@ def test_four_sentences_say_what_was_trained_what_is_best_and_how_it_ended() -> 
         trial("selective_op", 15 * MIB, 1.0),
         trial("selective_op", 15 * MIB, 1.0, "shard2"),
     ) == [
+        (
+            "On single, nested dominates full: no more memory, no more time in the median, and clearly less "
+            "of one."
+        ),
         "gpt_nano with 2.0 MiB of parameters, fp32, on cpu: 1 rank (single), 2 ranks (shard2).",
         (
             "On single, nested saves 50% of the peak memory (10.0 MiB of 20.0 MiB) at 1.20× [1.20, 1.20] "

@@ -10,7 +10,7 @@ import pytest
 from harness.records.record import Record, refused, validate
 from harness.report.content.terminal_table import print_table, sheet
 from harness.report.facts.labels import labels
-from harness.report.facts.number_words import Unit, human_bytes, human_flops, in_words
+from harness.report.facts.number_words import NumberUnit, human_bytes, human_flops, in_words
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (
@@ -325,7 +325,7 @@ def test_flops_for_people(count: int, expected: str) -> None:
     ],
 )
 def test_seconds_for_people(value: float, expected: str) -> None:
-    assert in_words(value, Unit.SECONDS) == expected
+    assert in_words(value, NumberUnit.SECONDS) == expected
 
 
 def test_a_tree_of_labels_is_called_by_its_start_and_an_address() -> None:

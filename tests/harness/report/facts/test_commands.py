@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from harness.command_line.schema import experiment_fields, materialise
 from harness.report.facts.commands import command
-from harness.schema import experiment_fields, materialise
 from tests.harness.composing import composed
 from tests.harness.records_fixture import experiment
 

@@ -25,7 +25,7 @@ from harness.report.facts.document import (
     Table,
     TrialName,
 )
-from harness.report.facts.number_words import Unit, printable
+from harness.report.facts.number_words import NumberUnit, printable
 from harness.report.facts.sweep_records import sweep_of
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
@@ -37,7 +37,7 @@ EVIL = """x"'><img src=x onerror=alert(1)></script></style><script>alert(1)</scr
 
 
 def evil_document() -> Document:
-    number = Number(value=1, unit=Unit.COUNT, path=EVIL, trial_id=EVIL)
+    number = Number(value=1, unit=NumberUnit.COUNT, path=EVIL, trial_id=EVIL)
     parts = (
         EVIL,
         number,

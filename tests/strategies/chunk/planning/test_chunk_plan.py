@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from strategies.base import StrategyError
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.chunk_plan import Planner
-from strategies.errors import StrategyError
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, NAMES, WIDTH, Block, Heads, Stack, built
 
@@ -20,9 +20,9 @@ FRACTIONS = (0.8, 0.4, 0.2)
 
 
 @cache
-def recorded(name: str) -> Planner:
+def recorded(name: str) -> ChunkPlanner:
     model, inputs = built(name)
-    return Planner.of(model.eval(), inputs)
+    return ChunkPlanner.of(model.eval(), inputs)
 
 
 @cache

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from strategies.chunk.running.chunked_forward import ChunkedForward, chunked_forwards
 from strategies.chunk.running.runtime import ChunkLoop
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
@@ -26,8 +26,8 @@ SCALARS_BYTES = 64
 
 
 @cache
-def recorded(name: str) -> Planner:
-    return Planner.of(*built(name), training=True, step=STEP)
+def recorded(name: str) -> ChunkPlanner:
+    return ChunkPlanner.of(*built(name), training=True, step=STEP)
 
 
 def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -192,5 +192,5 @@ def test_losses_that_hold_their_elements_are_predicted(loss: Callable[..., Tenso
             return loss(self.linear(x), x)
 
     model, inputs = Judged(), (torch.randn(64, 32),)
-    predicted_bytes = Planner.of(model, inputs, training=True, step=STEP).unchunked_peak_bytes
+    predicted_bytes = ChunkPlanner.of(model, inputs, training=True, step=STEP).unchunked_peak_bytes
     assert 0 <= predicted_bytes - training_peak_bytes(model, inputs) <= SCALARS_BYTES

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
-from strategies.chunk.planning.chunk_plan import Planner
+from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 B, S, D, WIDE = 2, 22, 16, 64
 
@@ -129,7 +129,7 @@ def test_plans_give_what_plain_code_gives(name: str, *, training: bool) -> None:
     x_BSD = torch.randn(B, S, D, dtype=torch.float64)
     step = PlannedStep(loss=_loss) if training else None
     expected = _results(copy.deepcopy(model), x_BSD, training=training)
-    planning = Planner.of(model, (x_BSD,), training=training, step=step)
+    planning = ChunkPlanner.of(model, (x_BSD,), training=training, step=step)
     for budget_bytes in (None, int(0.7 * planning.unchunked_peak_bytes)):
         try:
             plan = planning.plan(budget_bytes)

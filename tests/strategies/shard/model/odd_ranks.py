@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from strategies.ac.nested import Nested
-from strategies.errors import StrategyError
+from strategies.base import StrategyError
 from strategies.shard.model.realisation import realise
 from strategies.shard.model.shard_plan import ShardPlan
 from tests.strategies.shard.model.odd_models import KEPT, built, inputs

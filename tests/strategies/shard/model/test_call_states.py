@@ -17,7 +17,7 @@ from strategies.shard.model.call_states import (
     states_of_call,
 )
 from strategies.shard.model.forward_recording import is_sizes
-from strategies.shard.model.placement_state import SUMMED, WHOLE, State, Value
+from strategies.shard.model.placement_state import SUMMED, WHOLE, State, TensorValue
 from strategies.tracing.function_graph import FunctionRecorder
 from strategies.tracing.shadow import Shadow, shadowed
 
@@ -215,9 +215,9 @@ def _last(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Node:
     return last
 
 
-def _inputs(node: fx.Node) -> list[Value]:
+def _inputs(node: fx.Node) -> list[TensorValue]:
     return [
-        Value.of(value) if isinstance(value := source.meta["val"], Tensor) else outputs_of(node)[0]
+        TensorValue.of(value) if isinstance(value := source.meta["val"], Tensor) else outputs_of(node)[0]
         for source in sources_of(node)
     ]
 
@@ -315,5 +315,5 @@ def test_random_functions_are_known(function: Any, random: bool) -> None:
 @pytest.mark.parametrize(("needs_gradient", "passes"), [(True, 3), (False, 1)])
 def test_attention_counts_scores_and_values_forward_and_backward(needs_gradient: bool, passes: int) -> None:
     node = _last(lambda q: functional.scaled_dot_product_attention(q, q, q), [_HEADS])
-    value = replace(Value.of(_HEADS), needs_gradient=needs_gradient)
+    value = replace(TensorValue.of(_HEADS), needs_gradient=needs_gradient)
     assert attention_flops(node, [value]) == passes * (2 * 4 * 2 * 6 * 6 * 8) * 2

@@ -10,7 +10,7 @@ from strategies.estimate.machine import A100
 from strategies.shard.model.graph import ModelGraph, Node, TensorAxis
 from strategies.shard.model.graph_building import model_graph
 from strategies.shard.model.module_options import LeafModule, NodeOption
-from strategies.shard.model.placement_state import Value
+from strategies.shard.model.placement_state import TensorValue
 from tests.strategies.shard.model.odd_models import axis, built, inputs
 from tests.strategies.shard.models import AXIS, SAMPLE, SPLITS, Chain, Tied, graph, meta
 
@@ -222,8 +222,8 @@ def test_a_leaf_is_what_is_known_of_it() -> None:
     assert leaf == LeafModule(
         fqn="blocks.0.down",
         module=leaf.module,
-        input=Value(shape=(4, 6, 16), dtype=torch.float32, needs_gradient=True),
-        output=Value(shape=(4, 6, 8), dtype=torch.float32, needs_gradient=True),
+        input=TensorValue(shape=(4, 6, 16), dtype=torch.float32, needs_gradient=True),
+        output=TensorValue(shape=(4, 6, 8), dtype=torch.float32, needs_gradient=True),
         split="row",
         parameter_bytes={"weight": 2 * 8 * 16 * 4, "bias": 2 * 8 * 4},
         fsdp_bytes={"weight": 0, "bias": 0},

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, Value, move, sharded
+from strategies.shard.model.placement_state import SUMMED, WHOLE, Move, State, TensorValue, move, sharded
 
-_VALUE = Value(shape=(4, 6), dtype=torch.float32, needs_gradient=True)
+_VALUE = TensorValue(shape=(4, 6), dtype=torch.float32, needs_gradient=True)
 
 MOVES = [
     # from | to | collectives forward | collectives backward
@@ -40,7 +40,7 @@ def test_what_comes_back_whole_cannot_become_a_summand(target: State) -> None:
 
 
 def test_without_a_gradient_nothing_comes_back() -> None:
-    tokens = Value(shape=(4, 6), dtype=torch.int64, needs_gradient=False)
+    tokens = TensorValue(shape=(4, 6), dtype=torch.int64, needs_gradient=False)
     found = move(WHOLE, sharded(0), tokens, 2)
     assert found is not None
     assert found.collectives("x") == ()

@@ -1,4 +1,4 @@
-"""Discovery: a module with a strategy is a variant, one without is what variants are built from."""
+"""A module with a strategy is a variant, one without is what variants are built from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from strategies.base import Strategy
-from strategies.discovery import variants
+from strategies import Strategy, variants
 
 _STRATEGY = "from strategies.base import Strategy\nclass {name}(Strategy):\n    pass\n"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies.anatomy import attributes, has_hidden_content, is_closed, kind_of, put_attributes
+from strategies.estimate.anatomy import attributes, has_hidden_content, is_closed, kind_of, put_attributes
 from tests.strategies.held_kinds import HELD, Child, Slotted
 
 _INDIRECT = ("array of objects", "deep", "method of an object", "partial")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.regions.host import allocating_on_host, host_allocation
+from strategies.estimate.host import allocating_on_host, host_allocation
 
 
 def test_allocation_is_marked_inside_only() -> None:

@@ -106,6 +106,7 @@ def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
 
 
 def _to_the_twin(experiment: Experiment) -> Link:
+    """Return the link to the experiment without the variant."""
     link = Link(
         variant=experiment,
         baseline=experiment.twin(),
@@ -118,6 +119,7 @@ def _to_the_twin(experiment: Experiment) -> Link:
 
 
 def _to_the_dense_model(experiment: Experiment) -> tuple[Link, ...]:
+    """Return the link to the model that no tensor parallel plan splits; none where ranks share no tensors."""
     if experiment.mesh.tp == 1:
         return ()
     split = replace(_in_full_precision(experiment.plain()), shard=shard_variants["none"]())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError
 from harness.experiment.data import data_specs
 from harness.experiment.experiment import Experiment, Recipe
@@ -30,9 +30,6 @@ from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
-
-CHOICE_KEYS = ("name", "family")
-"""Keys by which a group says what was chosen; they are no options of the choice."""
 
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
 """Launchers by the option of `hydra/launcher` that chooses them."""
@@ -71,10 +68,6 @@ class Settings:
     tracker: Tracker
     show: str | None = None
     solve: str | None = None
-
-
-class UnknownOptionError(ConfigError):
-    """An option that the choice of its group, or the program, does not have."""
 
 
 def experiment_fields(config: DictConfig) -> dict[str, Any]:
@@ -139,6 +132,7 @@ def without_idle_options(fields: Mapping[str, Any], swept: Mapping[str, set[str]
 
 
 def _without_idle(node: Any, registry: Mapping[str, type[Any]], swept: set[str]) -> Any:
+    """Return the options of a group without those that only other variants of the sweep have."""
     chosen = node.get("name") if isinstance(node, Mapping) else None
     if not isinstance(chosen, str) or chosen not in registry:
         return node
@@ -220,29 +214,6 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError:
         return shown
     return {**shown, "mesh": {"name": label, **fields["mesh"]}}
-
-
-def suggestion(wrong: str, options: list[str]) -> str:
-    """Return `did you mean 'x'? ` and the options, for the end of a message."""
-    if not options:
-        return "there are no options"
-    close = difflib.get_close_matches(wrong, options, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}options: {', '.join(sorted(options))}"
-
-
-def unknown_option(where: str, options: list[str], chosen: str | None = None) -> UnknownOptionError:
-    """Return the error about the option `where`.
-
-    Args:
-        options: those that are there.
-        chosen: what was chosen for the group of the option, where that decides which options it has.
-    """
-    group, _, name = where.rpartition(".")
-    if chosen is None:
-        return UnknownOptionError(where, f"unknown option; {suggestion(name, options)}")
-    asked = [option for option in options if option not in CHOICE_KEYS]
-    return UnknownOptionError(where, f"{group}={chosen} has no such option; {suggestion(name, asked)}")
 
 
 def _setting_names() -> list[str]:

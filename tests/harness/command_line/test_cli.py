@@ -19,7 +19,7 @@ from types import ModuleType
 
 import pytest
 
-from harness import cli
+from harness.command_line import cli, hydra_words
 from harness.ranks.forkserver import ForkServer
 from strategies import ac_variants
 from tests.harness import command
@@ -419,7 +419,7 @@ def test_none_has_no_option_that_nobody_has(acbench: Run) -> None:
     ],
 )
 def test_words_as_hydra_takes_them(words: str, expected: str) -> None:
-    assert cli._words(words.split()) == expected.split()
+    assert hydra_words.words_for_hydra(words.split()) == expected.split()
 
 
 @pytest.mark.slow

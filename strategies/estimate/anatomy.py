@@ -59,7 +59,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class HoldingKind:
     """How values of some types hold what they hold beside their attributes.
 
     All read and write by the methods of the type itself: a subclass may mean something else by them.
@@ -95,7 +95,7 @@ class Kind:
         return self.form == "buffer" and type(now) is type(content) and _has_same_data(now, content)
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> HoldingKind | None:
     """Return how `value` holds its content; `None` for what has attributes at most."""
     cls: Any = type(value)
     return _kind_of(cls)
@@ -141,7 +141,7 @@ def is_closed(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kind_of(cls: type[Any]) -> Kind | None:
+def _kind_of(cls: type[Any]) -> HoldingKind | None:
     return next((kind for kind in _KINDS if issubclass(cls, kind.types)), None)
 
 
@@ -227,8 +227,11 @@ def _kind(
     types: type[Any] | tuple[type[Any], ...],
     read: Callable[[Any], Any],
     write: Callable[[Any, Any], object] | None = None,
-) -> Kind:
-    return Kind(form=form, types=types if isinstance(types, tuple) else (types,), read=read, write=write)
+) -> HoldingKind:
+    """Return an entry of the table below."""
+    return HoldingKind(
+        form=form, types=types if isinstance(types, tuple) else (types,), read=read, write=write
+    )
 
 
 _KINDS = (

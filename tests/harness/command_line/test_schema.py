@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from harness.command_line.schema import Settings, settings, to_yaml, without_idle_options
+from harness.command_line.unknown_option import CHOICE_KEYS
 from harness.experiment.data import data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models import families
 from harness.models.hf import HFSpec
 from harness.report.wandb.publisher import Tracker
-from harness.schema import CHOICE_KEYS, Settings, settings, to_yaml, without_idle_options
 from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full

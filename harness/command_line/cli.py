@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,10 +16,24 @@ from typing import Any, Literal
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
+from harness.command_line.hydra_words import explained, hydra_told, words_for_hydra
+from harness.command_line.schema import (
+    Settings,
+    as_refused,
+    experiment_fields,
+    hardware_of,
+    launcher_of,
+    materialise,
+    settings,
+    swept_variants,
+    to_yaml,
+    without_idle_options,
+)
+from harness.command_line.unknown_option import UnknownOptionError
 from harness.errors import ConfigError, MissingPackageError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.launchers.base import Launcher
@@ -40,22 +51,6 @@ from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
 from harness.report.content.plan_table import plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
-from harness.schema import (
-    CHOICE_KEYS,
-    Settings,
-    UnknownOptionError,
-    as_refused,
-    experiment_fields,
-    hardware_of,
-    launcher_of,
-    materialise,
-    settings,
-    suggestion,
-    swept_variants,
-    to_yaml,
-    unknown_option,
-    without_idle_options,
-)
 from harness.sweep import checks, predictions
 from harness.sweep.dry_run import outline, state_of
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
@@ -66,19 +61,14 @@ from harness.sweep.planning_log import planning_shown
 from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())
 _REFUSED = 2
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 _ANSWERS = f"{predictions.__name__}:{predictions.answers.__name__}"
 _HOPELESS = (UnknownOptionError, MissingPackageError)
 """Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
 
 _VERSION, _DRY_RUN, _JSON = "--version", "--dry-run", "--json"
-_SWEEP_FLAGS = ("-m", "--multirun")
-_GROUPS_WITHOUT_DEFAULT = ("hardware", "sweep")
-_OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|hardware\.flops_per_s)\.\w+=")
-_OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,7 +125,7 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
     token = _command.set(command)
     try:
         with sigterm_exits(), planning_shown():
-            with _hydra_told(_words(words)):
+            with hydra_told(words_for_hydra(words)):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -143,7 +133,7 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if command.is_composed and not isinstance(error, ConfigError | StrategyError):
             raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
-        sys.stderr.write(f"{command.program}: {_explain(error)}\n")
+        sys.stderr.write(f"{command.program}: {explained(error)}\n")
         sys.exit(_REFUSED)
     except KeyboardInterrupt:
         sys.stderr.write("acbench: interrupted; finished trials are kept, the same command continues\n")
@@ -409,60 +399,3 @@ def _report(result: Result, run: Run) -> int:
         sys.stderr.write(f"acbench: {result.missing} without a record yet; the same command continues\n")
     sys.stderr.write(f"records: {root}\n")
     return exit_code(result, strict=run.strict)
-
-
-def _words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command as Hydra can take them.
-
-    The flag of a sweep goes to the front: behind an override Hydra would not know the overrides after it.
-    In a sweep, an option of a group (`ac.early_stop=false`) is added where it is missing: Hydra first applies
-    it to the default choice of that group, which may not have it, and so may a choice of the sweep, whose
-    points `materialise` then refuses without ending the command. An option of a mapping, such as an argument
-    of a user's factory, is added always.
-    """
-    added = _OPTION_OF_A_GROUP if any(word in _SWEEP_FLAGS for word in words) else _OPTION_OF_A_MAPPING
-    flag = ["--multirun"] if added is _OPTION_OF_A_GROUP else []
-    others = [word for word in words if word not in _SWEEP_FLAGS]
-    return [*flag, *(f"++{word}" if added.match(word) else word for word in others)]
-
-
-@contextmanager
-def _hydra_told(words: Sequence[str]) -> Iterator[None]:
-    """Let Hydra find `words` on the command line, and raise errors rather than print them and exit with 1."""
-    argv, full_error = sys.argv, os.environ.get(_FULL_ERROR)
-    sys.argv = [argv[0], *words]
-    os.environ[_FULL_ERROR] = "1"
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        if full_error is None:
-            del os.environ[_FULL_ERROR]
-        else:
-            os.environ[_FULL_ERROR] = full_error
-
-
-def _explain(error: Exception) -> str:
-    """Return one message: what is wrong, where, and what would be right."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        return f"{group}: unknown option {option!r}; {suggestion(option, list(error.options or ()))}"
-    cause = error.__cause__
-    if isinstance(error, ConfigCompositionException) and isinstance(
-        cause, ConfigAttributeError | ConfigKeyError
-    ):
-        return _unknown_option(cause)
-    if isinstance(error, ConfigCompositionException) and cause is not None:
-        return f"{str(error).strip()}: {str(cause).strip().splitlines()[0]}"
-    return str(error).strip()
-
-
-def _unknown_option(error: OmegaConfBaseException) -> str:
-    """Return the message about an override of an option that its group, or the program, does not have."""
-    group, _, _ = str(error.full_key).rpartition(".")
-    node = error.parent_node
-    values = {str(key): value for key, value in node.items()} if isinstance(node, DictConfig) else {}
-    options = [key for key in values if key not in (CHOICE_KEYS if group else ("hydra",))]
-    if not group:
-        options = list({*options, *_GROUPS_WITHOUT_DEFAULT})
-    return str(unknown_option(str(error.full_key), options, chosen=values.get("name") if group else None))

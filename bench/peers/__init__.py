@@ -1,0 +1,1 @@
+"""Others that trade recomputation for bytes, through their own libraries, beside `ac=budget`."""

@@ -1,0 +1,142 @@
+"""Plans of `ac=budget` for a workload: at a peer's peak, and with less to choose from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.budget import captured
+from bench.peers.workload import Workload
+from harness.trial.assemble import Assembled
+from strategies.budget import carrying_out
+from strategies.budget.block_options import Option
+from strategies.budget.plan import Plan
+from strategies.budget.planning import BudgetBelowMinimum, Planner
+from strategies.budget.simulation import PLAIN
+from strategies.regions.blocks import find_blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ablation:
+    """What one budget costs when less can be chosen; costs are percent of a step's FLOPs.
+
+    Fields:
+        workload: its name.
+        share: the budget, of the peak without activation checkpointing.
+        bound: no schedule costs less.
+        exact: the plan's cost.
+        greedy: blocks give way one decision after the other, that of most bytes a FLOP first.
+        uniform: one decision for all blocks.
+        whole_blocks: each block keeps all or nothing.
+
+    A cost is `None` where no such plan keeps the budget.
+    """
+
+    workload: str
+    share: float
+    bound: float | None
+    exact: float | None
+    greedy: float | None
+    uniform: float | None
+    whole_blocks: float | None
+
+
+class Ours(Planner):
+    """The planner of a workload, and lesser ones on the same options."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        super().__init__(captured(workload.plain))
+        self._alike = list(self._same_everywhere())
+
+    @property
+    def step_flops(self) -> int:
+        """FLOPs of the plain step."""
+        return self._graph.flops
+
+    def at(self, budget_bytes: int) -> Plan | None:
+        """Return the plan for a budget; `None` where there is none."""
+        try:
+            return self.plan(budget_bytes)
+        except BudgetBelowMinimum:
+            return None
+
+    def bound_percent(self, budget_bytes: int) -> float | None:
+        """Return the cost that no schedule within a budget is below; `None` where no schedule fits."""
+        return self._percent(self.bound.cost(budget_bytes))
+
+    def ablation(self, share: float) -> Ablation:
+        """Return what a budget costs by each way to choose."""
+        budget = int(share * self.plain_peak_bytes)
+        plan = self.at(budget)
+        return Ablation(
+            workload=self.workload.name,
+            share=share,
+            bound=self.bound_percent(budget),
+            exact=None if plan is None else self._percent(plan.extra_flops),
+            greedy=self._percent(self._greedy(budget)),
+            uniform=self._percent(
+                min((cost for peak, cost in self._alike if peak <= budget), default=math.inf)
+            ),
+            whole_blocks=self._percent(self._whole_blocks(budget)),
+        )
+
+    def _percent(self, flops: float) -> float | None:
+        return 100 * flops / self._graph.flops if math.isfinite(flops) else None
+
+    def _same_everywhere(self) -> Iterator[tuple[int, int]]:
+        """Yield peak and FLOPs of each decision that all blocks can take."""
+        decisions = dict.fromkeys(option.decision for stage in self._stages for option in stage.options)
+        if len({caller.call.program for caller in self._callers}) > 1:
+            return
+        for decision in decisions:
+            yield self._outcome([caller.option(decision) for caller in self._callers])
+
+    def _outcome(self, chosen: Sequence[Option]) -> tuple[int, int]:
+        return self._peak_bytes(chosen), sum(option.effect.flops for option in chosen)
+
+    def _greedy(self, budget_bytes: int) -> float:
+        chosen = self._plain()
+        while self._peak_bytes(chosen) > budget_bytes:
+            changes = [
+                (_density(chosen[number], option), number, option.decision)
+                for number, stage in enumerate(self._stages)
+                for option in stage.options
+                if option.left_bytes < chosen[number].left_bytes
+            ]
+            if not changes:
+                return math.inf
+            _, number, decision = max(changes, key=lambda change: change[0])
+            chosen[number] = self._callers[number].option(decision)
+        return self._outcome(chosen)[1]
+
+    def _whole_blocks(self, budget_bytes: int) -> float:
+        """Return the cost of the first blocks that keep nothing: as few of them as fit, all being alike."""
+        plain = self._plain()
+        nothing = [caller.option(_NOTHING) for caller in self._callers]
+        for count in range(len(plain) + 1):
+            peak, flops = self._outcome([*nothing[:count], *plain[count:]])
+            if peak <= budget_bytes:
+                return flops
+        return math.inf
+
+
+_NOTHING = type(PLAIN)()
+
+
+def _density(now: Option, then: Option) -> float:
+    """Return the bytes that a change frees for a FLOP."""
+    added = then.effect.flops - now.effect.flops
+    freed = now.left_bytes - then.left_bytes
+    return math.inf if added <= 0 else freed / added
+
+
+def carried_out(plan: Plan, layers_fqn: str) -> Callable[[Assembled], None]:
+    """Return what puts a plan on a trainee."""
+
+    def change(trainee: Assembled) -> None:
+        blocks = find_blocks(trainee.model, layers_fqn=layers_fqn, module_classes=())
+        carrying_out.enclose(plan, blocks)
+
+    return change

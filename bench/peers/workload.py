@@ -1,0 +1,125 @@
+"""The step that all peers train: a model of few blocks, its data, and what the meters say of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.trials import experiments
+from harness.experiment.experiment import Experiment
+from harness.measure.step import instrument
+from harness.models.base import Batch
+from harness.trial.assemble import Assembled, assemble
+from harness.trial.batches import batches
+from harness.trial.steps import UNMEASURED_STEPS, warm_up
+
+SIZES = ("model.n_layers=8", "batch_size=8", "mesh.device=cpu", "ac=none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the meters say of a step.
+
+    Fields:
+        peak_bytes: highest total of live storages, parameters and optimizer included.
+        saved_bytes: what forward leaves for backward.
+        flops: of forward and backward.
+    """
+
+    peak_bytes: int
+    saved_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step on one CPU.
+
+    Args:
+        name: of the workload.
+        overrides: of the experiment.
+        has_explicit_softmax: attention is matmuls and a softmax that saves S x S scores, not one operator.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    has_explicit_softmax: bool = False
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Let attention compute as the workload asks."""
+        if not self.has_explicit_softmax:
+            yield
+            return
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+
+    def experiment(self, *overrides: str) -> Experiment:
+        """Return the experiment, with more overrides."""
+        (made,) = experiments([[*self.overrides, *overrides]])
+        return made
+
+    @cached_property
+    def plain(self) -> Experiment:
+        """The experiment without activation checkpointing."""
+        return self.experiment()
+
+    @cached_property
+    def batch(self) -> Callable[[int], Batch]:
+        """Returns the batch of a step."""
+        return batches(self.plain, torch.device("cpu"), dp_rank=0)
+
+    def trainee(
+        self, experiment: Experiment | None = None, change: Callable[[Assembled], None] | None = None
+    ) -> Assembled:
+        """Return a model after the steps that nobody measures.
+
+        Args:
+            experiment: describes it; `None`: the plain one.
+            change: what to do to it before its first step.
+        """
+        made = assemble(experiment or self.plain, torch.device("cpu"), None, self.batch(0))
+        if change is not None:
+            change(made)
+        warm_up(made, self.batch)
+        return made
+
+    def measured(self, trainee: Assembled) -> Measured:
+        """Return what the meters say of the next step of `trainee`."""
+        report = instrument(trainee, self.batch(UNMEASURED_STEPS))
+        return Measured(
+            peak_bytes=report.memory.peak_bytes,
+            saved_bytes=report.memory.saved_bytes,
+            flops=report.work.forward_flops + report.work.backward_flops,
+        )
+
+    def gradients(self, trainee: Assembled) -> list[Tensor]:
+        """Return the gradients of the next step of `trainee`; it is not updated."""
+        trainee.zero_grad()
+        trainee.backward(trainee.forward(self.batch(UNMEASURED_STEPS))[1])
+        found = [each.grad for each in trainee.model.parameters() if each.grad is not None]
+        trainee.zero_grad()
+        return found
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    each.name: each
+    for each in (
+        Workload("gpt", ("model=gpt_nano", *SIZES)),
+        Workload("llama", ("model=llama_nano", *SIZES)),
+        Workload("llama_softmax", ("model=llama_nano", *SIZES), has_explicit_softmax=True),
+        Workload("vit", ("model=vit_nano", *SIZES)),
+    )
+}
+"""Workloads by name."""
+
+
+def blocks_of(trainee: Assembled) -> dict[str, nn.Module]:
+    """Return the blocks of a trainee as its model has them now, by FQN."""
+    return {fqn: trainee.model.get_submodule(fqn) for fqn in trainee.blocks}

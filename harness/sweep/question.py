@@ -1,0 +1,45 @@
+"""What is asked about a point before it runs, and what the answer is; both go between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.experiment.experiment import Experiment
+from harness.predict.hardware import Hardware
+from harness.predict.solve import Solved
+from harness.records.record import Record
+
+FOLLOWED = "cpu"
+"""Device whose kernels predictions follow, whatever the hardware."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked about one point.
+
+    Fields:
+        experiment: the point.
+        label: what progress calls it.
+        hardware: where it would run; `None` asks for bytes and FLOPs alone.
+        field: field to solve for; `None` predicts the point as it is.
+    """
+
+    experiment: Experiment
+    label: str
+    hardware: Hardware | None = None
+    field: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The prediction for one point.
+
+    Fields:
+        record: its record; that of the solved point where a field was asked for. `None` where it is refused.
+        solved: value of that field.
+        refusal: why there is no prediction.
+    """
+
+    record: Record | None = None
+    solved: Solved | None = None
+    refusal: ValueError | None = None
