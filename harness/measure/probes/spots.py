@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.probes.outer_state import Place, places_of
-from strategies.anatomy import is_closed, kind_of
+from strategies.estimate.anatomy import is_closed, kind_of
 
 KINDS = ("context", "generator", "global", "mode", "word", "flag", "buffer", "number", "size")
 """Kinds of state, that which training code is likelier to change before. `size` is every integer."""
