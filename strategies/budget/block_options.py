@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from operator import attrgetter
 
@@ -117,14 +118,15 @@ class CallOptions:
 
     def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
         """Return the highest total of what is held from moment `start` on, with the effect of one option."""
-        gains = np.zeros(len(held), dtype=np.int64)
+        count = len(held)
+        gains = [0] * count
         for moment, gain in effect.gains.items():
-            if moment < start + len(held):
+            if moment < start + count:
                 gains[max(moment - start, 0)] += gain
         totals = held + np.cumsum(gains)
-        within = (moment - start for moment in effect.peaks)
-        peaks = (totals[at] + effect.peaks[at + start] for at in within if 0 <= at < len(held))
-        return int(max(totals.max(), max(peaks, default=0)))
+        within = [moment for moment in effect.peaks if start <= moment < start + count]
+        peaks = (int(totals[moment - start]) + effect.peaks[moment] for moment in within)
+        return max(int(totals.max()), max(peaks, default=0))
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
@@ -181,10 +183,11 @@ def _worth_moving(program: BlockProgram) -> frozenset[int]:
     return frozenset(storage for storage in program.movable if program.nbytes_of(storage) >= least)
 
 
-def _cuts(program: BlockProgram) -> Iterable[Decision]:
-    """Yield decisions that keep the fewest bytes for what runs again."""
+@lru_cache(maxsize=8)
+def _cuts(program: BlockProgram) -> Sequence[Decision]:
+    """Return decisions that keep the fewest bytes for what runs again; first and last blocks share them."""
     if not program.saved:
-        return
+        return ()
     cuts = LeastBytes(program)
     never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
     costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
@@ -195,9 +198,8 @@ def _cuts(program: BlockProgram) -> Iterable[Decision]:
         )
     else:
         prices = _sampled(program, costly)
-    for each in prices:
-        for keep in cuts.keeps(each | never):
-            yield Decision(keep=keep | program.pinned)
+    keeps = (keep for each in prices for keep in cuts.keeps(each | never))
+    return [Decision(keep=keep | program.pinned) for keep in dict.fromkeys(keeps)]
 
 
 def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int, float]]:

@@ -8,6 +8,7 @@ Blocks whose calls do the same have equal programs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -73,6 +74,16 @@ class BlockProgram:
         return tuple(made[storage] for storage in range(len(self.nbytes)))
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each storage, by its number: those from outside come last, and -1 is the very last."""
+        return *self.nbytes, *reversed(self.outer_nbytes)
+
+    @cached_property
+    def random_units(self) -> tuple[int, ...]:
+        """The units that draw random numbers."""
+        return tuple(index for index, unit in enumerate(self.units) if unit.random_states)
+
+    @cached_property
     def saved(self) -> frozenset[int]:
         """The storages of the block that autograd saves."""
         return frozenset(storage for storage in self.asked if storage >= 0)
@@ -101,7 +112,7 @@ class BlockProgram:
         """Return the units that all that autograd saves follows from, back to `resident`, in order."""
         return self.closure(self.saved, resident, frozenset())
 
-    def closure(self, wanted: Iterable[int], resident: frozenset[int], known: frozenset[int]) -> list[int]:
+    def closure(self, wanted: Iterable[int], resident: frozenset[int], known: AbstractSet[int]) -> list[int]:
         """Return the units, in order, that make `wanted` from what is there, or made by `known`."""
         found: set[int] = set()
         todo = [storage for storage in wanted if storage >= 0 and storage not in resident]

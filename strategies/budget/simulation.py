@@ -157,24 +157,32 @@ class _Schedule:
             until_end=decision.resident,
         )
         for storage, moment, until in zip(program.asked, call.asked, call.until, strict=True):
-            units = program.closure([storage], known, frozenset(schedule.runs_at))
+            is_there = storage < 0 or storage in known or program.makers[storage] in schedule.runs_at
+            units = [] if is_there else program.closure([storage], known, schedule.runs_at.keys())
             schedule.requests.append(units)
-            schedule.runs_at |= dict.fromkeys(units, moment)
             schedule.held_until[storage] = max(until, schedule.held_until.get(storage, -1))
             reads = [each for unit in units for each in program.units[unit].reads]
-            schedule.read_until |= dict.fromkeys(reads, moment)
-            for each in (*reads, storage):
-                if each in decision.offload:
-                    schedule.fetched_at.setdefault(each, moment)
+            for unit in units:
+                schedule.runs_at[unit] = moment
+            for each in reads:
+                schedule.read_until[each] = moment
+            if decision.offload:
+                for each in (*reads, storage):
+                    if each in decision.offload:
+                        schedule.fetched_at.setdefault(each, moment)
         return schedule
 
-    def last(self, storage: int) -> int:
-        """Return the last moment at which anybody has a storage for backward; -1 of one that nobody has."""
-        return max(self.held_until.get(storage, -1), self.read_until.get(storage, -1))
+    def last(self) -> dict[int, int]:
+        """Return the last moment at which anybody has a storage for backward, by storage."""
+        found = dict(self.held_until)
+        for storage, moment in self.read_until.items():
+            found[storage] = max(moment, found.get(storage, -1))
+        return found
 
-    def is_dropped_by_unit(self, storage: int) -> bool:
-        """Whether the last to have a storage is a unit, and no node of autograd."""
-        return self.read_until.get(storage, -1) > self.held_until.get(storage, -1)
+    def dropped_by_unit(self) -> frozenset[int]:
+        """Return the storages that a unit, and no node of autograd, is the last to have."""
+        held = self.held_until
+        return frozenset(each for each, moment in self.read_until.items() if moment > held.get(each, -1))
 
 
 class _Walk:
@@ -184,61 +192,63 @@ class _Walk:
         self.effect = Effect()
         self._call = call
         self._program = call.program
+        self._sizes = call.program.sizes
         self._schedule = schedule
         self._random_state_bytes = random_state_bytes
         self._back: set[int] = set()
+        units = call.program.units
         self._readers = Counter(
-            storage
-            for units in schedule.requests
-            for unit in units
-            for storage in self._program.units[unit].reads
+            storage for request in schedule.requests for unit in request for storage in units[unit].reads
         )
+        self._there = schedule.resident | schedule.moved
+        self._last = schedule.last()
+        self._dropped_by_unit = schedule.dropped_by_unit()
+        self._held = frozenset(filter(self._lives_longer, self._last))
         self._hold_from_forward()
-        for moment, asked, units in zip(call.asked, self._program.asked, schedule.requests, strict=True):
-            if units or schedule.fetched_at.get(asked) == moment:
-                self._run(units, asked, moment)
+        for moment, asked, request in zip(call.asked, self._program.asked, schedule.requests, strict=True):
+            if request or schedule.fetched_at.get(asked) == moment:
+                self._run(request, asked, moment)
         self._release()
+
+    def _lives_longer(self, storage: int) -> bool:
+        """Whether a storage lives longer than without the plan, on the device and in one piece."""
+        return self._is_from_forward(storage) and self._last[storage] > self._death(storage)
 
     def _hold_from_forward(self) -> None:
         """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
-        gains, call = self.effect.gains, self._call
-        outside = (each for each in {**self._readers, **self._schedule.held_until} if each < 0)
-        for storage in (*self._schedule.resident, *outside):
-            if self._is_held(storage):
-                gains[self._death(storage) + 1] += self._nbytes(storage)
-        for storage in self._schedule.until_end:
-            if self._death(storage) < call.end and not self._is_held(storage):
-                gains[self._death(storage) + 1] += self._nbytes(storage)
-                gains[call.end + 1] -= self._nbytes(storage)
-        for index, unit in enumerate(self._program.units):
-            stash = unit.random_states * self._random_state_bytes
-            if stash and not self._stays(unit.makes):
+        gains, call, sizes = self.effect.gains, self._call, self._sizes
+        for storage in self._held:
+            gains[self._death(storage) + 1] += sizes[storage]
+        for storage in self._schedule.until_end - self._held:
+            if self._death(storage) < call.end:
+                gains[self._death(storage) + 1] += sizes[storage]
+                gains[call.end + 1] -= sizes[storage]
+        for index in self._program.random_units:
+            unit = self._program.units[index]
+            if not self._there.issuperset(unit.makes):
+                stash = unit.random_states * self._random_state_bytes
                 gains[call.starts[index] + 1] += stash
                 if index not in self._schedule.runs_at:
                     gains[call.end + 1] -= stash
 
-    def _stays(self, storages: Sequence[int]) -> bool:
-        return (self._schedule.resident | self._schedule.moved).issuperset(storages)
-
-    def _is_held(self, storage: int) -> bool:
-        """Whether a storage lives longer than without the plan, on the device and in one piece."""
-        return self._is_from_forward(storage) and self._schedule.last(storage) > self._death(storage)
-
     def _death(self, storage: int) -> int:
         return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]
 
-    def _nbytes(self, storage: int) -> int:
-        return self._program.nbytes_of(storage)
-
-    def _run(self, units: Sequence[int], asked: int, moment: int) -> None:
-        """Follow the bytes while `units` run between a moment and the next."""
+    def _run(self, request: Sequence[int], asked: int, moment: int) -> None:
+        """Follow the bytes while the units of a request run between a moment and the next."""
         live = peak = 0
-        for index in units:
-            unit = self._program.units[index]
-            live += self._fetched(unit.reads, moment) + sum(map(self._nbytes, unit.makes))
+        units, sizes, there, last = self._program.units, self._sizes, self._there, self._last
+        for index in request:
+            unit = units[index]
+            live += self._fetched(unit.reads, moment)
+            for storage in unit.makes:
+                live += sizes[storage]
             stash = unit.random_states * self._random_state_bytes
             peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
-            live -= stash + sum(self._nbytes(each) for each in unit.makes if self._is_superfluous(each))
+            live -= stash
+            for storage in unit.makes:
+                if storage in there or storage not in last:  # superfluous
+                    live -= sizes[storage]
             for storage in unit.reads:
                 live -= self._read(storage)
         live += self._fetched((asked,), moment)
@@ -248,27 +258,27 @@ class _Walk:
     def _fetched(self, storages: Sequence[int], moment: int) -> int:
         """Return the bytes of those storages that come back from the host at this moment, once."""
         known = self._schedule.fetched_at
+        if not known:
+            return 0
         here = [each for each in storages if known.get(each) == moment and each not in self._back]
         self._back.update(here)
-        return sum(map(self._nbytes, here))
-
-    def _is_superfluous(self, storage: int) -> bool:
-        return self._stays((storage,)) or self._schedule.last(storage) < 0
+        return sum(self._sizes[each] for each in here)
 
     def _read(self, storage: int) -> int:
         """Note that a unit has read a storage; return the bytes that are free because it was the last."""
         self._readers[storage] -= 1
-        if self._readers[storage] or not self._schedule.is_dropped_by_unit(storage):
+        if self._readers[storage] or storage not in self._dropped_by_unit:
             return 0
-        is_alive_anyway = self._is_from_forward(storage) and not self._is_held(storage)
-        return 0 if is_alive_anyway else self._nbytes(storage)
+        is_alive_anyway = self._is_from_forward(storage) and storage not in self._held
+        return 0 if is_alive_anyway else self._sizes[storage]
 
     def _is_from_forward(self, storage: int) -> bool:
         return storage in self._schedule.resident or (storage < 0 and storage not in self._schedule.moved)
 
     def _release(self) -> None:
         """Take away what a node of autograd is the last to have."""
+        gains = self.effect.gains
         for storage, until in self._schedule.held_until.items():
-            is_ours = not self._is_from_forward(storage) or self._is_held(storage)
-            if is_ours and not self._schedule.is_dropped_by_unit(storage):
-                self.effect.gains[until + 1] -= self._nbytes(storage)
+            is_ours = storage in self._held or not self._is_from_forward(storage)
+            if is_ours and storage not in self._dropped_by_unit:
+                gains[until + 1] -= self._sizes[storage]
