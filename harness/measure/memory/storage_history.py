@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
@@ -31,6 +32,25 @@ class StorageChange(NamedTuple):
     part: str
     is_activation: bool = False
     on_host: bool = False
+
+
+def in_order(changes: Iterable[tuple[int, StorageChange]]) -> list[StorageChange]:
+    """Return changes in order of time, of storages that die side by side the oldest first.
+
+    Their order is none of the step's: autocast keeps casts in a table by address, and drops them at once.
+
+    Args:
+        changes: each with the number of its storage, in order of birth.
+    """
+    ordered: list[StorageChange] = []
+    for (is_death, _), some in groupby(changes, key=_death_and_place):
+        ordered += [change for _, change in (sorted(some) if is_death else some)]
+    return ordered
+
+
+def _death_and_place(numbered: tuple[int, StorageChange]) -> tuple[bool, tuple[str, str]]:
+    _, change = numbered
+    return change.delta < 0, (change.phase, change.module)
 
 
 class Stay(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.measure.memory.allocator import LiveTotals
-from harness.measure.memory.storage_history import StorageChange, StorageHistory
+from harness.measure.memory.storage_history import StorageChange, StorageHistory, in_order
 from harness.measure.trainee import Trainee
 from harness.records.measured import SavedTensor
 from strategies.estimate.ledger import (
@@ -99,11 +99,11 @@ class StepTotals:
             start=dict(+start),
             start_host_bytes=ledger.start_bytes(is_on_host),
             stretches=[
-                [
-                    _change(change, ledger.lives[change.life], parts[change.life])
+                in_order(
+                    (change.life, _change(change, ledger.lives[change.life], parts[change.life]))
                     for change in ledger.changes[first:last]
                     if is_storage(ledger.lives[change.life])
-                ]
+                )
                 for first, last in pairwise(ends)
             ],
             saved=self._saved,

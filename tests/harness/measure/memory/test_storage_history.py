@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.measure.memory.storage_history import LARGEST_SAVED, MOST_MOMENTS, StorageChange, StorageHistory
+from harness.measure.memory.storage_history import (
+    LARGEST_SAVED,
+    MOST_MOMENTS,
+    StorageChange,
+    StorageHistory,
+    in_order,
+)
 from harness.records.measured import MeasuredMemory, Moment, SavedTensor
 
 
@@ -44,6 +50,14 @@ def test_the_timeline_has_the_highest_total_of_each_stay_in_a_module() -> None:
         Moment(bytes=105, phase="backward", module="b"),
         Moment(bytes=106, phase="backward", module="a"),
     )
+
+
+def test_what_dies_side_by_side_has_one_order() -> None:
+    born = StorageChange(9, "forward", "a", "temporary")
+    three, one, two = (StorageChange(-size, "forward", "a", "temporary") for size in (7, 9, 8))
+    elsewhere = StorageChange(-1, "forward", "b", "temporary")
+    ordered = in_order([(4, born), (3, three), (1, one), (2, two), (0, elsewhere), (5, born)])
+    assert ordered == [born, one, two, three, elsewhere, born]
 
 
 def test_of_a_long_step_the_timeline_has_the_highest_of_neighbours() -> None:
