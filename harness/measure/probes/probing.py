@@ -192,8 +192,8 @@ class Probing:
             only: names of the state that is changed; `None` for all.
             most_steps: steps of the search, beside up to four that tell whether there is anything to find.
         """
-        if not self.source.is_alone:
-            return LateReads()
+        if not self.source.is_alone or self.source.device.type == "cuda":
+            return LateReads()  # an index out of range there ends the process
         search = partial(self._late_reads, only, most_steps)
         return tried(search, catching=(PassError, ConfigError)).value or LateReads()
 
@@ -288,7 +288,7 @@ class Probing:
             bisection.search([group for group in left if group.kind == kind])
         return LateReads(
             reads=tuple(group.late_read for group in bisection.found),
-            open=tuple(group.late_read for group in bisection.open),
+            open=tuple(group.late_read for group in (*own.open, *bisection.open)),
         )
 
     def _gradients_after(

@@ -195,7 +195,9 @@ def _putting(holder: Any, key: Any, value: Any, other: Any) -> Callable[[], Undo
         holder[key] = other
 
         def undo() -> None:
-            holder[key] = value
+            is_there = key < len(holder) if isinstance(holder, list) else key in holder
+            if is_there:  # a step that ends early may have taken it out
+                holder[key] = value
 
         return undo
 

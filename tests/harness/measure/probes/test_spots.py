@@ -93,6 +93,18 @@ def test_a_change_reaches_one_piece_of_state_and_is_undone(name: str) -> None:
     assert spot.kind == KINDS.get(name, spot.kind)
 
 
+def test_what_a_step_has_taken_out_is_not_put_back() -> None:
+    model = Layer()
+    spots = spots_of(model, {"layer": model})
+    undone = [spot.change() for spot in spots if spot.name in {"layer.gains[0]", "layer.calls"}]
+    model.gains.clear()
+    del model.calls
+    for undo in undone:
+        undo()
+    assert model.gains == []
+    assert not hasattr(model, "calls")
+
+
 def test_a_word_that_chooses_a_module_chooses_another_one() -> None:
     model = Layer()
     (spot,) = [each for each in spots_of(model, {"": model}) if each.name == "active"]
