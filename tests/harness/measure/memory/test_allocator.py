@@ -97,6 +97,9 @@ def test_workspaces_are_named_and_explain_the_rest(
     assert report.workspaces is not None
     assert truth.peak_requested_bytes == report.workspaces.peak_bytes
     assert truth.workspace_bytes == report.workspaces.peak_bytes - report.memory.peak_bytes
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert named not in report.workspaces.largest_by_op  # such a CPU packs no weights
+        return
     assert report.workspaces.largest_by_op[named] > 0
 
 
