@@ -21,11 +21,14 @@ class TensorLender(OperatorMode):
 
     Attributes:
         lent: tensors that collectives were given or have made; the program holds no other reference to them.
+        storage_holders: how many held the storage of each before the collective began, by its place in
+            `lent`; of those that were given.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lent: list[Tensor] = []
+        self.storage_holders: dict[int, int] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func`, on other tensors if it is a collective."""
@@ -33,7 +36,10 @@ class TensorLender(OperatorMode):
             return func(*args, **kwargs)
         lenders: dict[int, Tensor] = {}
         lend = functools.partial(self._lend, lenders)
+        begin = len(self.lent)
         args, kwargs = pytree.tree_map_only(Tensor, lend, (args, kwargs))
+        for place in range(begin, len(self.lent)):
+            self.storage_holders[place] = storage_holders(self.lent[place])
         result = func(*args, **kwargs)
         return pytree.tree_map_only(Tensor, functools.partial(self._take_back, lenders), result)
 
@@ -82,6 +88,11 @@ def holders(lent: list[Tensor]) -> list[tuple[int, int]]:
     Both matter: a thread drops its last C++ reference first and that to the Python object a moment later.
     """
     return [(int(tensor._use_count()), sys.getrefcount(tensor)) for tensor in lent]  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
+
+
+def storage_holders(tensor: Tensor) -> int:
+    """Return how many tensors lie on the storage of one, and whoever else holds it."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
 
 
 def sole_holder() -> tuple[int, int]:

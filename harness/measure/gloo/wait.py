@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,13 @@ from torch._ops import OpOverloadPacket
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import group_methods
-from harness.measure.gloo.lent_tensors import TensorFinder, TensorLender, holders, sole_holder
+from harness.measure.gloo.lent_tensors import (
+    TensorFinder,
+    TensorLender,
+    holders,
+    sole_holder,
+    storage_holders,
+)
 from strategies.estimate.liveness import key_of
 from strategies.estimate.patched import wrapped
 from strategies.estimate.tensors import plain_tensors, tensors_in
@@ -35,6 +41,9 @@ from strategies.estimate.tensors import plain_tensors, tensors_in
 _POLL_S = 1e-4
 _POLLS = 600_000
 """Polls for at least a minute; counted, because a clock runs on while the process is stopped."""
+
+_POLLS_OF_VIEWS = 5_000
+"""Polls for at least half a second."""
 
 _FUNCTIONAL = "_c10d_functional"
 _WAIT = "_c10d_functional::wait_tensor"
@@ -64,12 +73,14 @@ class _Loan:
 
     Fields:
         lent: its tensors; in the program only this list holds them.
+        storage_holders: how many held the storage of each before, by its place in `lent`, where known.
         work: what ends the loan when the program drops it; `None` for a functional collective.
         is_over: whether the program has waited for `work`.
         unwaited: storages of those results of a functional collective that the program has not waited for.
     """
 
     lent: list[Tensor]
+    storage_holders: Mapping[int, int] = field(default_factory=dict)
     work: weakref.ref[dist.Work] | None = None
     is_over: bool = False
     unwaited: set[int] = field(default_factory=set)
@@ -115,7 +126,11 @@ class _Loans:
         if work is not None and lending.lent:
             key = id(work)
             dropped = functools.partial(self._on_dropped, key)
-            self._by_work[key] = _Loan(lent=lending.lent, work=weakref.ref(work, dropped))
+            self._by_work[key] = _Loan(
+                lent=lending.lent,
+                storage_holders=lending.storage_holders,
+                work=weakref.ref(work, dropped),
+            )
         return work
 
     def _end(self, original: _Function, work: dist.Work, /, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +187,7 @@ class _Loans:
         loan = self._by_work.pop(key)
         if loan.is_over:
             self._settle(loan.lent)
+            _settle_views(loan)
 
     def _settle(self, lent: list[Tensor]) -> None:
         """Wait until nobody but the list holds what is in `lent`."""
@@ -180,3 +196,15 @@ class _Loans:
                 return
             time.sleep(_POLL_S)
         self._is_overdue = True
+
+
+def _settle_views(loan: _Loan) -> None:
+    """Wait until no more hold the storages of tensors than before the collective.
+
+    Gloo gathers into views of its own, one a rank, and its thread lets go of them after all else. Nobody else
+    sees these. A program that was given its `Work` may itself hold more by now, so this wait has an end.
+    """
+    for _ in range(_POLLS_OF_VIEWS):
+        if all(storage_holders(loan.lent[place]) <= before for place, before in loan.storage_holders.items()):
+            return
+        time.sleep(_POLL_S)
