@@ -12,19 +12,22 @@ from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from harness.measure.parity.checksum import checksum
 from harness.measure.parity.module_state import hooks_of
 from harness.measure.probes.outer_state import places_of
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.estimate.anatomy import CONSTANTS, kind_of
+from strategies.estimate.anatomy import CONSTANTS, attributes, is_closed, kind_of
 from strategies.estimate.tensors import tensors_held_by
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}
+_FOREIGN = ("torch", "harness", "strategies")
 _MOST_ITEMS = 100
 """Items of a container that are looked at."""
 
@@ -115,11 +118,28 @@ def _own(module: nn.Module, fqn: str) -> Iterator[tuple[StateChange, Callable[[]
     for name, value in vars(module).items():
         if name not in _OWN and not name.startswith(("_acbench", "_fsdp", "_is_fsdp", "_ddp")):
             yield StateChange(_kind(name, value), prefix + name), partial(vars(module).get, name)
+            yield from _of_object("attribute", prefix + name, value)
     for kind, entries in (("weight", module._parameters), ("buffer", module._buffers)):  # noqa: SLF001 (as they are)
         for name in entries:
             yield StateChange(kind, prefix + name), partial(entries.get, name)
     for name, hook in hooks_of(module):
         yield StateChange("hook", prefix + name), partial(_itself, hook)
+        yield from _of_object("hook", prefix + name, hook)
+
+
+def _of_object(kind: str, name: str, value: Any) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
+    """Yield what an object of the model's own holds, such as its configuration or a hook that counts."""
+    is_opaque = isinstance(value, (nn.Module, Tensor, ModuleType, type, *CONSTANTS)) or is_closed(value)
+    package = type(value).__module__.partition(".")[0]
+    if is_opaque or kind_of(value) is not None or package in _FOREIGN:
+        return
+    for key in attributes(value):
+        if not key.startswith("__"):
+            yield StateChange(kind, f"{name}.{key}"), partial(_attribute, value, key)
+
+
+def _attribute(value: Any, key: str) -> Any:
+    return attributes(value).get(key)
 
 
 def _given(fqn: str, given: Any) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
@@ -148,7 +168,10 @@ def _autocast() -> Any:
 def _mark(value: Any, depth: int = 3) -> Any:
     """Return what tells whether a value is another one later, and can be hashed."""
     if isinstance(value, Tensor):
-        return "tensor", id(value), 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
+        version = 0 if value.is_inference() else value._version  # noqa: SLF001 (autograd's own count)
+        # autograd counts no writes through `.data`
+        content = checksum(value) if type(value) in (Tensor, nn.Parameter) and not value.is_meta else 0
+        return "tensor", id(value), version, content
     if isinstance(value, ContextVar):
         return _mark(value.get(None), depth)
     if isinstance(value, CONSTANTS):
@@ -156,8 +179,12 @@ def _mark(value: Any, depth: int = 3) -> Any:
     kind = kind_of(value) if depth else None
     if kind is None:
         return "object", id(value)
-    content = kind.read(value)
-    if kind.form in ("buffer", "generator"):
+    code = id(value.__code__) if isinstance(value, FunctionType) else 0
+    return code, _mark_of_content(kind.read(value), kind.form, depth)
+
+
+def _mark_of_content(content: Any, form: str, depth: int) -> Any:
+    if form in ("buffer", "generator"):
         return repr(content.tolist() if isinstance(content, Tensor) else content)
     items = content.items() if isinstance(content, Mapping) else enumerate(content)
     return len(content), tuple(

@@ -24,7 +24,7 @@ _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A name in a class, or among the globals of a Python module."""
+    """A name in a class, of a function, or among the globals of a Python module."""
 
     owner: Any
     name: str
@@ -114,13 +114,22 @@ def _places(owner: type) -> Iterator[Place]:
         if not name.startswith("__") and _is_state(value):
             yield Place(owner, name)
         if isinstance(value, FunctionType):
-            for used in value.__code__.co_names:
-                if (
-                    used in value.__globals__
-                    and not used.startswith("__")
-                    and _is_state(value.__globals__[used])
-                ):
-                    yield Place(value.__globals__, used)
+            yield from _named_by(value)
+
+
+def _named_by(function: FunctionType) -> Iterator[Place]:
+    """Yield the state among the globals that a function names, and in the attributes of functions there."""
+    globals_ = function.__globals__
+    for used in function.__code__.co_names:
+        value = globals_.get(used)
+        if used in globals_ and not used.startswith("__") and _is_state(value):
+            yield Place(globals_, used)
+        elif isinstance(value, FunctionType) and (value.__module__ or "").partition(".")[0] not in _FOREIGN:
+            yield from (Place(value, name) for name, held in vars(value).items() if _is_holding(name, held))
+
+
+def _is_holding(name: str, held: Any) -> bool:
+    return not name.startswith("__") and _is_state(held)
 
 
 def _is_state(value: Any) -> bool:

@@ -1,27 +1,29 @@
 """Everything beside its inputs that a recomputation could read, and how to change it until backward is over.
 
-Numbers, flags, words, modes, buffers and other tensors of modules, with what containers and plain objects
-among them hold; attributes of classes, and globals that methods name; context variables; generators. Weights
-are left out: every recomputation reads them.
+Numbers, flags, words, modes, buffers and other tensors of modules, with what containers, plain objects and
+functions among them and people's hooks hold; attributes of classes, and globals that methods name; context
+variables; generators. Weights are left out: every recomputation reads them.
 
 A tensor is not written: another one takes its place, so that what autograd has saved keeps its values.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness.measure.parity.module_state import hooks_of
 from harness.measure.probes.outer_state import Place, places_of
-from strategies.estimate.anatomy import is_closed, kind_of
+from strategies.estimate.anatomy import attributes, is_closed, kind_of
 
 KINDS = ("context", "generator", "global", "mode", "word", "flag", "buffer", "number", "size")
 """Kinds of state, that which training code is likelier to change before. `size` is every integer."""
@@ -65,19 +67,7 @@ def spots_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[Spo
     yield Spot("generator", "numpy.random", "numpy.random", _drawing_numpy)
     walk = _Walk()
     for fqn, module in modules.items():
-        own = vars(module)
-        for name, value in list(own.items()):
-            if name not in _OWN and not name.startswith(_BOOKKEEPING):
-                yield from walk.spots(own, name, value, prefix=f"{fqn}." if fqn else "", path=name)
-        for name, buffer in module._buffers.items():  # noqa: SLF001 (as they are)
-            if isinstance(buffer, Tensor):
-                yield from walk.spots(
-                    module._buffers,  # noqa: SLF001 (as above)
-                    name,
-                    buffer,
-                    prefix=f"{fqn}." if fqn else "",
-                    path=name,
-                )
+        yield from walk.module(module, prefix=f"{fqn}." if fqn else "")
     for place in places_of(model):
         value = place.get()
         if isinstance(value, ContextVar):
@@ -93,6 +83,19 @@ class _Walk:
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
+
+    def module(self, module: nn.Module, *, prefix: str) -> Iterator[Spot]:
+        """Yield the spots of a module itself: attributes, buffers, hooks."""
+        own = vars(module)
+        for name, value in list(own.items()):
+            if name not in _OWN and not name.startswith(_BOOKKEEPING):
+                yield from self.spots(own, name, value, prefix=prefix, path=name)
+        buffers = module._buffers  # noqa: SLF001 (as they are)
+        for name, buffer in buffers.items():
+            if isinstance(buffer, Tensor):
+                yield from self.spots(buffers, name, buffer, prefix=prefix, path=name)
+        for name, hook in hooks_of(module):
+            yield from self.inside(hook, prefix=prefix, path=name, depth=1, kind="")
 
     def spots(
         self, holder: Any, key: Any, value: Any, *, prefix: str, path: str, depth: int = 0, kind: str = ""
@@ -116,22 +119,64 @@ class _Walk:
                 yield from self.spots(
                     value, key, part, prefix=prefix, path=f"{path}[{key!r}]", depth=depth, kind=kind
                 )
-        elif form is None and _is_plain(value):
-            own = vars(value)
-            for key, part in list(own.items())[: 4 * _MOST_ITEMS]:
-                if not key.startswith(_BOOKKEEPING):
-                    yield from self.spots(
-                        own, key, part, prefix=prefix, path=f"{path}.{key}", depth=depth, kind=kind
-                    )
+        elif _is_plain(value):
+            holder = _Holder(functools.partial(object.__setattr__, value), attributes(value))
+            yield from self._named(holder, prefix=prefix, path=path, depth=depth, kind=kind)
+        elif form is not None and form.form == "callable":
+            yield from self._enclosed(value, prefix=prefix, path=path, depth=depth, kind=kind)
+
+    def _enclosed(self, value: Any, *, prefix: str, path: str, depth: int, kind: str) -> Iterator[Spot]:
+        """Yield the spots of what a function, a method or a partial encloses."""
+        if isinstance(value, functools.partial):
+            for part in (value.func, value.keywords):
+                yield from self.inside(part, prefix=prefix, path=path, depth=depth, kind=kind)
+        elif isinstance(value, MethodType) and not isinstance(value.__self__, nn.Module):
+            yield from self.inside(value.__self__, prefix=prefix, path=path, depth=depth, kind=kind)
+        elif isinstance(value, FunctionType) and not _is_foreign(value.__module__ or ""):
+            yield from self._named(_cells_of(value), prefix=prefix, path=path, depth=depth, kind=kind)
+
+    def _named(self, holder: _Holder, *, prefix: str, path: str, depth: int, kind: str) -> Iterator[Spot]:
+        for key, part in list(holder.items())[: 4 * _MOST_ITEMS]:
+            if not key.startswith(_BOOKKEEPING):
+                yield from self.spots(
+                    holder, key, part, prefix=prefix, path=f"{path}.{key}", depth=depth, kind=kind
+                )
+
+
+class _Holder(dict[str, Any]):
+    """What an object or a function holds by name, which is written where it is."""
+
+    def __init__(self, write: Callable[[str, Any], object], held: Mapping[str, Any]) -> None:
+        super().__init__(held)
+        self._write = write
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._write(key, value)
+
+
+def _cells_of(function: FunctionType) -> _Holder:
+    """Return what a function encloses of the one that made it."""
+    cells: dict[str, CellType] = dict(
+        zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    )
+    kind = kind_of(function)
+    assert kind is not None, "it is a function"
+
+    def write(name: str, value: Any) -> None:
+        cells[name].cell_contents = value
+
+    return _Holder(write, kind.read(function))
+
+
+def _is_foreign(module: str) -> bool:
+    return module.partition(".")[0] in _FOREIGN
 
 
 def _is_plain(value: Any) -> bool:
     """Say whether a value is an object of a model's own, such as its configuration."""
     if isinstance(value, (*_OPAQUE, Tensor)) or is_closed(value):
         return False
-    return type(value).__module__.partition(".")[0] not in _FOREIGN and isinstance(
-        getattr(value, "__dict__", None), dict
-    )
+    return not _is_foreign(type(value).__module__) and kind_of(value) is None and bool(attributes(value))
 
 
 def _kind(key: Any, value: Any) -> str:

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[Any], object], Callable[[Any], object], set[tup
     "weights": (
         _nothing,
         lambda layer: layer.linear.weight.data.add_(1) is layer.linear.bias.detach().add_(1),
-        {("weight", "layer.linear.bias")},
+        {("weight", "layer.linear.weight"), ("weight", "layer.linear.bias")},
     ),
     "a mode": (
         _nothing,
