@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, MutableMapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from strategies.chunk.running import chunked_forward
 from strategies.regions import blocks
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from strategies.chunk.planning.chunk_plan import ChunkPlan
 
@@ -45,15 +45,26 @@ class Chunking(Strategy):
             InfeasibleBudget: no plan that was found keeps the budget.
             StrategyError: the model is unsuitable, or chunked already.
         """
+        return self.planned(model, sample, step).apply(model)
+
+    def planned(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+        """Return the plan of `model`, whatever modes the caller is in.
+
+        Raises:
+            InfeasibleBudget: no plan that was found keeps the budget.
+            StrategyError: the model is unsuitable, or chunked already.
+        """
         if not sample:
             raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
         # planning has fake tensors of its own
         with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001 (no public name)
-            return self.plan(model, sample, step).apply(model)
+            return self.plan(model, sample, step)
 
-    def for_step(self, step: PlannedStep) -> Strategy:
+    def for_step(
+        self, step: PlannedStep, plans: MutableMapping[str, Any] | None = None, key: str = ""
+    ) -> Strategy:
         """Return the strategy that plans for `step`: with its loss, its other bytes and its regions."""
-        return _ForStep(chunking=self, step=step)
+        return _ForStep(chunking=self, step=step, plans={} if plans is None else plans, key=key)
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
         """Return the plan of `model`.
@@ -102,14 +113,40 @@ class Chunking(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Shared:
+    """A plan that equal models share; it holds nothing of the model that it was made with.
+
+    Fields:
+        plan: without its loss, which may hold the model.
+        joins_loss: whether the planned model goes on to the loss.
+    """
+
+    plan: ChunkPlan
+    joins_loss: bool
+
+    @classmethod
+    def of(cls, plan: ChunkPlan) -> _Shared:
+        return cls(plan=replace(plan, loss=None), joins_loss=plan.loss is not None)
+
+    def with_loss(self, loss: Callable[..., Tensor] | None) -> ChunkPlan:
+        return replace(self.plan, loss=loss) if self.joins_loss else self.plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _ForStep(Strategy):
     views: ClassVar[tuple[str, ...]] = Chunking.views
 
     chunking: Chunking
     step: PlannedStep
+    plans: MutableMapping[str, _Shared]
+    key: str
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
-        return self.chunking.apply(model, sample, step=self.step)
+        shared = self.plans.get(self.key)
+        if shared is None:
+            plan = self.chunking.planned(model, sample, self.step)
+            shared = self.plans[self.key] = _Shared.of(plan)
+        return shared.with_loss(self.step.loss).apply(model)
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         self.chunking.check_units(model, units)

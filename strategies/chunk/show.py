@@ -68,6 +68,7 @@ def _summary(plan: ChunkPlan) -> str:
         lines.append(
             f"{scope}: {len(region.operators)} operators, {region.chunks} chunks of {region.chunk_size} "
             f"from {region.size}, along {along}"
+            + (f"; kept for backward: {', '.join(region.kept)}" if region.kept else "")
         )
     return "\n".join(lines)
 

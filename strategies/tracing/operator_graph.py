@@ -38,6 +38,7 @@ from strategies.base import StrategyError
 from strategies.estimate.liveness import Key, key_of
 from strategies.estimate.operator_cost import tensors_of
 from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
+from strategies.tracing.equal_views import merge_equal_views
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
@@ -253,6 +254,7 @@ class _OperatorRecorder(TorchDispatchMode):
         for scope in self.graphs:
             for node in scope.graph.nodes:
                 node.meta["written"] = not self._written.isdisjoint(map(key_of, tensors_of(node)))
+            merge_equal_views(scope.graph)
 
     @contextmanager
     def frame(self, fqn: str, args: Any, kwargs: Any) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Matrix products whose backward adds each chunk's gradient to the total in place.
 
 Autograd would allocate, for each chunk, a second gradient as large as the weight, and then add it to the
-total. These products add to the total at once, with `addmm_` and `baddbmm_`.
+total. These products add to the total at once, with `addmm_` and `baddbmm_`. One whose result nobody reads
+need not be computed for that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ def product(*operands: Tensor) -> Tensor:
     totals = [_total(each) for each in (left, right)]
     if all(total is None for total in totals):
         return _multiplied(bias, left, right)
-    result: Tensor = _Product.apply(bias, left, right, *totals)  # type: ignore[no-untyped-call]
+    result: Tensor = _Product.apply(bias, left, right, *totals, True)  # type: ignore[no-untyped-call]
+    return result
+
+
+def unread_product(*operands: Tensor) -> Tensor:
+    """Return what has the shape and the gradients of `product(*operands)`; its elements say nothing."""
+    *biases, left, right = operands
+    totals = [_total(each) for each in (left, right)]
+    bias = biases[0] if biases else None
+    result: Tensor = _Product.apply(bias, left, right, *totals, False)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -50,12 +60,15 @@ class _Product(torch.autograd.Function):
         right: Tensor,
         left_total: Tensor | None,
         right_total: Tensor | None,
+        is_read: bool,
     ) -> Tensor:
-        """Multiply, and save the operands whose partners need gradients."""
+        """Multiply where the result is read, and save the operands whose partners need gradients."""
         _, of_left, of_right, *_ = ctx.needs_input_grad
         ctx.save_for_backward(left if of_right else None, right if of_left else None)
         ctx.totals = left_total, right_total
-        return _multiplied(bias, left, right)
+        if is_read:
+            return _multiplied(bias, left, right)
+        return left.new_empty(()).expand(*left.shape[:-1], right.shape[-1])
 
     @staticmethod
     @once_differentiable
@@ -63,7 +76,7 @@ class _Product(torch.autograd.Function):
         """Add the products of each chunk to the totals, where there are any."""
         left, right = ctx.saved_tensors
         of_left, of_right = ctx.totals
-        gradients: list[Tensor | None] = [None] * 5
+        gradients: list[Tensor | None] = [None] * 6
         if right is not None:
             gradients[1] = _added(of_left, gradient, right.transpose(-1, -2))
         if left is not None:
@@ -82,3 +95,22 @@ def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor | None:
     else:
         total.baddbmm_(left, right)
     return None
+
+
+def known(value: Tensor, made: Tensor) -> Tensor:
+    """Return `value` where `made` has only its shape; gradients go to what `made` is made of."""
+    result: Tensor = _Known.apply(value, made)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, made: Tensor) -> Tensor:  # noqa: ARG004 (as autograd calls it)
+        """Return the value."""
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]  # noqa: ARG004
+        """Return the gradient for what has the shape."""
+        return None, gradient

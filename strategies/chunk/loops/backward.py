@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.chunk.flow.chunk_rules import slots
 from strategies.chunk.loops.loop import BodyMemory, Loop, undominated
+from strategies.chunk.loops.read_again import unread_products
 from strategies.chunk.loops.schedule import Schedule
 from strategies.estimate.liveness import (
     IDLE,
@@ -52,12 +53,14 @@ class ScopeCall:
     Fields:
         saved_bytes: bytes kept between forward and backward.
         forward_bytes, backward_bytes: highest totals during each.
+        gradient_bytes: gradients of the scope's inputs, which `backward_bytes` leaves out.
         seconds: time of both.
     """
 
     saved_bytes: int
     forward_bytes: int
     backward_bytes: int
+    gradient_bytes: int
     seconds: float
 
 
@@ -87,7 +90,9 @@ def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) ->
     inside = {node for loop in loops for node in loop.region.members}
 
     def is_unread(loop: Loop) -> bool:
-        """Return whether no backward outside of the loop reads its results, or views of them."""
+        """Return whether no backward reads its results, or views of them."""
+        if loop.kept:
+            return False
         reached = [result.node for result in loop.outputs]
         for node in reached:  # grows
             users = [user for user in node.users if user not in loop.region.members]
@@ -213,6 +218,8 @@ class TrainingPass:
             for key, size in step.makes.items()
             if key in self.schedule.kept()
         )
+        given = [node for node in self.schedule.graph.find_nodes(op="placeholder") if has_gradient(node)]
+        gradient_bytes = sum(bytes_of(node.meta["val"]) for node in given)
         if after is not SavedFate.KEPT:
             again = 0.0
             if after is SavedFate.RECOMPUTED:
@@ -221,13 +228,15 @@ class TrainingPass:
             return ScopeCall(
                 saved_bytes=0,
                 forward_bytes=self.schedule.profile().peak_bytes - results,
-                backward_bytes=profile.peak_bytes - results,
+                backward_bytes=profile.peak_bytes - results - gradient_bytes,
+                gradient_bytes=gradient_bytes,
                 seconds=self.seconds(machine) + again,
             )
         return ScopeCall(
             saved_bytes=max(profile.before_bytes[count] - results, 0),
             forward_bytes=max(profile.live_bytes[:count], default=0) - results,
-            backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results,
+            backward_bytes=max(profile.live_bytes[count + 1 :], default=0) - results - gradient_bytes,
+            gradient_bytes=gradient_bytes,
             seconds=self.seconds(machine),
         )
 
@@ -292,6 +301,7 @@ class TrainingPass:
             call = self.calls[item]
             held |= {("saved", item), *(key for node in inputs for key in self.schedule.keys_of(node))}
             private = max(call.backward_bytes - call.saved_bytes, 0)
+            private += max(call.gradient_bytes - sum(makes.values()), 0)  # added to those that exist already
             return StorageStep(makes=makes, holds=frozenset(held), private_bytes=private)
         for node in inputs:
             if self.saves[item] & set(self.schedule.storages.keys[node]):
@@ -306,15 +316,17 @@ class TrainingPass:
             gradient_of(key) for result in loop.outputs for key in self.schedule.keys_of(result.node)
         }
         makes = self._gradients(inputs, born, sizes)
-        held |= {key for node in inputs for key in self.schedule.keys_of(node)}
-        private = loop.backward.peak_bytes(loop.length)
+        held |= {key for node in (*inputs, *loop.kept) for key in self.schedule.keys_of(node)}
+        # it has a gradient of its own for each input, which is added to what there is of its storage
+        own = sum(bytes_of(node.meta["val"]) for node in inputs if has_gradient(node))
+        private = loop.backward.peak_bytes(loop.length) + max(own - sum(makes.values()), 0)
         return StorageStep(makes=makes, holds=frozenset(held), private_bytes=private)
 
 
 def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
     """Return the time of forward and backward of one item that is no call."""
     if isinstance(item, Loop):
-        return item.seconds(machine) * (2 + BACKWARD_SHARE)
+        return item.seconds(machine) * (1 + BACKWARD_SHARE) + item.seconds(machine, is_again=True)
     return cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE) if item.op == "call_function" else 0.0
 
 
@@ -325,6 +337,7 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
     """
     if any(operand.node.meta.get("written", False) and not loop.updates(operand) for operand in loop.inputs):
         return None
+    loop = replace(loop, unread=unread_products(loop, storages, saves))
     forward = loop.body_steps(storages, is_writing=False)
     places = _gradients_over_scores(loop, storages)
     totals: list[Sequence[int]] = []

@@ -28,6 +28,7 @@ class LoopDecision:
 
     Fields:
         members: operators of the region.
+        inputs: what the loop takes.
         window: operators that the region was grown from.
         may_copy: tells which of these may run twice.
         may_overlap: whether pictures may be cut inside.
@@ -35,10 +36,12 @@ class LoopDecision:
         seed: operator that the region grew from.
         way: which of the ways to begin there.
         length: positions in a chunk.
-        into: input whose buffer each output reuses, or `None`.
+        into: each output with the input whose buffer it reuses, or `None`.
+        kept: members whose values backward takes.
     """
 
     members: tuple[int, ...]
+    inputs: tuple[int, ...]
     window: tuple[int, ...]
     may_copy: Callable[[fx.Node], bool]
     may_overlap: bool
@@ -46,7 +49,8 @@ class LoopDecision:
     seed: int
     way: tuple[str | int, ...]
     length: int
-    into: tuple[int | None, ...]
+    into: tuple[tuple[int, int | None], ...]
+    kept: tuple[int, ...]
 
 
 Decisions: TypeAlias = tuple[int | LoopDecision, ...]
@@ -70,6 +74,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
         region, seed = loop.region, loop.region.seed
         return LoopDecision(
             members=tuple(at[node] for node in region.members),
+            inputs=tuple(dict.fromkeys(at[operand.node] for operand in loop.inputs)),
             window=tuple(at[node] for node in region.window),
             may_copy=region.may_copy,
             may_overlap=region.may_overlap,
@@ -77,7 +82,10 @@ def decisions_of(schedule: Schedule) -> Decisions:
             seed=at[seed.node],
             way=seed.way,
             length=loop.length,
-            into=tuple(None if result.into is None else at[result.into] for result in loop.outputs),
+            into=tuple(
+                (at[result.node], at[result.into] if result.into else None) for result in loop.outputs
+            ),
+            kept=tuple(at[each.node] for each in loop.keeps()),
         )
 
     return tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
@@ -113,8 +121,14 @@ def reapplied(decisions: Decisions, plain: Schedule, donated: frozenset[fx.Node]
 
 
 def _used_by(items: Sequence[int | LoopDecision], nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    positions = [each for item in items for each in ((item,) if isinstance(item, int) else item.members)]
-    return {source for position in positions for source in nodes[position].all_input_nodes}
+    """Return the values that items use."""
+    used: set[fx.Node] = set()
+    for item in items:
+        if isinstance(item, LoopDecision):
+            used.update(nodes[position] for position in item.inputs)
+        else:
+            used.update(nodes[item].all_input_nodes)
+    return used
 
 
 def _loop(
@@ -124,13 +138,16 @@ def _loop(
     region = _region(decision, nodes)
     if region is None or region.members != [nodes[position] for position in decision.members]:
         return None
-    loop = make_loop(region, outside, decision.length, plain.storages)
-    if loop is None or len(loop.outputs) != len(decision.into):
+    kept = frozenset(nodes[position] for position in decision.kept if plain.storages.has_gradients)
+    loop = make_loop(region, outside, decision.length, plain.storages, kept)
+    into = {nodes[at]: position for at, position in decision.into}
+    if loop is None or not into.keys() >= {result.node for result in loop.outputs}:
         return None
     loop = loop.with_length(min(decision.length, loop.size))
+    places = (into[result.node] for result in loop.outputs)
     outputs = (
         replace(result, into=None if position is None else nodes[position])
-        for result, position in zip(loop.outputs, decision.into, strict=True)
+        for result, position in zip(loop.outputs, places, strict=True)
     )
     return replace(loop, outputs=tuple(outputs))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import ceil
@@ -120,6 +121,8 @@ class Loop:
             softmax of these.
         backward: memory of the body in backward, which runs it again for its gradients.
         widest: axis along which an input is taken, where members need it with several halos, by need.
+        unread: products that backward leaves out, because it reads their operands alone.
+        kept: members among the outputs whose values backward takes, rather than compute them again.
     """
 
     region: ChunkRegion
@@ -132,6 +135,8 @@ class Loop:
     losses: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     backward: BodyMemory | None = None
     widest: Mapping[tuple[fx.Node, Axis | None], Axis] = field(default_factory=dict)
+    unread: frozenset[fx.Node] = frozenset()
+    kept: frozenset[fx.Node] = frozenset()
 
     @property
     def chunks(self) -> int:
@@ -150,18 +155,20 @@ class Loop:
             return None
         return LoopInput(node=source, axis=self.widest.get((source, need), need))
 
+    def keeps(self) -> tuple[LoopInput, ...]:
+        """Return what backward takes of each kept value, in the order of the outputs."""
+        kept = (result.node for result in self.outputs if result.node in self.kept)
+        return tuple(LoopInput(node=node, axis=self.region.axes[node][0]) for node in kept)
+
     def updates(self, operand: LoopInput) -> bool:
         """Whether members write to an input, running statistics that nobody else takes."""
         return any(operand.node in statistics_of(member) for member in self.region.members)
 
     def adds_gradients(self, node: fx.Node) -> bool:
         """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
-        if node.target not in PRODUCTS or node.kwargs:
+        if not is_product(node):
             return False
-        inputs = slots(node)
-        if len(inputs) == 3 and (len(node.args) > 3 or inputs[0].meta["val"].dim() != 1):  # noqa: PLR2004 (a bias)
-            return False
-        factors = (self.local(node, slot) for slot in range(len(inputs))[-2:])
+        factors = (self.local(node, slot) for slot in range(len(slots(node)))[-2:])
         return any(factor is not None and factor.axis is None for factor in factors)
 
     def overwriting(self, known: Mapping[fx.Node, Overwrite]) -> dict[fx.Node, Overwrite]:
@@ -210,7 +217,7 @@ class Loop:
                     step(set(), {operand: operand.nbytes}, {operand: operand.halo_bytes})
             own: set[Key] = {*on[node], *self._aliased(node, copied, storages)}
             held = own | {operand for operand, span in copied.items() if span[0] <= index <= span[1]}
-            for source in self._local_sources(node):
+            for source in self.local_sources(node):
                 held.update(on[source], self._aliased(source, copied, storages))
             grown, stays = ({}, {}) if node in in_place else self._made(node, storages)
             step(held, grown, stays, numbers_bytes(node.target, node.args))
@@ -226,12 +233,14 @@ class Loop:
                 spans[operand] = spans.get(operand, (index, index))[0], index
         return spans
 
-    def _in_place(self, *, is_writing: bool) -> set[fx.Node]:
-        """Return the members that make no storage: they overwrite an input, or add to a sum."""
-        adding = {result.node for result in self.outputs if is_writing and result.adds_in_place}
-        return adding.union(self.overwrites)
+    def _in_place(self, *, is_writing: bool) -> AbstractSet[fx.Node]:
+        """Return the members that make no storage: they overwrite an input, add to a sum, or are left out."""
+        if not is_writing:
+            views = (each.node for each in self.keeps() if not each.is_copied)
+            return (self.unread - self.kept).union(self.overwrites, views)
+        return {result.node for result in self.outputs if result.adds_in_place}.union(self.overwrites)
 
-    def _local_sources(self, node: fx.Node) -> list[fx.Node]:
+    def local_sources(self, node: fx.Node) -> list[fx.Node]:
         """Return the inputs of a member that the body makes itself."""
         return [source for slot, source in enumerate(slots(node)) if self.local(node, slot) is None]
 
@@ -280,16 +289,16 @@ class Loop:
         )
         return BodyMemory(size=self.size, totals=undominated(zip(growing, fixed, strict=True)))
 
-    def seconds(self, machine: Machine) -> float:
-        """Return the time of all runs."""
+    def seconds(self, machine: Machine, *, is_again: bool = False) -> float:
+        """Return the time of all runs, or where `is_again` of those in backward."""
         share = self.length / self.size
         body = sum(
             cost_of(node).seconds(machine, share=share * self._repeated(node))
             for node in self.region.members
-            if node.target is not operator.getitem
+            if node.target is not operator.getitem and not (is_again and node in self.unread)
         )
         copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
-        copied += sum(operand.nbytes for operand in self.inputs if operand.is_copied)
+        copied += sum(operand.nbytes for operand in (*self.inputs, *self.keeps()) if operand.is_copied)
         return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
 
     def _repeated(self, node: fx.Node) -> float:
@@ -297,6 +306,14 @@ class Loop:
         axes = self.region.axes[node]
         axis = axes[0] if axes else None
         return 1.0 if axis is None else 1.0 + (axis.low + axis.high) / (axis.inner * self.length)
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is one of `PRODUCTS`; a bias is a vector."""
+    if node.target not in PRODUCTS or node.kwargs:
+        return False
+    inputs = slots(node)
+    return len(inputs) < 3 or (len(node.args) == 3 and inputs[0].meta["val"].dim() == 1)  # noqa: PLR2004
 
 
 def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -308,7 +325,13 @@ def undominated(totals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...
     return tuple(found)
 
 
-def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages: Storages) -> Loop | None:
+def make_loop(
+    region: ChunkRegion,
+    outside: AbstractSet[fx.Node],
+    length: int,
+    storages: Storages,
+    kept: frozenset[fx.Node] = frozenset(),
+) -> Loop | None:
     """Return a region as a loop, or `None` where a value that is used outside cannot be put together.
 
     Args:
@@ -316,7 +339,9 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
         outside: every value that is used outside of the region.
         length: length of one chunk.
         storages: storages of the graph.
+        kept: members whose values backward does not compute again.
     """
+    outside = outside | kept
     outputs = _outputs(region, outside)
     size = next((axis.size for axes in region.needs.values() for axis in axes if axis is not None), 0)
     if not outputs or size < 2:  # noqa: PLR2004 (there is nothing to cut)
@@ -330,6 +355,7 @@ def make_loop(region: ChunkRegion, outside: set[fx.Node], length: int, storages:
         outputs=tuple(outputs),
         memory=empty,
         widest=_widest(region),
+        kept=kept,
     )
     inputs = dict.fromkeys(operand for _, _, operand in loop._uses())  # noqa: SLF001 (its own maker)
     chains = _overwritten_scores(loop, outside)
@@ -358,7 +384,7 @@ def _widest(region: ChunkRegion) -> dict[tuple[fx.Node, Axis | None], Axis]:
     }
 
 
-def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def _overwritten_scores(loop: Loop, outside: AbstractSet[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Return the members that make a loss of each row, with the values whose memory they may share."""
     members = set(loop.region.members) - loop.region.copies - outside
 
@@ -377,7 +403,7 @@ def _overwritten_scores(loop: Loop, outside: set[fx.Node]) -> dict[fx.Node, list
     return {node: chain for node, chain in found if chain is not None}
 
 
-def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
+def _outputs(region: ChunkRegion, outside: AbstractSet[fx.Node]) -> list[LoopOutput]:
     """Return what members make for others; nothing where one of these values cannot be put together."""
     members = set(region.members)
     used = [
@@ -385,7 +411,7 @@ def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
         for node in region.members
         if node not in region.copies and (node in outside or not members.issuperset(node.users))
     ]
-    if not all(_can_be_put_together(region, node) for node in used):
+    if not all(can_be_put_together(region, node) for node in used):
         return []
     axes = [region.axes[node] for node in used]
     return [
@@ -394,7 +420,8 @@ def _outputs(region: ChunkRegion, outside: set[fx.Node]) -> list[LoopOutput]:
     ]
 
 
-def _can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
+def can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
+    """Whether a buffer can hold what all chunks make of the value of a member."""
     axes = region.axes[node]
     return isinstance(node.meta["val"], Tensor) and all(axis and axis.is_complete for axis in axes[:1])
 

@@ -193,7 +193,10 @@ class ChunkPlan:
         """Return the plan as JSON values, without its schedulers."""
         names = ("budget_bytes", "predicted_peak_bytes", "unchunked_peak_bytes", "minimum_feasible_bytes")
         numbers = {name: getattr(self, name) for name in names}
-        regions = [asdict(region) | {"operators": list(region.operators)} for region in self.regions]
+        lists = ("operators", "kept")
+        regions = [
+            asdict(region) | {name: list(getattr(region, name)) for name in lists} for region in self.regions
+        ]
         return {
             **numbers,
             "predicted_slowdown": self.predicted_slowdown,

@@ -33,6 +33,7 @@ class PlannedRegion:
         size: positions of the chunk axis.
         chunk_size: positions in a chunk; the last chunk may have less.
         chunks: how often the operators run.
+        kept: operators whose results forward keeps, so that backward does not compute them again.
     """
 
     scope: str
@@ -42,6 +43,7 @@ class PlannedRegion:
     size: int
     chunk_size: int
     chunks: int
+    kept: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, scope: str, loop: Loop) -> PlannedRegion:
@@ -55,6 +57,7 @@ class PlannedRegion:
             size=loop.size,
             chunk_size=loop.length,
             chunks=loop.chunks,
+            kept=tuple(operand.node.name for operand in loop.keeps()),
         )
 
 

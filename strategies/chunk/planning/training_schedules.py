@@ -16,7 +16,11 @@ from strategies.chunk.planning.scope_schedules import ModelSchedule, ModelScopes
 from strategies.chunk.planning.training_search import PassOption, TrainingSearch, scope_options
 
 _DOUBT = 1.05  # estimated peaks are no more than this above those of rehearsals
-_STRIDES = ((1, 2, 4), (1, 2, 4, 8, 16))  # options that a step may go down at once, in each of the descents
+_STRIDES = (
+    (1,),
+    (1, 2, 4),
+    (1, 2, 4, 8, 16),
+)  # options that a step may go down at once, in each of the descents
 _SHARES = 4  # a step takes identical scopes all together, or this part of them
 _LOG = logging.getLogger(__name__)
 

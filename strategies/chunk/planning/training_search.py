@@ -1,27 +1,29 @@
 """The search for loops in forward and backward: step by step down to the smallest memory that is found.
 
-Each step adds or changes the loop that saves most bytes for its time. All passes on the way are options
-that a plan chooses from.
+Each step adds or changes the loop that saves most bytes for its time, or where several moments are as high as
+the peak, lowers one of them. All passes on the way are options that a plan chooses from.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, with_backward
-from strategies.chunk.loops.loop import Loop, chunk_sizes
+from strategies.chunk.loops.loop import Loop, chunk_sizes, make_loop
+from strategies.chunk.loops.read_again import most_worth_keeping
+from strategies.chunk.loops.schedule import unrolled
 from strategies.chunk.planning.windows import LoopPlacer, without_loops
 from strategies.estimate.liveness import Profile
 from strategies.estimate.machine import Machine
 from strategies.tracing.scope_graph import may_run_again
 
 _LOG = logging.getLogger(__name__)
-_STEPS = 24
+_STEPS = 32
 _PATIENCE = 3  # steps
 _TARGETS = 2  # operators that regions are sought around
 _MORE = 9  # of them where the first ones give nothing
@@ -29,7 +31,10 @@ _CUTS = 4  # beginnings and ends of windows; a step looks at three places
 _LARGE = 150  # operators: each candidate is looked at with all of backward, and fewer of them must do
 _REACH = 60  # operators on each side
 _LEAST_GAIN = 0.01  # of what is left, for a step
+_NEAR = 0.97  # of the peak, from where on moments are as high as it
+_LEAST_LOWERED = 0.1  # of what lies above that, for a step that leaves the peak where it is
 _ADD, _REBUILD = slice(1), slice(1, None)  # of what `without_loops` yields
+_LONGER = 2  # lengths that a step there tries of a loop
 _SLACKS = (1.02, 1.15, 1.4)  # chunks are as long as these multiples of the lowest peak allow
 
 
@@ -42,13 +47,19 @@ class PassOption:
         weight_bytes: quantity that the search minimises: the peak, and the saved bytes of all other such
             scopes.
         seconds: time of forward and backward.
+        live_bytes: bytes alive at each moment of the pass.
         recomputes: true where forward runs again in backward, and only its inputs are saved.
     """
 
     planned: TrainingPass
     weight_bytes: int
     seconds: float
+    live_bytes: Sequence[int] = field(repr=False)
     recomputes: bool = False
+
+    def above(self, level_bytes: float) -> float:
+        """Return what is alive above a level, added up over all moments."""
+        return sum(live - level_bytes for live in self.live_bytes if live > level_bytes)
 
     def as_call(self, machine: Machine, around: SavedFate = SavedFate.KEPT) -> ScopeCall:
         """Return the pass as the scope around it sees it; `around` says where AC leaves saved tensors."""
@@ -74,6 +85,7 @@ class TrainingSearch:
         self._repeats = repeats
         self._is_large = _is_large(first)
         self._placer = placer or placer_of(first)
+        self._keeping: dict[Hashable, Loop | None] = {}
 
     def path(self, others: Sequence[PassOption] = ()) -> list[PassOption]:
         """Return options of less and less memory, the first with nothing chunked.
@@ -91,7 +103,7 @@ class TrainingSearch:
             if len(last) == _PATIENCE and all(any(_beats(other, each) for other in others) for each in last):
                 break
             _LOG.info("chunks of forward and backward: %s bytes of one scope", f"{better.weight_bytes:,}")
-        return _front([*options, *(each for option in options for each in self._longer(option))])
+        return _front([*options, *(each for option in options for each in self._upwards(option))])
 
     def _option(self, planned: TrainingPass, profile: Profile | None = None) -> PassOption:
         """Return a pass as an option, with its time, and its bytes as often as it is repeated."""
@@ -101,22 +113,28 @@ class TrainingSearch:
             planned=planned,
             weight_bytes=profile.peak_bytes + (self._repeats - 1) * saved,
             seconds=planned.seconds(self._machine),
+            live_bytes=profile.live_bytes,
         )
 
     def _better(self, current: PassOption) -> PassOption | None:
-        """Return the option that frees most bytes a second, by the least change that frees enough."""
+        """Return the option that frees most bytes a second, by the least change that frees enough.
+
+        Where none does, because other moments are as high as the peak, one that lowers most of these.
+        """
         least = current.weight_bytes * (1 - _LEAST_GAIN)
+        seen: list[PassOption] = []
 
         def gain(option: PassOption) -> float:
             return (current.weight_bytes - option.weight_bytes) / max(option.seconds - current.seconds, 1e-7)
 
         for targets in self._targets(current.planned, current.planned.profile()):
             for ways in ((_ADD,), (_REBUILD,)) if self._is_large else ((_ADD, _REBUILD),):
-                candidates = (each for way in ways for each in self._candidates(current, targets, way))
+                candidates = [each for way in ways for each in self._candidates(current, targets, way)]
                 found = [each for each in candidates if each.weight_bytes <= least]
                 if found:
                     return max(found, key=gain)
-        return None
+                seen += candidates
+        return _lowest_ridge(current, seen)
 
     def _candidates(self, current: PassOption, targets: Iterable[int], way: slice) -> Iterator[PassOption]:
         """Yield options with one more loop around a target, or with shorter chunks.
@@ -155,15 +173,48 @@ class TrainingSearch:
     def _with(self, planned: TrainingPass, items: list[fx.Node | Loop]) -> TrainingPass:
         return replace(planned, schedule=replace(self._first.schedule, items=items))
 
-    def _longer(self, option: PassOption) -> Iterator[PassOption]:
-        """Yield the option with one of its loops in longer chunks."""
+    def _upwards(self, option: PassOption) -> Iterator[PassOption]:
+        """Yield options of less and less time, each by the change that saves most time for its bytes."""
+        current = option
+
+        def gain(option: PassOption) -> float:
+            return (current.seconds - option.seconds) / max(option.weight_bytes - current.weight_bytes, 1)
+
+        for _ in range(_STEPS):
+            found = [each for each in self._faster(current) if each.seconds < current.seconds]
+            if not found:
+                return
+            current = max(found, key=gain)
+            yield current
+
+    def _faster(self, option: PassOption) -> Iterator[PassOption]:
+        """Yield the option with a loop in longer chunks, with one more value kept, or taken apart."""
         planned = option.planned
         items, profile = planned.schedule.items, planned.profile()
         for at, loop in enumerate(items):
             if not isinstance(loop, Loop):
                 continue
-            for length in (each for each in chunk_sizes(loop.size) if loop.length < each < loop.size):
+            longer = [each for each in chunk_sizes(loop.size) if loop.length < each < loop.size]
+            for length in longer[-_LONGER:]:
                 yield self._resized(planned, items, at, length, profile)
+            more = self._kept_more(loop)
+            for instead in ([more], unrolled([loop])):
+                if instead != [None]:
+                    yield self._option(self._with(planned, [*items[:at], *instead, *items[at + 1 :]]))
+
+    def _kept_more(self, loop: Loop) -> Loop | None:
+        """Return the loop with the value kept that is most worth it, `None` where none is."""
+        outputs = frozenset(result.node for result in loop.outputs)
+        key = loop.region, outputs, loop.kept
+        if key not in self._keeping:
+            storages, saves = self._first.schedule.storages, self._first.saves
+            best = most_worth_keeping(loop, storages, saves, self._machine)
+            again = None
+            if best is not None:
+                again = make_loop(loop.region, outputs, 1, storages, loop.kept | {best})
+            self._keeping[key] = again and with_backward(again, storages, saves)
+        known = self._keeping[key]
+        return known and known.with_length(loop.length)
 
     def _new(self, planned: TrainingPass, low: int, high: int) -> Iterator[PassOption]:
         """Yield the passes with a new loop between two positions, in each of its useful lengths."""
@@ -250,6 +301,19 @@ def scope_options(first: TrainingPass, machine: Machine, repeats: int, around: S
         for option in TrainingSearch(first, machine, 1, placer).path()
     ]
     return _front([*TrainingSearch(first, machine, repeats, placer).path(again), *again])
+
+
+def _lowest_ridge(current: PassOption, options: Sequence[PassOption]) -> PassOption | None:
+    """Return the option that lowers moments near the peak of `current` most for its time."""
+    level = max(current.live_bytes) * _NEAR
+    above = current.above(level)
+
+    def gain(option: PassOption) -> float:
+        return (above - option.above(level)) / max(option.seconds - current.seconds, 1e-7)
+
+    allowed = [each for each in options if each.weight_bytes <= current.weight_bytes]
+    found = [each for each in allowed if each.above(level) <= above * (1 - _LEAST_LOWERED)]
+    return max(found, key=gain, default=None)
 
 
 def _beats(option: PassOption, other: PassOption) -> bool:

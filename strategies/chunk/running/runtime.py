@@ -177,16 +177,17 @@ def call_under(
 class ChunkLoop(nn.Module):
     """A region as a loop over chunks: its body runs once a chunk and writes to preallocated outputs.
 
-    With gradients on, nothing that a body computes is saved. Backward runs the bodies again, chunk by
-    chunk, and adds up the gradients of inputs that every chunk uses.
+    With gradients on, nothing that a body computes is saved but the outputs that `keeps` names. Backward
+    runs the bodies again, chunk by chunk, and adds up the gradients of inputs that every chunk uses.
 
     Args:
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
-        results: `(start, length, *chunks)` of the same operators, returns them; chunks are what `takes` are
-            cut into.
-        axes: axes of the takes; `None` for those that are needed whole.
-        copies: inputs whose chunks are copied.
-        updates: inputs that the body writes to. Backward writes to copies of them.
+        results: `(start, length, *chunks)` of the same operators, returns them; chunks are what `takes`, and
+            the kept outputs behind them, are cut into.
+        axes: axes of the takes, then of what is kept; `None` for those that are needed whole.
+        copies: which of these have chunks that are copied.
+        updates: which of these the body writes to. Backward writes to copies of them.
+        keeps: positions of the outputs that backward takes, rather than compute them again.
         gives: where the results are put together.
         size, length: positions of the axis and of a chunk.
         is_unread: true where autograd saves nothing that depends on the outputs.
@@ -200,6 +201,7 @@ class ChunkLoop(nn.Module):
         axes: Sequence[Axis | None],
         copies: Sequence[bool],
         updates: Sequence[bool],
+        keeps: Sequence[int],
         outputs: Sequence[Buffer],
         size: int,
         length: int,
@@ -211,6 +213,7 @@ class ChunkLoop(nn.Module):
         self.axes = tuple(axes)
         self.copies = tuple(copies)
         self.updates = tuple(updates)
+        self.keeps = tuple(keeps)
         self.outputs = tuple(outputs)
         self.size = size
         self.length = length
@@ -255,14 +258,14 @@ def _is_watched() -> bool:
 
 
 class _Recomputed(torch.autograd.Function):
-    """The loop for autograd: saves its inputs, and runs its bodies again in backward."""
+    """The loop for autograd: saves its inputs and what it keeps, and runs its bodies again in backward."""
 
     @staticmethod
     def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Run the loop without recording it, and save its inputs alone."""
+        """Run the loop without recording it, and save its inputs and what it keeps."""
         ctx.loop = loop
-        ctx.save_for_backward(*inputs)
         results = loop.run(inputs, may_overwrite=False)
+        ctx.save_for_backward(*inputs, *(results[at] for at in loop.keeps))
         parts = zip(results, loop.outputs, strict=True)
         ctx.mark_non_differentiable(*(each for each, buffer in parts if not buffer.has_gradient))
         ctx.set_materialize_grads(False)
@@ -271,16 +274,21 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        inputs = ctx.saved_tensors  # asked for once: hooks recompute them
-        needed = zip(ctx.needs_input_grad[1:], inputs, strict=True)
-        wanted = [is_needed and operand.is_floating_point() for is_needed, operand in needed]
-        return None, *_backward(ctx.loop, inputs, wanted, gradients)
+        taken = ctx.saved_tensors  # asked for once: hooks recompute them
+        needed = (*ctx.needs_input_grad[1:], *(False for _ in ctx.loop.keeps))
+        parts = zip(needed, taken, strict=True)
+        wanted = [is_needed and operand.is_floating_point() for is_needed, operand in parts]
+        totals = _backward(ctx.loop, taken, wanted, gradients)
+        return None, *totals[: len(totals) - len(ctx.loop.keeps)]
 
 
 def _backward(
     loop: ChunkLoop, inputs: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up."""
+    """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up.
+
+    `inputs` are the takes, then what is kept, of which no gradient is wanted.
+    """
     leaves = [
         operand.detach().requires_grad_(is_wanted) if axis is None else operand.detach()
         for operand, axis, is_wanted in zip(inputs, loop.axes, wanted, strict=True)

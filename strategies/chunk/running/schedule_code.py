@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from strategies.chunk.flow.chunk_rules import (
     window_of,
 )
 from strategies.chunk.flow.row_window import ROWS
-from strategies.chunk.loops.accumulating_products import product
+from strategies.chunk.loops.accumulating_products import known, product, unread_product
 from strategies.chunk.loops.backward import differentiable, saved_storages, unread_loops
 from strategies.chunk.loops.loop import ADDING, Loop, LoopInput, LoopOutput
+from strategies.chunk.loops.read_again import unread_products
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.loops.score_reuse import row_losses
 from strategies.chunk.running.runtime import (
@@ -89,7 +90,8 @@ class _Lowering:
         for node in self._source.find_nodes(op="placeholder"):
             self._known[node] = self._graph.placeholder(node.name)
         loops: list[ChunkLoop] = []
-        unread = unread_loops(schedule, saved_storages(self._source))
+        saves = saved_storages(self._source)
+        unread = unread_loops(schedule, saves)
         donated = schedule.donations()
         taken = {operand.node for item in schedule.items if isinstance(item, Loop) for operand in item.inputs}
         plain = whole_norms({item for item in schedule.items if isinstance(item, fx.Node)})
@@ -101,7 +103,9 @@ class _Lowering:
             if item in norms:
                 self._known[item] = _whole_norm(self._graph, item, _shape(item), self._known)  # type: ignore[arg-type, index]
             elif isinstance(item, Loop):
-                loops.append(self._loop(item, f"loop_{len(loops)}", is_unread=item in unread))
+                left_out = unread_products(item, schedule.storages, saves)
+                loop = replace(item, unread=left_out)
+                loops.append(self._loop(loop, f"loop_{len(loops)}", is_unread=item in unread))
             else:
                 given = donated.get(item, frozenset())
                 self._known[item] = self._copied(item, given, schedule.overwrite(item))
@@ -145,15 +149,18 @@ class _Lowering:
 def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
     """Return the module of a loop; `is_unread` as `ChunkLoop` has it."""
     with_gradients = differentiable(loop.region.members[0].graph)
+    made = [result.node for result in loop.outputs]
+    taken = (*loop.inputs, *loop.keeps())
     positions: dict[fx.Node | None, int] = {
         operand.node: index for index, operand in enumerate(loop.inputs) if operand.axis is not None
     }
     return ChunkLoop(
         body=_BodyWriter(loop, is_writing=True).code(),
         results=_BodyWriter(loop, is_writing=False).code(),
-        axes=[operand.axis for operand in loop.inputs],
-        copies=[operand.is_copied for operand in loop.inputs],
-        updates=[loop.updates(operand) for operand in loop.inputs],
+        axes=[operand.axis for operand in taken],
+        copies=[operand.is_copied for operand in taken],
+        updates=[loop.updates(operand) for operand in taken],
+        keeps=[made.index(operand.node) for operand in loop.keeps()],
         outputs=[
             _buffer(result, positions.get(result.into), has_gradient=result.node in with_gradients)
             for result in loop.outputs
@@ -215,6 +222,8 @@ class _BodyWriter:
         self._outputs = {result.node: result for result in loop.outputs}
         written = self._outputs if is_writing else ()
         self._buffers = {node: graph.placeholder(f"{node.name}_all") for node in written}
+        kept = () if is_writing else loop.keeps()
+        self._kept = {taken.node: graph.placeholder(f"{taken.node.name}_kept") for taken in kept}
         self._chunks: dict[LoopInput, fx.Node] = {} if is_writing else dict(self._outside)
         self._made: dict[fx.Node, fx.Node] = {}
         self._sizes: dict[int, Any] = {1: self._length}
@@ -252,6 +261,8 @@ class _BodyWriter:
             self._made[node] = args[0]  # type: ignore[assignment]
         else:
             self._call(node, args, kwargs)  # type: ignore[arg-type]
+        if node in self._kept:
+            self._made[node] = graph.call_function(known, (self._kept[node], self._made[node]))
         self._give(node)
 
     def _add_norm(self, node: fx.Node) -> None:
@@ -323,7 +334,11 @@ class _BodyWriter:
             return row_losses
         if node in self._loop.overwrites:
             return self._loop.overwrites[node].target
-        return product if not self._is_writing and self._loop.adds_gradients(node) else node.target
+        if self._is_writing:
+            return node.target
+        if node in self._loop.unread:
+            return unread_product
+        return product if self._loop.adds_gradients(node) else node.target
 
     def _local(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of a member with the sizes of a chunk."""

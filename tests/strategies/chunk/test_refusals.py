@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from strategies import Observation, StrategyError, ac_variants, chunk_variants
 from strategies.base import PlannedStep
+from strategies.budget.planning import BudgetBelowMinimum
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.models import WIDTH, Stack, built
@@ -189,6 +191,19 @@ def test_what_is_not_cut_is_named_where_no_plan_keeps_the_budget(layer: type[_La
         Budget(fraction=0.5).apply(model, inputs)
     reason = problem.format(line=_line(layer))
     assert str(caught.value).endswith(f"; 'layers.0' is not cut: {reason}; nor are 1 more")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(InfeasibleBudget("chunk.fraction", 3, 7, "; nothing cuts it"), id="chunks"),
+        pytest.param(BudgetBelowMinimum(3, 7, 5, " on the host"), id="activation checkpointing"),
+    ],
+)
+def test_a_refusal_reaches_the_process_that_asked(refusal: InfeasibleBudget | BudgetBelowMinimum) -> None:
+    other = pickle.loads(pickle.dumps(refusal))
+    assert str(other) == str(refusal)
+    assert other.minimum_feasible_bytes == 7
 
 
 def test_a_model_that_has_no_kernel_without_data_is_named() -> None:
