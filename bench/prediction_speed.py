@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 
+import torch
 from hydra import compose, initialize_config_dir
 from rich.table import Table
 
@@ -89,7 +90,8 @@ class Cost:
 
 
 def cases(n_points: int) -> list[Case]:
-    """Return all cases, with `n_points` in the long sweep."""
+    """Return all cases, with `n_points` in each long sweep: batch sizes, and batch sizes of each variant."""
+    n_batches = n_points // len(_VARIANTS)
     return [
         Case(name="7B, one GPU, ac=full", points=[f"{_7B} ac=full"], target_s=5),
         Case(
@@ -98,6 +100,16 @@ def cases(n_points: int) -> list[Case]:
         Case(
             name=f"a point of {n_points} of 7B",
             points=[f"{_7B} ac=full batch_size={size}" for size in range(1, n_points + 1)],
+            target_s=1.5,
+            is_a_point=True,
+        ),
+        Case(
+            name=f"a point of {len(_VARIANTS)} x {n_batches} of 7B on 8 ranks",
+            points=[
+                f"{_7B} mesh.dp_shard=8 ac={ac} batch_size={8 * size}"
+                for ac in _VARIANTS
+                for size in range(1, n_batches + 1)
+            ],
             target_s=1.5,
             is_a_point=True,
         ),
@@ -120,6 +132,7 @@ def main() -> int:
     made = parser(__doc__, "prediction_speed")
     made.add_argument("--points", type=int, default=20, help="points of the long sweep")
     options = made.parse_args()
+    torch.set_num_threads(1)  # forks would wait forever for other threads of this process
     prediction.predict(_questions(["model=llama_nano ac=full"])[0].experiment)  # imports what a step needs
     load_average = os.getloadavg()[0]
     costs = [_in_a_fork(case) for case in cases(options.points)]

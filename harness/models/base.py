@@ -87,12 +87,15 @@ class ModelSpec:
     Attributes:
         repeats_one_block: whether the model calls `n_layers` equal blocks, the children of `layers_fqn`, one
             after another, and nothing else in it depends on their number. A step is then predicted from few.
+        scales_with_batch: whether a step with more samples does the same with larger tensors, as far as no
+            size in it becomes larger than another. Steps are then predicted from those of other batch sizes.
 
     Raises:
         ConfigError: a size is below 1, or the dropout outside [0, 1).
     """
 
     repeats_one_block: ClassVar[bool] = False
+    scales_with_batch: ClassVar[bool] = False
 
     name: str
     layers_fqn: str

@@ -54,6 +54,7 @@ class EvoformerSpec(ModelSpec):
     """
 
     repeats_one_block: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     n_layers: int
     msa_width: int

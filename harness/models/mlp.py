@@ -26,6 +26,7 @@ class MLPSpec(LanguageModelSpec):
     """
 
     repeats_one_block: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     n_layers: int
     width: int

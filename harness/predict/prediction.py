@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,6 +13,7 @@ from typing import TypeAlias
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
+from harness.predict.batch_sizes import follow_from_others, found_between, traced_batch_sizes
 from harness.predict.fake_rank import step_log
 from harness.predict.hardware import Hardware
 from harness.predict.repeated_blocks import composed, is_deep
@@ -30,11 +31,17 @@ from strategies import StrategyError
 Seconds: TypeAlias = Callable[[Trace], Times]
 """Turns the trace of a step into its time."""
 
-_MOST_SHARED = 64
+_MOST_SHARED, _MOST_LOGS = 64, 16
 _NOTE = "predicted by the code of a trial on tensors without memory; nothing has run"
 
 
-def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | None = None) -> Record:
+def predict(
+    experiment: Experiment,
+    *,
+    device: str = "cpu",
+    seconds: Seconds | None = None,
+    batch_sizes: Sequence[int] = (),
+) -> Record:
     """Return the record that a trial of `experiment` would leave, without parity; nothing of it runs.
 
     The numbers are those of rank 0, which no other rank exceeds: shards are cut so that the first is the
@@ -44,6 +51,8 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
         experiment: the trial, on any mesh.
         device: type of the device that computes, one of `fake_rank.DEVICES`.
         seconds: gives the record its step time; without it there is none.
+        batch_sizes: those of all points that are to be predicted and differ in them alone. Where there are
+            many, three are traced.
 
     Raises:
         ConfigError: no such device; something of the model depends on data, and the message names operator,
@@ -51,7 +60,7 @@ def predict(experiment: Experiment, *, device: str = "cpu", seconds: Seconds | N
         StrategyError: a strategy does not fit the model.
     """
     started_at = _now()
-    variant, twin = fake_steps(experiment, device)
+    variant, twin = (step_of(each, device, batch_sizes) for each in (experiment, experiment.twin()))
     time = None if seconds is None else _time(experiment, seconds(variant.trace), seconds(twin.trace))
     result = RankResult(
         rank=0,
@@ -105,22 +114,23 @@ def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> 
     return replace(step, hardware=hardware.name, step_time_s=step_time_s)
 
 
-def fake_steps(experiment: Experiment, device: str) -> tuple[FakeStep, FakeStep]:
-    """Return the steps of `experiment` and of its twin; what points of a sweep share is traced once."""
-    return step_of(experiment, device), step_of(experiment.twin(), device)
-
-
-def step_of(experiment: Experiment, device: str) -> FakeStep:
+def step_of(experiment: Experiment, device: str, batch_sizes: Sequence[int] = ()) -> FakeStep:
     """Return what the step of `experiment` shows on rank 0; the latest are remembered.
 
     Args:
         experiment: the variant or its twin.
         device: one of `fake_rank.DEVICES`.
+        batch_sizes: as of `predict`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
-    return _shared_step(_Traced(experiment), device)
+    return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
+
+
+def shared_key(experiment: Experiment) -> str:
+    """Return what points have in common whose steps are one, or follow from one another."""
+    return _key(experiment, batch_size=None) if follow_from_others(experiment) else _key(experiment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +141,32 @@ class _Traced:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        resolved = self.experiment.to_dict() | {"protocol": None}
-        files = [(str(path), path.stat().st_mtime_ns) for path in self.experiment.files]
-        object.__setattr__(self, "key", json.dumps([resolved, files], sort_keys=True))
+        object.__setattr__(self, "key", _key(self.experiment))
+
+
+def _key(experiment: Experiment, **other: None) -> str:
+    """Return what decides the step, without what is given."""
+    resolved = experiment.to_dict() | {"protocol": None} | other
+    files = [(str(path), path.stat().st_mtime_ns) for path in experiment.files]
+    return json.dumps([resolved, files], sort_keys=True)
 
 
 @lru_cache(maxsize=_MOST_SHARED)
-def _shared_step(traced: _Traced, device: str) -> FakeStep:
-    experiment, log = traced.experiment, None
-    if is_deep(experiment):
-        log = composed(experiment, lambda few: _shared_log(_Traced(few), device))
-    return fake_step(step_log(experiment, device) if log is None else log, device)
+def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int] | None) -> FakeStep:
+    """Return the step of an experiment; where `batch_sizes` are given, it may be found between theirs."""
+
+    def trace(experiment: Experiment) -> StepLog:
+        return _shared_log(_Traced(experiment), device)
+
+    def log_of(experiment: Experiment) -> StepLog:
+        found = None if batch_sizes is None else found_between(experiment, batch_sizes, trace)
+        return trace(experiment) if found is None else found
+
+    log = composed(traced.experiment, log_of) if is_deep(traced.experiment) else None
+    return fake_step(log_of(traced.experiment) if log is None else log, device)
 
 
-@lru_cache(maxsize=_MOST_SHARED)
+@lru_cache(maxsize=_MOST_LOGS)
 def _shared_log(traced: _Traced, device: str) -> StepLog:
     return step_log(traced.experiment, device)
 

@@ -68,7 +68,8 @@ def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> flo
     machine = hardware.machine(call.dtype if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
     flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)
-    seconds = machine.operator_s(flops, call.read_bytes + call.written_bytes, call.rows)
+    rows = min(call.outer_sizes, default=0)
+    seconds = machine.operator_s(flops, call.read_bytes + call.written_bytes, rows)
     if operator not in _FUNCTIONS or hardware.functions_per_s is None:
         return seconds
     return max(seconds, call.written_bytes / _ITEM_BYTES.get(call.dtype, 4) / hardware.functions_per_s)

@@ -19,7 +19,7 @@ class OperatorCall:
         is_recomputed: a forward operator of the backward pass.
         dtype: dtype of the first tensor that it is given, or else makes.
         flops: those of one call.
-        rows: smallest outer size of a matrix product; 0 for other operators.
+        outer_sizes: those of a matrix product, attention or convolution; none of other operators.
         read_bytes, written_bytes: distinct elements of operands and results of one call, in bytes.
         count: number of equal calls.
     """
@@ -31,7 +31,7 @@ class OperatorCall:
     flops: int
     read_bytes: int
     written_bytes: int
-    rows: int = 0
+    outer_sizes: tuple[int, ...] = ()
     count: int = 1
 
 

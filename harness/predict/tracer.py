@@ -18,7 +18,7 @@ from harness.measure.memory.locator import Locator
 from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
 from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import key_of
-from strategies.estimate.operator_cost import rows_of
+from strategies.estimate.operator_cost import outer_sizes_of
 from strategies.estimate.tensors import tensors_in, tensors_written
 
 _aten = torch.ops.aten
@@ -91,7 +91,7 @@ class Tracer:
         over = {id(tensor) for tensor in changed} if packet in _OVERWRITES else set()
         read = sum(_nbytes(tensor) for tensor in operands if id(tensor) not in over)
         if packet in _ROWS_READ:
-            read += min(written, _nbytes(operands[0])) - _nbytes(operands[0])
+            read += written - _nbytes(operands[0])
         return OperatorCall(
             phase=self._locator.phase,
             name=str(func),
@@ -100,7 +100,7 @@ class Tracer:
             flops=flops,
             read_bytes=read,
             written_bytes=written,
-            rows=rows_of(func, args, result),
+            outer_sizes=outer_sizes_of(func, args, result),
         )
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...], result: Any) -> CollectiveCall:

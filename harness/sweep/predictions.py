@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 
+import torch
+
 from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
-from harness.predict import prediction, step_time
+from harness.predict import batch_sizes, prediction, step_time
 from harness.predict.solve import solve
 from harness.ranks.last_words import last_words
 from harness.records.measured import MemoryNumbers
@@ -28,28 +31,70 @@ def answers(questions: Sequence[Question], processes: int = 2) -> list[Answer]:
         processes: most that predict at the same time, forks of this one, whose traces they share.
     """
     found: dict[int, Answer] = {}
-    if len(questions) == 1 or processes == 1:
-        for number, question in enumerate(questions):
-            found[number] = answer(question)
-            _tell(questions, found, number)
-        return [found[number] for number in range(len(questions))]
-    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
-        asked = {pool.submit(answer, question): number for number, question in enumerate(questions)}
-        for done in as_completed(asked):
-            number = asked[done]
-            found[number] = _result(done)
-            _tell(questions, found, number)
+    for number, said in _answered(questions, processes):
+        found[number] = said
+        _tell(questions, found, number)
     return [found[number] for number in range(len(questions))]
 
 
-def answer(question: Question) -> Answer:
-    """Return the prediction for one point, or why there is none."""
+def _answered(questions: Sequence[Question], processes: int) -> Iterator[tuple[int, Answer]]:
+    """Yield the number of each question with its answer; those that share traces are of one process."""
+    groups = _groups(questions)
+    asked = [[questions[number] for number in numbers] for numbers in groups]
+    if len(questions) == 1 or processes == 1:
+        for numbers, group in zip(groups, asked, strict=True):
+            yield from zip(numbers, _answers_of_one_group(group), strict=True)
+        return
+    # a fork has none of its parent's threads, and would wait for them forever
+    alone = partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=alone) as pool:
+        numbers_of = {
+            pool.submit(_all_answers, group): numbers for group, numbers in zip(asked, groups, strict=True)
+        }
+        for done in as_completed(numbers_of):
+            yield from zip(numbers_of[done], _results(done, len(numbers_of[done])), strict=True)
+
+
+def _groups(questions: Sequence[Question]) -> list[list[int]]:
+    """Return the numbers of the questions, those together whose steps are one or follow from one another."""
+    by_step: defaultdict[str, list[int]] = defaultdict(list)
+    for number, question in enumerate(questions):
+        alone = f"{number} " if question.field is not None else ""
+        by_step[alone + prediction.shared_key(question.experiment)].append(number)
+    return [group for numbers in by_step.values() for group in _apart(questions, numbers)]
+
+
+def _apart(questions: Sequence[Question], numbers: Sequence[int]) -> list[list[int]]:
+    """Return questions about steps that may follow from one another, by batch size where they do not."""
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
+    for number in numbers:
+        by_size[questions[number].experiment.batch_size].append(number)
+    first = questions[numbers[0]].experiment
+    return [list(numbers)] if batch_sizes.traced_batch_sizes(first, list(by_size)) else list(by_size.values())
+
+
+def _answers_of_one_group(questions: Sequence[Question]) -> Iterator[Answer]:
+    batch_sizes = [each.experiment.batch_size for each in questions]
+    return (answer(question, batch_sizes) for question in questions)
+
+
+def _all_answers(questions: Sequence[Question]) -> list[Answer]:
+    return list(_answers_of_one_group(questions))
+
+
+def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
+    """Return the prediction for one point, or why there is none.
+
+    Args:
+        question: what is asked.
+        batch_sizes: those of all points that differ in them alone.
+    """
     hardware = question.hardware
     seconds = None if hardware is None else step_time.timed_on(hardware)
     predict = partial(prediction.predict, device=FOLLOWED, seconds=seconds)
     try:
         if question.field is None:
-            return Answer(record=predict(question.experiment))
+            return Answer(record=predict(question.experiment, batch_sizes=batch_sizes))
         assert hardware is not None, "the command line refuses to solve without hardware"
         solved, experiment = solve(question.experiment, question.field, hardware, _memory)
         return Answer(record=predict(experiment), solved=solved)
@@ -68,16 +113,16 @@ def _memory(experiment: Experiment) -> MemoryNumbers:
     return prediction.step_of(experiment, FOLLOWED).memory
 
 
-def _result(done: Future[Answer]) -> Answer:
-    """Return what a process has answered; one that was killed, or whose answer cannot be sent, has not."""
+def _results(done: Future[list[Answer]], count: int) -> list[Answer]:
+    """Return what a process has answered; one that was killed, or whose answers cannot be sent, has not."""
     try:
         return done.result()
     except BrokenProcessPool:
         problem = "the process that predicted this point, or one beside it, was killed"
-        return Answer(refusal=UnplannedError("acbench-plan", f"{problem}; is there enough memory?"))
+        return [Answer(refusal=UnplannedError("acbench-plan", f"{problem}; is there enough memory?"))] * count
     except Exception as error:  # noqa: BLE001 (whatever pickles cannot do: the other points go on)
         problem = f"no answer came back for this point: {type(error).__name__}: {error}"
-        return Answer(refusal=UnplannedError("acbench-plan", problem))
+        return [Answer(refusal=UnplannedError("acbench-plan", problem))] * count
 
 
 def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) -> None:

@@ -31,6 +31,7 @@ class TransformerSpec(ModelSpec):
     __slots__ = ()  # a class of images and one of language have this base beside another: one has the slots
     feed_forward_linears: ClassVar[tuple[str, ...]] = ("up", "down")
     repeats_one_block: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     n_layers: int
     width: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.predict.prediction import fake_steps, predict
+from harness.predict.prediction import predict, step_of
 from harness.predict.trace import Times, Trace
 from harness.records.record import Record, validate
 from tests.harness.composing import experiment_of
@@ -45,6 +45,6 @@ def test_points_of_a_sweep_share_their_twin() -> None:
     points = [
         experiment_of(_LINE.replace("ac=full", f"ac={ac}")) for ac in ("full", "selective_layer", "none")
     ]
-    steps = [fake_steps(each, "cpu") for each in points]
-    assert steps[0][1] is steps[1][1] is steps[2][0] is steps[2][1]
-    assert steps[0][0] is not steps[1][0]
+    full, layers, plain = (step_of(each, "cpu") for each in points)
+    assert all(step_of(each.twin(), "cpu") is plain for each in points)
+    assert full is not layers

@@ -44,7 +44,7 @@ def operator(
         flops=flops,
         read_bytes=nbytes,
         written_bytes=written,
-        rows=rows,
+        outer_sizes=(rows, rows + 1) if rows else (),
         count=count,
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
@@ -85,8 +87,39 @@ def test_an_answer_that_cannot_be_sent_keeps_no_other_from_its_own(
     assert second.record is not None
 
 
+def test_forks_of_a_process_with_threads_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def computing(experiment: Experiment, **_options: object) -> Record:
+        torch.ones(1 << 20).sin().sum()
+        return predicted(experiment, experiment.batch_size)
+
+    monkeypatch.setattr(prediction, "predict", computing)
+    torch.ones(1 << 20).sin().sum()
+    assert all(each.record is not None for each in answers(asked(2, 4)))
+
+
 def test_a_field_is_solved_for() -> None:
     (only,) = answers(asked(2, field="batch_size"), 1)
     assert only.solved is not None
     assert only.record is not None
     assert (only.solved.value, only.record.experiment["batch_size"]) == (78, 78)
+
+
+def test_points_that_share_traces_are_answered_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def signed(experiment: Experiment, batch_sizes: Any, **_options: object) -> Record:
+        record = predicted(experiment, experiment.batch_size << 30)
+        return replace(record, note=f"{os.getpid()} {sorted(batch_sizes)}")
+
+    monkeypatch.setattr(prediction, "predict", signed)
+    found = answers([*asked(2, 3, 4, 5), *asked(7), *asked(2)])
+    notes = [each.record and each.record.note for each in found]
+    assert len(set(notes)) == 1
+    assert str(notes[0]).endswith("[2, 2, 3, 4, 5, 7]")
+
+
+def test_points_of_few_batch_sizes_are_asked_about_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(experiment: Experiment, batch_sizes: Any, **_options: object) -> Record:
+        return replace(predicted(experiment, 1), note=str(batch_sizes))
+
+    monkeypatch.setattr(prediction, "predict", told)
+    found = answers(asked(2, 4, 2, 6), 1)
+    assert [each.record and each.record.note for each in found] == ["[2, 2]", "[4]", "[2, 2]", "[6]"]
