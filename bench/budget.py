@@ -6,15 +6,18 @@ costs above the bound, in points of a step's FLOPs. Nothing of this is run.
 Then the smallest peak that a plan reaches is run beside `ac=full`, without host memory and with all that it
 likes: measured peak, and CPU time of a step as a ratio to that of `ac=full`, A B B A.
 
-    python -m bench.budget [--models llama_nano …] [--overrides model.n_layers=8 …]
+With a compiler the compiled executor plans, on the joint graphs of a step that it runs; `ac=full` is compiled
+too.
+
+    python -m bench.budget [--models llama_nano …] [--overrides model.n_layers=8 …] [--compiler aot_eager]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,12 +30,13 @@ from bench.table import Column, table_of
 from bench.trials import experiments
 from harness.experiment.experiment import Experiment
 from harness.measure.speed.timing import interleave
-from harness.measure.step import StepReport, instrument
+from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
+from strategies.budget import compiled_planning
 from strategies.budget.capture import capture
 from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
@@ -131,6 +135,17 @@ def captured(experiment: Experiment) -> StepGraph:
         return capture(step, blocks, device=device, standing=trainee.model.parameters())
 
 
+def captured_compiled(experiment: Experiment, compiler: str) -> tuple[StepGraph, Callable[[Plan], Plan]]:
+    """Return the same for blocks that are compiled, and what makes its plans those of the compiler."""
+    device = torch.device("cpu")
+    batch = batches(experiment, device, dp_rank=0)(0)
+    trainee = assemble(experiment, device, None, batch)
+    instrument(trainee, batch)
+    step = replace(runnable_step(trainee, batch), compiler=compiler)
+    blocks = find_blocks(trainee.model, layers_fqn=experiment.model.layers_fqn, module_classes=())
+    return compiled_planning.captured(step, blocks)
+
+
 def main() -> int:
     """Plan all models and budgets, print, write the JSON; return 1 where a plan breaks a promise."""
     arguments = _arguments()
@@ -140,7 +155,7 @@ def main() -> int:
     for model in arguments.models:
         (experiment,) = experiments([[f"model={model}", "ac=none", *arguments.overrides]])
         start = time.perf_counter()
-        graph = captured(experiment)
+        graph, of_executor = _captured(experiment, arguments.compiler)
         middle = time.perf_counter()
         planner = Planner(graph)
         plain = planner.plain_peak_bytes
@@ -154,9 +169,12 @@ def main() -> int:
             )
         )
         planned += _planned(model, planner, arguments.shares)
-        planners = {"budget": planner, "budget, host": Planner(graph, host_bytes=plain)}
-        plans = {name: each.plan(each.minimum_feasible_bytes) for name, each in planners.items()}
-        smallest += _smallest(model, arguments.overrides, plans, arguments.pairs)
+        planners = {"budget": planner}
+        if arguments.compiler == "none":
+            planners["budget, host"] = Planner(graph, host_bytes=plain)
+        plans = {name: of_executor(each.plan(each.minimum_feasible_bytes)) for name, each in planners.items()}
+        overrides = (*arguments.overrides, f"compile={arguments.compiler}")
+        smallest += _smallest(model, overrides, plans, arguments.pairs)
     tables = (
         table_of(planned, _COLUMNS, title=_title(prepared)),
         table_of(smallest, _SMALLEST_COLUMNS, title="The smallest peak, beside ac=full"),
@@ -164,7 +182,11 @@ def main() -> int:
     publish(
         Group(*tables),
         arguments.out,
-        protocol={"overrides": arguments.overrides, "models": arguments.models},
+        protocol={
+            "overrides": arguments.overrides,
+            "models": arguments.models,
+            "compiler": arguments.compiler,
+        },
         results={
             "prepared": list(map(asdict, prepared)),
             "planned": list(map(asdict, planned)),
@@ -207,8 +229,19 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--overrides", nargs="*", default=OVERRIDES, help="of all models")
     made.add_argument("--shares", nargs="+", type=float, default=SHARES, help="budgets of the no-AC peak")
+    made.add_argument("--compiler", choices=("none", "aot_eager"), default="none", help="of the blocks")
     made.add_argument("--pairs", type=int, default=12, help="of steps that are timed")
     return made.parse_args()
+
+
+def _captured(experiment: Experiment, compiler: str) -> tuple[StepGraph, Callable[[Plan], Plan]]:
+    if compiler == "none":
+        return captured(experiment), _as_it_is
+    return captured_compiled(experiment, compiler)
+
+
+def _as_it_is(plan: Plan) -> Plan:
+    return plan
 
 
 def _planned(model: str, planner: Planner, shares: Sequence[float]) -> Iterator[Planned]:
@@ -243,7 +276,7 @@ def _smallest(
         for name, plan in plans.items():
             file = Path(folder, f"{len(points)}.json")
             plan.save(file)
-            points[name] = ["ac=budget", f"ac.plan_file={file}"]
+            points[name] = ["ac=budget", f"ac.plan_file={file}", f"ac.executor={plan.executor}"]
         found = experiments([f"model={model}", *overrides, *point] for point in points.values())
         known = dict(zip(points, found, strict=True))
         batch = batches(known["full"], torch.device("cpu"), dp_rank=0)(0)

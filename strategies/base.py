@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -60,6 +60,8 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
         )
         self.budget_bytes = budget_bytes
         self.minimum_feasible_bytes = minimum_feasible_bytes
+        # what makes it again in the process that asked for the plan
+        self.args = (where, budget_bytes, minimum_feasible_bytes, reasons)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +130,14 @@ class Strategy:
         reduced_tolerance: the same in half precision, where it is another.
         acts_on_each_block_alone: whether it does with a block what it does with each equal one, whatever
             their number: no budget, count or plan spans blocks. A step is then predicted from few blocks.
+        scales_with_batch: whether it does the same with more samples, as far as no size becomes larger than
+            another: no plan is made of bytes. Steps are then predicted from those of other batch sizes.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
     acts_on_each_block_alone: ClassVar[bool] = False
+    scales_with_batch: ClassVar[bool] = False
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.
@@ -184,8 +189,16 @@ class PlannedStep:
 class PlansForStep(Protocol):
     """A strategy whose plan depends on the training step that the model is part of."""
 
-    def for_step(self, step: PlannedStep) -> Strategy:
-        """Return the strategy with plans for `step`."""
+    def for_step(
+        self, step: PlannedStep, plans: MutableMapping[str, Any] | None = None, key: str = ""
+    ) -> Strategy:
+        """Return the strategy with plans for `step`.
+
+        Args:
+            step: around the model.
+            plans: those of earlier models by their keys, in the strategy's own form; a new one is added.
+            key: equal for equal models in equal steps, which share one plan.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +211,9 @@ class RunnableStep:
         device: device that computes.
         standing: tensors that lie there during the whole step.
         around: makes the context in which steps run.
+        compiler: backend of `torch.compile` that compiles blocks later; here none is compiled.
+        unwrapped: makes the context in which compiled functions are called: functions of torch that the step
+            has replaced are as they were.
     """
 
     run: Callable[[], object]
@@ -205,6 +221,8 @@ class RunnableStep:
     device: torch.device
     standing: tuple[Tensor, ...]
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    compiler: str = "none"
+    unwrapped: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 @runtime_checkable
@@ -214,6 +232,13 @@ class PlansFromStep(Protocol):
     @property
     def has_plan(self) -> bool:
         """Whether the plan is given."""
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model that it cannot plan for, on every rank, before one of them waits in a step.
+
+        Raises:
+            StrategyError: what it plans for is not there.
+        """
 
     def write_plan(self, step: RunnableStep, file: Path) -> None:
         """Make the plan of `step` and write it to `file`.
@@ -274,6 +299,37 @@ class SetsPartitioner(Protocol):
     @property
     def partitioner(self) -> Mapping[str, Any]:
         """Options and their values."""
+
+
+class Partition(Protocol):
+    """A partition function, as AOTAutograd calls it."""
+
+    def __call__(self, joint_module: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        """Return the graphs of forward and backward."""
+
+
+@runtime_checkable
+class PartitionsBlocks(Protocol):
+    """A strategy that only a compiler carries out, block by block, where its options say so.
+
+    Attributes:
+        needs_compiler: whether its options say so.
+    """
+
+    @property
+    def needs_compiler(self) -> bool:
+        """Whether a compiler carries it out."""
+
+    def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
+        """Return the partition functions of blocks by FQN; equal ones may share what is compiled.
+
+        Args:
+            model: a model that `apply` returned.
+            compiler: the backend of `torch.compile`.
+
+        Raises:
+            StrategyError: they are made for another compiler or model.
+        """
 
 
 @runtime_checkable

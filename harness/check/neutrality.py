@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -89,7 +92,8 @@ def assert_neutral(
     with torch.enable_grad():
         agreed(workshop.check)
         try:
-            found = _Check(workshop=workshop, steps=steps).found()
+            with TemporaryDirectory() as folder:
+                found = _Check(workshop=workshop, steps=steps).with_plan(Path(folder)).found()
         finally:
             workshop.leave()
     if found.verdict != "neutral":
@@ -118,6 +122,18 @@ class _Check:
 
     workshop: Workshop
     steps: int
+
+    def with_plan(self, folder: Path) -> _Check:
+        """Return the check of a variant that has its plan, in `folder`, where it plans from a step."""
+        variant = self.workshop.unplanned
+        if variant is None:
+            return self
+        file = folder / "plan.json"
+        try:
+            agreed(partial(self.workshop.write_plan, variant, file))
+        except RanksRaised:
+            return self  # the plain model raises in the comparison too, which says what that means
+        return replace(self, workshop=self.workshop.with_plan(variant, file))
 
     def found(self) -> Neutrality:
         """Return what the check finds, on all ranks alike.

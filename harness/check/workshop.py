@@ -6,7 +6,8 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
-from harness.measure.probes.micro_batches import MicroBatched
+from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
+from harness.measure.step import runnable_step, write_plan
 from harness.models.base import Batch
 from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
-from strategies import Observation, Strategy
+from strategies import Observation, PlansFromStep, Strategy
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
@@ -129,6 +131,35 @@ class Workshop:
                 "draw its numbers from the global generators of torch, Python or NumPy",
             )
         self._device.append(next(one.parameters()).device)
+
+    @property
+    def unplanned(self) -> PlansFromStep | None:
+        """The variant, where it plans from a step and has no plan."""
+        return self.variant if isinstance(self.variant, PlansFromStep) and not self.variant.has_plan else None
+
+    def write_plan(self, variant: PlansFromStep, file: Path) -> None:
+        """Let `variant` plan for a step, and write its plan on rank 0.
+
+        The step is the plain model's, on all micro-batches. Probes begin with smaller inputs, so that a plan
+        for the first call would be one for these. All ranks take the step.
+
+        Raises:
+            PassError: the plain model raised.
+            StrategyError: there is no plan, on rank 0.
+        """
+        trainee = self.trainee(is_variant=False)
+        step = runnable_step(trainee, joined(self.batches).to(self.device))
+        with step.around():
+            step.run()  # makes optimizer state
+        write_plan(variant, step, file)
+
+    def with_plan(self, variant: PlansFromStep, file: Path) -> Workshop:
+        """Return the workshop of `variant` with the plan in `file`, which all ranks get from rank 0."""
+        if dist.is_initialized():
+            text = [file.read_text(encoding="utf-8") if self.rank == 0 else ""]
+            dist.broadcast_object_list(text, src=0)
+            file.write_text(text[0], encoding="utf-8")
+        return replace(self, variant=variant.with_plan(file))
 
     def leave(self) -> None:
         """Put back what models of the check have changed outside of themselves."""

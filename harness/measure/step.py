@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.in_place_operators import AsUnwatched
@@ -25,7 +27,7 @@ from harness.measure.trainee import Trainee
 from harness.measure.work.compiled_graphs import CompiledGraphs, RecomputedWork
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
-from strategies.base import RunnableStep
+from strategies.base import PlansFromStep, RunnableStep
 from strategies.estimate.ledger import Kind, Ledger
 from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
 from strategies.estimate.patched import Wrappings
@@ -130,9 +132,10 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
     Args:
         trainee, batch: as of `instrument`, with the step before that it asks for.
     """
+    wrappings = Wrappings()
 
     def run() -> None:
-        with AsUnwatched(Wrappings()):
+        with AsUnwatched(wrappings):
             _step(trainee, batch)
 
     @contextmanager
@@ -142,8 +145,32 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
 
     device = compute_device(trainee, batch)
     return RunnableStep(
-        run=run, model=trainee.model, device=device, standing=standing(trainee, batch), around=around
+        run=run,
+        model=trainee.model,
+        device=device,
+        standing=standing(trainee, batch),
+        around=around,
+        unwrapped=wrappings.lifted,
     )
+
+
+def write_plan(variant: PlansFromStep, step: RunnableStep, file: Path) -> None:
+    """Let rank 0 plan for what it sees of a step that all ranks take: no rank holds more.
+
+    Args:
+        variant: makes the plan.
+        step: a step of the plain model, after one that has made optimizer state.
+        file: where rank 0 writes the plan.
+
+    Raises:
+        StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
+    """
+    variant.check_model(step.model)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        variant.write_plan(step, file)
+    else:
+        with step.around():
+            step.run()
 
 
 def compute_device(trainee: Trainee, batch: Any) -> torch.device:

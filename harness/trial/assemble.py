@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
 from harness.records.measured import TrainedModel
 from harness.trial import checkpoint_errors, forward_errors
-from harness.trial.compilation import Backend, Backends, compile_model
+from harness.trial.compilation import Backend, Backends, alike, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import autocast, cast, compute_dtype
@@ -114,6 +114,7 @@ def assemble(
     sharding: ShardPlan | None = None,
     is_dense: bool = False,
     backend: Backend | None = None,
+    plans: MutableMapping[str, Any] | None = None,
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
@@ -128,6 +129,7 @@ def assemble(
         sharding: plan of the sharding variant; `None`: made here.
         is_dense: each rank of `tp` computes the whole model.
         backend: compiles the model, where the experiment asks for it; `None`: a fresh one.
+        plans: plans of chunks that earlier models of this rank have; models that are alike share one.
 
     Raises:
         StrategyError: a strategy does not fit the model.
@@ -144,7 +146,7 @@ def assemble(
     blocks = _reported(model, units, experiment)
 
     model = model if is_dense else _shard(model, experiment, devices, sharding)
-    model = _chunk(model, loss, experiment, device, sample)
+    model = _chunk(model, loss, experiment, device, sample, is_dense=is_dense, plans=plans)
     has_loss = isinstance(experiment.chunk, JoinsLoss) and experiment.chunk.has_loss(model)
     model = compile_model(model, units, experiment, backend, "compile_first")
     model = _checkpoint(model, experiment, sample, "inside_fsdp")
@@ -296,12 +298,20 @@ def _shard(
 
 
 def _chunk(
-    model: nn.Module, loss: LossFunction, experiment: Experiment, device: torch.device, sample: Batch
+    model: nn.Module,
+    loss: LossFunction,
+    experiment: Experiment,
+    device: torch.device,
+    sample: Batch,
+    *,
+    is_dense: bool,
+    plans: MutableMapping[str, Any] | None,
 ) -> nn.Module:
-    """Return the model with its chunks, planned for the step that the trial takes."""
+    """Return the model with its chunks, planned for the step that the trial takes, or as one like it is."""
     chunk = experiment.chunk
     if isinstance(chunk, PlansForStep):
-        chunk = chunk.for_step(planned_step(experiment, model, loss, sample, device))
+        key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
+        chunk = chunk.for_step(planned_step(experiment, model, loss, sample, device), plans, key)
     return chunk.apply(model, sample.inputs)
 
 

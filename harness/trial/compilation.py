@@ -20,6 +20,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
@@ -27,14 +28,15 @@ from torch.fx import GraphModule
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.protocol import Protocol
 from harness.measure.work.compiled_graphs import CompiledGraphs
-from strategies import SetsPartitioner
+from strategies import Partition, PartitionsBlocks, SetsPartitioner, StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 
 _ATTRIBUTE = "_acbench_compiled"
 _PREFIX = "Compiled"
-_RECOMPILATIONS = 64
-"""Of one function: models with and without AC share the code of their blocks. torch's own limit is 8."""
+_RECOMPILATIONS = 256
+"""Of one function: models with and without AC share the code of their blocks, each of which may have a plan
+of its own. torch's own limit is 8."""
 
 
 class Backend:
@@ -44,28 +46,55 @@ class Backend:
         name: `aot_eager` or `inductor`.
         draws_as_eager: compiled code draws the random numbers that the uncompiled model does.
         partitioner: what to set of `torch._functorch.config` while something is compiled.
+        partition: splits joint graphs; `None`: torch's own function.
+        graphs: where notes go; `None`: notes of its own.
     """
 
     def __init__(
-        self, name: str, *, draws_as_eager: bool = False, partitioner: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        draws_as_eager: bool = False,
+        partitioner: Mapping[str, Any] | None = None,
+        partition: Partition | None = None,
+        graphs: CompiledGraphs | None = None,
     ) -> None:
-        self.graphs = CompiledGraphs()
+        self.graphs = CompiledGraphs() if graphs is None else graphs
+        self.name = name
+        self._partition = partition
+        self._of_partitions: dict[Partition, Backend] = {}
         self._options = {"enable_autograd_cache": False, **(partitioner or {})}
-        self._name = name
         self._draws_as_eager = draws_as_eager
+
+    def splitting(self, partition: Partition | None) -> Backend:
+        """Return this backend with another function that splits joint graphs; equal ones share a backend.
+
+        Args:
+            partition: the function; `None`: torch's own.
+        """
+        if partition is None:
+            return self
+        made = Backend(
+            self.name,
+            draws_as_eager=self._draws_as_eager,
+            partitioner=self._options,
+            partition=partition,
+            graphs=self.graphs,
+        )
+        return self._of_partitions.setdefault(partition, made)
 
     def __call__(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Return a callable for what Dynamo has traced, from torch's compiler of forward and backward."""
         # a cached pair of graphs would be used without a word to anyone here
         with functorch_config.patch(self._options):
-            return (self._operator_by_operator if self._name == "aot_eager" else self._kernels)(graph, inputs)
+            return (self._operator_by_operator if self.name == "aot_eager" else self._kernels)(graph, inputs)
 
     def _operator_by_operator(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile a graph to its operators, which run one by one."""
         compiler: Callable[..., Callable[..., Any]] = aot_autograd(
             fw_compiler=partial(self._boxed, is_backward=False),
             bw_compiler=partial(self._boxed, is_backward=True),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=self._partition or min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
         )
         return compiler(graph, inputs)
@@ -77,9 +106,13 @@ class Backend:
         return run
 
     def _kernels(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        patches = {"fallback_random": True} if self._draws_as_eager else None
+        patches: dict[str, Any] = {"fallback_random": True} if self._draws_as_eager else {}
+        if self._partition is not None:
+            inductor_partition: Any = importlib.import_module("strategies.budget.inductor_partition")
+            as_pass = inductor_partition.AsCustomPass(self._partition, repr(self._partition))
+            patches["custom_partitioner_fn"] = as_pass
         compiled: Callable[..., Any] = _inductor().compile_fx(
-            graph, inputs, inner_compile=self._generated, config_patches=patches
+            graph, inputs, inner_compile=self._generated, config_patches=patches or None
         )
         return compiled
 
@@ -90,6 +123,11 @@ class Backend:
         return compiled
 
 
+def alike(experiment: Experiment) -> str:
+    """Return a key that is equal for experiments whose models are: with any optimizer and protocol."""
+    return json.dumps(replace(experiment, optimizer="adamw", protocol=Protocol()).to_dict(), sort_keys=True)
+
+
 class Backends:
     """The backends of one trial, one an experiment: a fresh model of it is not compiled anew."""
 
@@ -97,9 +135,8 @@ class Backends:
         self._made: dict[str, Backend] = {}
 
     def of(self, experiment: Experiment, *, draws_as_eager: bool = False) -> Backend:
-        """Return the backend of `experiment`; optimizer and protocol make no other one."""
-        alike = replace(experiment, optimizer="adamw", protocol=Protocol()).to_dict()
-        key = json.dumps([alike, draws_as_eager], sort_keys=True)
+        """Return the backend of `experiment`."""
+        key = f"{alike(experiment)}, as eager" if draws_as_eager else alike(experiment)
         partitioner = experiment.ac.partitioner if isinstance(experiment.ac, SetsPartitioner) else None
         made = Backend(experiment.compile, draws_as_eager=draws_as_eager, partitioner=partitioner)
         return self._made.setdefault(key, made)
@@ -136,10 +173,32 @@ def compile_model(
         order: `ac_first` after AC, `compile_first` before.
     """
     asked = "ac_first" if name_of(experiment.ac) == "none" else experiment.compile_order
-    if experiment.is_compiled and order == asked:
-        for module in [model] if experiment.compile_scope == "model" else units.values():
-            _compile(module, backend)
+    if not experiment.is_compiled or order != asked:
+        return model
+    modules = {"": model} if experiment.compile_scope == "model" else units
+    partitions = _partitions(model, modules, experiment, backend)
+    for fqn, module in modules.items():
+        _compile(module, backend.splitting(partitions.get(fqn)))
     return model
+
+
+def _partitions(
+    model: nn.Module, modules: Mapping[str, nn.Module], experiment: Experiment, backend: Backend
+) -> Mapping[str, Partition]:
+    """Return the partition functions of the AC, each of a module that is compiled by itself.
+
+    Raises:
+        StrategyError: another module is planned.
+    """
+    ac = experiment.ac
+    if not isinstance(ac, PartitionsBlocks) or not ac.needs_compiler:
+        return {}
+    partitions = ac.partitions(model, backend.name)
+    for fqn in partitions:
+        if fqn not in modules:
+            problem = f"plans {fqn!r}, which is not compiled by itself"
+            raise StrategyError("ac.layers_fqn", f"{problem}; plan the blocks of model.layers_fqn")
+    return partitions
 
 
 def _compile(module: nn.Module, backend: Backend) -> None:
@@ -156,8 +215,13 @@ class _Entrance:
     call: Callable[..., Any] = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.graphs.entered():
-            return self.call(*args, **kwargs)
+        try:
+            with self.graphs.entered():
+                return self.call(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, StrategyError):  # of a partition
+                raise error.inner_exception from error
+            raise
 
 
 class _CompiledForward(Disguised):

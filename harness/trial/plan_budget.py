@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.step import runnable_step
+from harness.measure.step import runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
@@ -30,7 +30,7 @@ def with_plan(
 ) -> Experiment:
     """Return `experiment` with the plan of its AC in `file`, which rank 0 writes, where its AC plans.
 
-    The plain model takes a step on all ranks, and rank 0 plans for what it sees: no rank holds more.
+    The plain model takes a step on all ranks, and rank 0 plans for what it sees.
 
     Args:
         experiment: the trial.
@@ -51,14 +51,10 @@ def with_plan(
         raise ConfigError("chunk", f"{name} plan for the same bytes; use chunk=none")
     if ac.has_plan:
         return experiment
-    trainee = assemble(experiment.plain())
+    trainee = assemble(experiment.plain().uncompiled())
     warm_up(trainee, batch, steps=warm_up_steps)
-    step = runnable_step(trainee, batch(UNMEASURED_STEPS))
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        ac.write_plan(step, file)
-    else:
-        with step.around():
-            step.run()
+    step = replace(runnable_step(trainee, batch(UNMEASURED_STEPS)), compiler=experiment.compile)
+    write_plan(ac, step, file)
     trainee.zero_grad()
     if dist.is_initialized():
         dist.barrier()

@@ -60,6 +60,7 @@ class _Bench:
         batch: returns this rank's share of a step's batch, on its device.
         sharding: plan of the sharding variant, made once; `None` for `shard=none`.
         backends: what compiles the models.
+        chunks: plans of chunks, one for all models that are alike.
     """
 
     plan: TrialPlan
@@ -68,6 +69,7 @@ class _Bench:
     batch: Callable[[int], Batch]
     sharding: ShardPlan | None
     backends: Backends = field(default_factory=Backends)
+    chunks: dict[str, Any] = field(default_factory=dict)
 
     def assemble(
         self, experiment: Experiment, *, is_dense: bool = False, draws_as_eager: bool = False
@@ -75,7 +77,8 @@ class _Bench:
         """Return a fresh model; its weights are those of every other one of this seed."""
         backend = self.backends.of(experiment, draws_as_eager=draws_as_eager)
         options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense, "backend": backend}
-        return assemble(experiment, self.context.device, self.devices, self.batch(0), **options)
+        place = self.context.device, self.devices
+        return assemble(experiment, *place, self.batch(0), plans=self.chunks, **options)
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
-from strategies.base import Observation, RunnableStep, StrategyError
-from strategies.budget import capture, carrying_out, export, first_call, operator_modules, planning
+from strategies.base import Observation, Partition, RunnableStep, StrategyError
+from strategies.budget import (
+    capture,
+    carrying_out,
+    compiled_planning,
+    export,
+    first_call,
+    operator_modules,
+    planning,
+)
 from strategies.budget.plan import Plan
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from strategies.regions.region import RegionCallSite
@@ -21,6 +33,9 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 _OBJECTIVES = ("flops", "time")
+_EXECUTORS = ("eager", "compiled")
+_UNDECIDED: Mapping[str, Any] = MappingProxyType({"objective": "flops", "host_gib": 0.0})
+"""What decides how a plan is made, with the values that ask for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +56,8 @@ class Budget(ActivationCheckpointing):
         objective: what is least of what runs again: `flops` or `time`, by the machine's numbers.
         host_gib: GiB of host memory, of each rank, in which values may wait for backward, at least 0; 0
             offloads nothing.
+        executor: `eager` follows the operators of blocks; `compiled` splits the graphs of compiled blocks,
+            needs `compile=aot_eager` or `inductor`, and offloads nothing.
         plan_file: plan that an earlier trial has written. Exactly one of it, `budget_gib` and `fraction` is
             given.
 
@@ -54,6 +71,7 @@ class Budget(ActivationCheckpointing):
     fraction: float | None = None
     objective: str = "flops"
     host_gib: float = 0.0
+    executor: str = "eager"
     plan_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,30 +81,48 @@ class Budget(ActivationCheckpointing):
         _require_above_0("fraction", self.fraction, 1)
         if not _is_number(self.host_gib) or not 0 <= self.host_gib < math.inf:
             raise StrategyError("ac.host_gib", f"must be at least 0 and finite, got {self.host_gib!r}")
-        if self.objective not in _OBJECTIVES:
-            options = " or ".join(_OBJECTIVES)
-            raise StrategyError("ac.objective", f"must be {options}, got {self.objective!r}")
+        _require_one_of("objective", self.objective, _OBJECTIVES)
+        _require_one_of("executor", self.executor, _EXECUTORS)
+        if self.needs_compiler and self.host_gib:
+            problem = "must be 0 for ac.executor=compiled, whose graphs move nothing to the host"
+            raise StrategyError("ac.host_gib", f"{problem}, got {self.host_gib!r}; use ac.executor=eager")
         names = ("budget_gib", "fraction", "plan_file")
         given = [f"ac.{name}" for name in names if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             listed = ", ".join(f"ac.{name}" for name in names)
             raise StrategyError("ac", f"give exactly one of {listed}, got {found}")
+        if self.plan_file is not None:
+            self._refuse_beside_plan_file()
+
+    def _refuse_beside_plan_file(self) -> None:
+        """Refuse what would decide about the plan, which is made."""
+        for name, value in _UNDECIDED.items():
+            if getattr(self, name) != value:
+                problem = "decides how a plan is made, and the one in ac.plan_file is made"
+                raise StrategyError(f"ac.{name}", f"{problem}; leave one of the two out")
 
     @property
     def has_plan(self) -> bool:
         """Whether the plan is given."""
         return self.plan_file is not None
 
+    @property
+    def needs_compiler(self) -> bool:
+        """Whether partitions of graphs carry the plan out."""
+        return self.executor == "compiled"
+
     def with_plan(self, file: Path) -> Budget:
         """Return the variant with the plan in `file`."""
-        return replace(self, budget_gib=None, fraction=None, plan_file=str(file))
+        decided = {"budget_gib": None, "fraction": None, **_UNDECIDED}
+        return replace(self, **decided, plan_file=str(file))
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (it has no loss)
         """Return `model`, with a region around each block that its plan does not leave as it is.
 
         Without a plan, the first call of the model that trains plans for itself: for a step whose loss is the
-        sum of its outputs. Trials plan for their own step before.
+        sum of its outputs. Trials plan for their own step before. With `executor="compiled"` the model stays
+        as it is: who compiles its blocks does so with `partitions`.
 
         Raises:
             StrategyError: no such blocks, the model is checkpointed already, or the plan is another model's.
@@ -94,13 +130,28 @@ class Budget(ActivationCheckpointing):
         region.refuse_enclosed(model)
         found = self.blocks_of(model)
         region.refuse_own_forward(found)
-        if self.plan_file is None:
+        if self.needs_compiler:
+            if self.plan_file is not None:
+                carrying_out.require_blocks(self._given(self.plan_file), found)
+        elif self.plan_file is None:
             region.enclose(
                 blocks.unwrapped(model), first_call.PlansAtFirstCall(budget=self), holds_call=False
             )
         else:
             carrying_out.enclose(self._given(self.plan_file), found)
         return model
+
+    def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
+        """Return the partition functions that carry out the plan, by FQN of blocks; none where it is plain.
+
+        Args:
+            model: a model that `apply` returned.
+            compiler: the backend of `torch.compile` that calls them.
+
+        Raises:
+            StrategyError: there is no plan, or it is for another compiler or model.
+        """
+        return compiled_planning.partitions(self._required(), self.blocks_of(model), compiler)
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
         """Return the plan as text, or in the words of what others run.
@@ -114,10 +165,13 @@ class Budget(ActivationCheckpointing):
         Raises:
             StrategyError: no plan keeps the budget, or it is another model's.
         """
-        given = None if self.plan_file is None else self._given(self.plan_file)
+        given = self._required() if self.needs_compiler or self.has_plan else None
         plan = given or self.plan(first_call.shadow_step(model, sample, {}))
         if name == "plan":
             return plan.describe()
+        if self.needs_compiler:
+            problem = f"compiled numbers the operators of graphs, which {name} has no words for"
+            raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
         step = first_call.shadow_step(model, sample, {})
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
         return {
@@ -136,16 +190,30 @@ class Budget(ActivationCheckpointing):
             "wrap_order", "call_site makes the model one region, and budget plans blocks; use inside_fsdp"
         )
 
-    def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (in any order)
-        """Refuse compiled code, whose operators no tape follows.
+    def check_compilation(self, order: str, scope: str) -> None:
+        """Refuse compiled code around a tape, and partitions of what is no block.
 
         Raises:
-            StrategyError: always.
+            StrategyError: always for `executor="eager"`.
         """
-        raise StrategyError(
-            "compile",
-            "ac=budget follows the operators of eager blocks; use compile=none or ac=compiler_budget",
-        )
+        if not self.needs_compiler:
+            problem = "ac=budget ac.executor=eager follows the operators of eager blocks"
+            remedy = "use compile=none, ac.executor=compiled or ac=compiler_budget"
+            raise StrategyError("compile", f"{problem}; {remedy}")
+        if order != "ac_first":
+            problem = "must be ac_first for ac.executor=compiled, whose plans are part of what is compiled"
+            raise StrategyError("compile_order", f"{problem}, got {order}")
+        if scope != "blocks":
+            problem = "must be blocks for ac.executor=compiled, which plans the graphs of blocks"
+            raise StrategyError("compile_scope", f"{problem}, got {scope}")
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model without the blocks.
+
+        Raises:
+            StrategyError: they are not there.
+        """
+        self.blocks_of(model)
 
     def write_plan(self, step: RunnableStep, file: Path) -> None:
         """Make the plan of `step` and write it to `file`.
@@ -162,8 +230,12 @@ class Budget(ActivationCheckpointing):
             StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
         """
         found = self.blocks_of(step.model)
-        with step.around():
-            graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
+        of_executor: Callable[[Plan], Plan] = _same
+        if self.needs_compiler:
+            graph, of_executor = compiled_planning.captured(step, found)
+        else:
+            with step.around():
+                graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
         planner = planning.Planner(graph, objective=objective, host_bytes=int(self.host_gib * _GIB))
         if self.budget_gib is not None:
@@ -172,7 +244,7 @@ class Budget(ActivationCheckpointing):
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
         try:
-            return planner.plan(int(most))
+            return of_executor(planner.plan(int(most)).with_idle(found))
         except planning.BudgetBelowMinimum as error:
             share = math.ceil(1e4 * error.minimum_feasible_bytes / planner.plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * error.minimum_feasible_bytes / _GIB) / 1e9
@@ -203,11 +275,31 @@ class Budget(ActivationCheckpointing):
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         return {fqn: blocks.unwrapped(block) for fqn, block in found.items()}
 
+    def _required(self) -> Plan:
+        """Return the plan that is given.
+
+        Raises:
+            StrategyError: none is.
+        """
+        if self.plan_file is None:
+            problem = "is needed for ac.executor=compiled, whose plans are those of a step"
+            remedy = "write one by Budget.write_plan, as trials do, or use ac.executor=eager"
+            raise StrategyError("ac.plan_file", f"{problem}; {remedy}")
+        return self._given(self.plan_file)
+
     def _given(self, file: str) -> Plan:
         try:
-            return Plan.load(Path(file))
+            plan = Plan.load(Path(file))
         except OSError as error:
             raise StrategyError("ac.plan_file", f"{file!r} cannot be read: {error.strerror}") from error
+        if plan.executor != self.executor:
+            problem = f"{file!r} was made for ac.executor={plan.executor}, not {self.executor}"
+            raise StrategyError("ac.plan_file", f"{problem}; use that one, or make the plan again")
+        return plan
+
+
+def _same(plan: Plan) -> Plan:
+    return plan
 
 
 def _unneeded(plan: Plan) -> str:
@@ -222,6 +314,11 @@ def _unneeded(plan: Plan) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_one_of(name: str, value: Any, options: Sequence[str]) -> None:
+    if value not in options:
+        raise StrategyError(f"ac.{name}", f"must be {' or '.join(options)}, got {value!r}")
 
 
 def _require_above_0(name: str, value: Any, most: float) -> None:

@@ -23,3 +23,4 @@ class Full(Recomputing):
     """
 
     acts_on_each_block_alone: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True

@@ -60,6 +60,7 @@ class Nested(Strategy):
     """
 
     reads_parameters: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("regions",)
 
     layers_fqn: str = ""

@@ -24,6 +24,7 @@ class NoCheckpoints(Strategy):
     """
 
     acts_on_each_block_alone: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (nothing to look at)
         """Return `model` untouched."""

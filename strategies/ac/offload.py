@@ -26,6 +26,7 @@ class Offload(ActivationCheckpointing):
     """
 
     acts_on_each_block_alone: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     def _region_maker(self) -> RegionMaker:
         ledger = offloading.HostLedger()

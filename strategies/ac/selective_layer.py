@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from strategies.ac.base import Recomputing
 from strategies.base import StrategyError
@@ -30,6 +30,8 @@ class SelectiveLayer(Recomputing):
 
     Source: Chen et al. 2016, arXiv:1604.06174, section 4.1.
     """
+
+    scales_with_batch: ClassVar[bool] = True
 
     ac_freq: int = 2
 

@@ -38,6 +38,7 @@ class SelectiveOp(Recomputing):
     """
 
     acts_on_each_block_alone: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
 
     save_ops: Any = ("matmul", "attention")  # a name or a list of names; OmegaConf has no such union
     matmul_recompute_every: int | None = None

@@ -82,7 +82,7 @@ class CallOptions:
         self._cost = cost
         self._random_state_bytes = random_state_bytes
         self.backward_start = min(call.asked, default=call.end)
-        self.backward_end = max(call.until, default=call.end)
+        self.backward_end = max((*call.until, *call.released), default=call.end)
         held = graph.held_bytes
         self._forward = held[call.start : call.end + 1] - held[call.start]
         self._backward = held[self.backward_start : self.backward_end + 1] - held[self.backward_start]
@@ -93,7 +93,7 @@ class CallOptions:
         call = self.call
         moments = [each - call.start for each in (*call.starts, call.end)]
         deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
-        later = [each - self.backward_start for each in (*call.asked, *call.until)]
+        later = [each - self.backward_start for each in (*call.asked, *call.until, *call.released)]
         late = [max(death - self.backward_start, -1) for death in call.deaths if death > call.end]
         outer = [
             min(max(death, call.end) - call.end, 1) + (death >= self.backward_end)
@@ -103,9 +103,11 @@ class CallOptions:
         return call.program, tuple(moments), tuple(deaths), tuple(later), tuple(late), tuple(outer), shape
 
     def option(self, decision: Decision) -> Option:
-        """Return what follows from a decision."""
+        """Return what follows from a decision, or from none where it runs and moves nothing."""
         call = self.call
         effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
+        if not (decision.is_plain or effect.runs or decision.offload):
+            return self.option(PLAIN)  # the block runs untouched
         return Option(
             decision=decision,
             forward_bytes=self._highest(effect, self._forward, call.start),
@@ -147,7 +149,7 @@ class CallOptions:
         """Yield decisions that hold the same, the inputs or all that is movable on the host."""
         if not self._movable:
             return
-        keep = self.call.program.saved if decision.is_plain else decision.keep
+        keep = _kept(self.call.program, decision)
         inputs = frozenset(storage for storage in self._movable if storage < 0)
         yield Decision(keep=keep, offload=inputs)
         yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
@@ -216,12 +218,17 @@ def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int,
         }
 
 
+def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
+    """Return the storages that a decision keeps, with those that every decision but the plain one keeps."""
+    return program.pinned | (program.saved if decision.is_plain else decision.keep)
+
+
 def _neighbours(
     program: BlockProgram, options: Sequence[Option], movable: frozenset[int]
 ) -> Iterable[Decision]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host."""
     for option in options:
-        keep = program.pinned | (program.saved if option.decision.is_plain else option.decision.keep)
+        keep = _kept(program, option.decision)
         moved = option.decision.offload
         made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
         fresh = (made | program.saved) - moved

@@ -55,7 +55,8 @@ class BlockProgram:
         inputs: addresses of inputs that can wait on the host, by number.
         operators: number of operators of forward.
         pinned: storages that stay in every plan: those written to after another unit has read them, and what
-            these readers make; no plan needs a copy of what they were then.
+            these readers make, as no plan needs a copy of what they were then; and those that autograd holds
+            and does not ask for.
     """
 
     units: tuple[Unit, ...]
@@ -136,6 +137,7 @@ class PlannedCall:
         deaths: the last moment at which forward itself has each storage.
         asked: moment of each request of backward.
         until: the last moment at which the node that asked holds the value.
+        released: the last moment at which the graph holds what autograd has saved.
         nodes: names of these nodes.
         outer_deaths: the last moment at which each storage from outside lives, -1 first.
     """
@@ -148,6 +150,7 @@ class PlannedCall:
     deaths: tuple[int, ...]
     asked: tuple[int, ...]
     until: tuple[int, ...]
+    released: tuple[int, ...]
     nodes: tuple[str, ...]
     outer_deaths: tuple[int, ...]
 
@@ -182,7 +185,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
             if storage in outside and graph.nbytes[storage]
         ),
         operators=len(operators),
-        pinned=frozenset(numbers[storage] for storage in _pinned(groups)),
+        pinned=frozenset(numbers[storage] for storage in _pinned(groups) | (call.unasked & set(own))),
     )
     return PlannedCall(
         fqn=call.fqn,
@@ -193,6 +196,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         deaths=tuple(graph.deaths[storage] for storage in own),
         asked=tuple(each.moment for each in redemptions),
         until=tuple(each.until for each in redemptions),
+        released=tuple(each.released for each in redemptions),
         nodes=tuple(each.node for each in redemptions),
         outer_deaths=tuple(graph.deaths[storage] for storage in outside),
     )

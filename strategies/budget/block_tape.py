@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,10 +26,20 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed, kept, local_of
-from strategies.regions.versions import Version, version_of
+from strategies.regions.versions import PLAIN, Version, version_of
+
+_DETACH = torch.ops.aten.detach.default
 
 Address: TypeAlias = tuple[int, int]
 """Operator that makes a storage, and number of the result."""
+
+
+class Beyond(Enum):
+    """What becomes of what autograd saves of operators that were not planned."""
+
+    REFUSED = auto()
+    RECOMPUTED = auto()
+    KEPT = auto()
 
 
 class StorageHome:
@@ -88,6 +99,15 @@ class Fates:
             frozenset(map(_address, plan.offload)),
         )
 
+    def until(self, count: int) -> Fates:
+        """Return the fates of inputs and of what the first `count` operators make; the rest is recomputed."""
+        return Fates(
+            replace(self.plan, operators=0),
+            {},
+            frozenset(address for address in self.held if address[0] < count),
+            frozenset(address for address in self.on_host if address[0] < count),
+        )
+
 
 class BlockTape(OperatorMode):
     """Notes each operator of a block's forward, and gives tickets for what autograd saves.
@@ -96,16 +116,25 @@ class BlockTape(OperatorMode):
         fates: what is kept, and what waits on the host.
         ledger: the host copies of the model.
         region: who answers for their bytes.
+        beyond: what becomes of what autograd saves from the first operator on that was not planned.
+
+    Attributes:
+        is_as_planned: whether forward has had the planned operators.
     """
 
-    def __init__(self, fates: Fates, ledger: HostLedger, region: Any) -> None:
+    def __init__(
+        self, fates: Fates, ledger: HostLedger, region: Any, *, beyond: Beyond = Beyond.REFUSED
+    ) -> None:
         super().__init__()
         self._fates, self._ledger, self._region = fates, ledger, region
+        self._beyond = beyond
+        self.is_as_planned = True
         self._enclosing: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
         self._pause = Pause()
         self._fakes = fake_mode()
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
+        self._written_homes: list[StorageHome] = []
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -118,22 +147,29 @@ class BlockTape(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
         if self._pause.is_on or not is_numbered(func, self._fakes):
-            return self._followed(func(*args, **kwargs))
+            result = func(*args, **kwargs)
+            if func is _DETACH and not self._pause.is_on:
+                self._follow(result)
+            return result
         facts = facts_of(func)
-        noted = _aliases if facts.is_collective else _itself
-        operator = self._next(func, facts, *noted((args, kwargs)))
+        self._require_planned(facts)
         written = self._written(facts, args, kwargs) if facts.writes else []
-        is_held = self._is_held(operator, facts, written)
+        is_held = self._is_held(facts, written)
+        noted = _aliases if facts.is_collective else _itself
+        readings = ([], {}) if is_held else map(self._read, noted((args, kwargs)))
+        operator = TapedOperator(self._count, facts.name, func, *readings)
+        operator.is_collective = facts.is_collective
+        self._count += 1
         if facts.draws(args, kwargs) and not is_held:
             operator.stash = stash_of(args, kwargs)
         for home in written:
-            self._write(operator, facts, home, runs_again=not is_held and self._has_results(facts, written))
+            self._write(None if is_held else operator, facts, home, written)
         watch = DrawWatch(args, kwargs) if facts.is_untagged and not is_held and self._fakes is None else None
         result = func(*args, **kwargs)
         if watch is not None:
             operator.stash = watch.stash()
         self._take(operator, facts, noted(result))
-        if not is_held and (any(True for _ in operator.made()) or self._has_inner(written)):
+        if not is_held and (operator.has_made or self._has_inner(written)):
             operator.note_readings()
         return result
 
@@ -141,13 +177,21 @@ class BlockTape(OperatorMode):
         """Return what the graph holds for `saved`."""
         dense = dense_of(saved)
         home = None if dense is None else self._homes.get(_identity(dense))
-        with self._pause:
-            if dense is None or home is None or home.address is None:
+        if dense is None or home is None or home.address is None or self._keeps_all:
+            with self._pause:
                 return self._packed_around(saved)
-            layout = MemoryLayout.of(saved, dense)
-            ticket = SliceTicket(home.latest, layout, version_of(saved), self._pause)
+        if type(saved) in PLAIN:
+            version = version_of(saved)
+        else:
+            with self._pause:
+                version = version_of(saved)
+        ticket = SliceTicket(home.latest, MemoryLayout.of(saved, dense), version, self._pause)
         home.tickets.append(weakref.ref(ticket))
         return ticket.redeem
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self._beyond is Beyond.KEPT and not self.is_as_planned
 
     def finish(self) -> None:
         """Let go of everything but what tickets need.
@@ -155,9 +199,12 @@ class BlockTape(OperatorMode):
         Raises:
             StrategyError: forward was not the planned one.
         """
-        self._refuse_other_forward()
-        for home in self._homes.values():
+        problem = self._end_of_plan() if self.is_as_planned else None
+        if problem is not None:
+            self._leave_plan(problem)
+        for home in self._written_homes:
             home.update_tickets()
+        self._written_homes = []
         homes = [home for home in self._homes.values() if self._is_held_home(home)]
         self._homes = {}
         for home in homes:
@@ -166,35 +213,28 @@ class BlockTape(OperatorMode):
     def close(self) -> None:
         """Hold nothing more: the graph holds `pack`."""
         self._homes = {}
+        self._written_homes = []
         self._enclosing = None
 
-    def _followed(self, result: Any) -> Any:
-        """Return what has no number; factories of Python return such a tensor, with a version of its own."""
-        dense = dense_of(result) if isinstance(result, Tensor) and not self._pause.is_on else None
+    def _follow(self, detached: Tensor) -> None:
+        """Note a tensor with a version of its own, such as factories of Python return."""
+        dense = dense_of(detached)
         home = None if dense is None else self._homes.get(_identity(dense))
         if home is not None and home.address in self._fates.held:
-            home.tensors.append(result)
-        return result
+            home.tensors.append(detached)
 
-    def _next(
-        self, func: Any, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> TapedOperator:
-        """Return the operator that runs now.
+    def _require_planned(self, facts: OperatorFacts) -> None:
+        """See that the operator that runs now is the planned one.
 
         Raises:
-            StrategyError: it is not the planned one, or cannot be followed.
+            StrategyError: it must be and is not, or it cannot be followed.
         """
-        number = self._count
-        self._count += 1
-        planned = self._fates.names.get(number, facts.name)
-        if planned != facts.name:
-            raise self._unlike(f"operator {number} is {facts.name} and was {planned}")
+        planned = self._fates.names.get(self._count)
+        if planned is not None and planned != facts.name:
+            self._leave_plan(f"operator {self._count} is {facts.name} and was {planned}")
         if facts.moves_memory:
             problem = "moves memory between tensors, which no plan follows"
             raise StrategyError("ac", f"{facts.name} in {self._fates.plan.fqn!r} {problem}")
-        operator = TapedOperator(number, facts.name, func, self._read(args), self._read(kwargs))
-        operator.is_collective = facts.is_collective
-        return operator
 
     def _read(self, value: Any) -> Any:
         """Return arguments with readings in place of tensors."""
@@ -230,12 +270,13 @@ class BlockTape(OperatorMode):
             found[_identity(dense)] = self._home(tensor, dense)
         return list(found.values())
 
-    def _is_held(self, operator: TapedOperator, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
-        """Say whether all that an operator makes or writes to is kept or waits on the host."""
-        made = ((operator.number, result) for result in range(facts.makes))
+    def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+        """Say whether all that the operator that runs now makes or writes to is kept or waits on the host."""
         held = self._fates.held
-        is_known = not facts.makes_list and all(each in held for each in made)
-        return is_known and all(home.address in held for home in written)
+        for result in range(facts.makes):
+            if (self._count, result) not in held:
+                return False
+        return not facts.makes_list and all(home.address in held for home in written)
 
     def _has_inner(self, written: Iterable[StorageHome]) -> bool:
         """Say whether one of the storages is made again where it is needed."""
@@ -250,16 +291,30 @@ class BlockTape(OperatorMode):
         return home.address is None or home.address in self._fates.held
 
     def _write(
-        self, operator: TapedOperator, facts: OperatorFacts, home: StorageHome, *, runs_again: bool
+        self,
+        operator: TapedOperator | None,
+        facts: OperatorFacts,
+        home: StorageHome,
+        written: Iterable[StorageHome],
     ) -> None:
-        """Begin another content, before an operator writes to a storage; copy an older one that is read."""
+        """Begin another content, before an operator writes to a storage; copy an older one that is read.
+
+        Args:
+            operator: what may run again; `None` where all that it writes to is held.
+            facts: what is known of it.
+            home: the storage.
+            written: all that it writes to.
+        """
+        self._written_homes.append(home)
         older = home.latest
         older.is_past = True
         newer = home.latest = Content(None if self._stays(home) else operator)
         newer.memory, older.memory = older.memory, None
-        operator.writes(older, newer)
+        if operator is not None:
+            operator.writes(older, newer)
         if newer.memory is None:
             return
+        runs_again = operator is not None and self._has_results(facts, written)
         if older.readings or (runs_again and not facts.is_untold):
             older.memory = copied(newer.memory)
         elif facts.is_untold:
@@ -275,6 +330,7 @@ class BlockTape(OperatorMode):
             if home is None:
                 self._make(operator, number, tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
+                self._written_homes.append(home)
                 older, home.latest = home.latest, Content(operator)
                 older.is_past = True
                 home.latest.memory, older.memory = older.memory, None
@@ -323,19 +379,28 @@ class BlockTape(OperatorMode):
             copy = self._ledger.copy_of(local, content.versions[0], self._region)
             content.memory, content.on_host = None, partial(self._ledger.taken, copy)
 
-    def _refuse_other_forward(self) -> None:
-        """Refuse a forward with other operators than the plan's, or without a result that the plan keeps."""
+    def _end_of_plan(self) -> str | None:
+        """Return how a forward that ends here is not the planned one; `None` where it is."""
         plan = self._fates.plan
         if plan.operators and self._count != plan.operators:
-            raise self._unlike(f"its forward has {self._count} operators and had {plan.operators}")
+            return f"its forward has {self._count} operators and had {plan.operators}"
         made = {home.address for home in self._homes.values()}
-        for value in (*plan.keep, *plan.offload):
-            if _address(value) not in made:
-                raise self._unlike(f"its forward has no {value}")
+        missing = (value for value in (*plan.keep, *plan.offload) if _address(value) not in made)
+        return next((f"its forward has no {value}" for value in missing), None)
 
-    def _unlike(self, problem: str) -> StrategyError:
-        remedy = "a plan is for one forward; make it again, or use ac=selective_op"
-        return StrategyError("ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}")
+    def _leave_plan(self, problem: str) -> None:
+        """Keep what was kept so far, and of what follows all or nothing.
+
+        Raises:
+            StrategyError: forward must be the planned one.
+        """
+        if self._beyond is Beyond.REFUSED:
+            remedy = "a plan is for one forward; make it again, or use ac=selective_op"
+            raise StrategyError(
+                "ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}"
+            )
+        self.is_as_planned = False
+        self._fates = self._fates.until(self._count)
 
 
 def _aliases(values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from strategies.budget.plan import TensorSize
 from strategies.estimate.tensors import tensors_in
 
 _INPUT = "input "
+_DOUBLE = "float64 "
+_FLOATING = ("float", "bfloat")
 
 
 def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
@@ -18,17 +21,20 @@ def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     Shapes are global ones: ranks that shard parameters have equal sizes.
     """
-    inputs = enumerate(tensors_in((args, kwargs)))
-    return (
-        *(_size(f"{_INPUT}{number}", each) for number, each in inputs),
-        *(_size(f"parameter {name}", each) for name, each in module.named_parameters()),
-    )
+    parameters = (_size(f"parameter {name}", each) for name, each in module.named_parameters())
+    return *input_sizes(args, kwargs), *parameters
+
+
+def input_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
+    """Return the sizes of the inputs of a call, in order."""
+    return tuple(_size(f"{_INPUT}{n}", each) for n, each in enumerate(tensors_in((args, kwargs))))
 
 
 def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> str | None:
     """Return how the sizes of a call are not the planned ones; `None` where they are, or inputs are smaller.
 
-    Smaller inputs, such as the last batch of an epoch or a micro-batch, need no more bytes.
+    Smaller inputs, such as the last batch of an epoch or a micro-batch, need no more bytes. A model that was
+    made float64, as checks of gradients do, is as it was planned.
 
     Args:
         planned: sizes that the plan was made for.
@@ -36,7 +42,8 @@ def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> st
     """
     if planned == found:
         return None
-    here = {each.name: each for each in found}
+    kinds = {each.name: each.kind for each in planned} if _is_double(found) else {}
+    here = {each.name: each._replace(kind=kinds.get(each.name, each.kind)) for each in found}
     pairs = [(each, here.pop(each.name, None)) for each in planned]
     unlike = next((pair for pair in pairs if not _fits(*pair)), None)
     if unlike is not None:
@@ -47,6 +54,22 @@ def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> st
 def _size(name: str, tensor: Tensor) -> TensorSize:
     kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
     return TensorSize(name, tuple(map(int, tensor.shape)), kind)
+
+
+def input_share(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> float:
+    """Return the elements of the largest planned input in a call, as a share of those that were planned."""
+    here = {each.name: math.prod(each.shape) for each in found}
+    inputs = [(math.prod(each.shape), each.name) for each in planned if each.name.startswith(_INPUT)]
+    elements, name = max(inputs, default=(0, ""))
+    return here.get(name, elements) / elements if elements else 1.0
+
+
+def _is_double(found: Sequence[TensorSize]) -> bool:
+    """Say whether all floating-point parameters, of which there are some, are float64."""
+    kinds = [each.kind for each in found if not each.name.startswith(_INPUT)]
+    return any(kind.startswith(_DOUBLE) for kind in kinds) and all(
+        kind.startswith(_DOUBLE) for kind in kinds if kind.startswith(_FLOATING)
+    )
 
 
 def _fits(planned: TensorSize, found: TensorSize | None) -> bool:

@@ -7,12 +7,15 @@ and each use in backward is known to the moment: plans are the differences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -33,12 +36,14 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed
-from strategies.regions.region import enclose
+from strategies.regions.region import Region, enclose
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
 RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
 
+_CHECKPOINT = "torch.utils.checkpoint."
+_REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
 
 
@@ -48,6 +53,7 @@ def capture(
     *,
     device: torch.device,
     standing: Iterable[Tensor] = (),
+    bodies: Mapping[str, Callable[..., Any]] | None = None,
 ) -> StepGraph:
     """Return the graph of the step that `run_step` runs.
 
@@ -58,6 +64,8 @@ def capture(
         blocks: modules by plain FQN, of which a plan will decide; none inside another.
         device: device that computes.
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
+        bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
+            generator back, so their random operators do not run again; inputs of blocks stay where they are.
 
     Raises:
         StrategyError: a block is enclosed by a region already, or none of them ran.
@@ -65,12 +73,10 @@ def capture(
     for fqn, block in blocks.items():
         if isinstance(block, Enclosed):
             raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
-    watch = _Watch(device)
+    watch = _Watch(device, may_draw_again=bodies is None)
     parameters = [each for block in blocks.values() for each in plain_tensors(block.parameters())]
-    with ExitStack() as regions, watch.live:
-        for fqn, block in blocks.items():
-            regions.callback(_restored(block))
-            enclose(block, _Listening(fqn, watch), holds_call=False)
+    compiled = bodies or {}
+    with enclosed(blocks, lambda fqn: _Listening(fqn, watch, compiled.get(fqn))), watch.live:
         watch.live.add_standing(plain_tensors([*standing, *parameters]))
         with watch:
             run_step()
@@ -79,6 +85,21 @@ def capture(
     if not watch.calls:
         raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
     return watch.graph(frozenset(kept_gradients))
+
+
+@contextmanager
+def enclosed(blocks: Mapping[str, nn.Module], region_of: Callable[[str], Region]) -> Iterator[None]:
+    """Put a region around each block inside the scope.
+
+    Args:
+        blocks: modules by plain FQN.
+        region_of: makes the region of a block.
+    """
+    with ExitStack() as regions:
+        for fqn, block in blocks.items():
+            regions.callback(_restored(block))
+            enclose(block, region_of(fqn), holds_call=False)
+        yield
 
 
 def _restored(block: nn.Module) -> Callable[[], None]:
@@ -97,21 +118,28 @@ def _restored(block: nn.Module) -> Callable[[], None]:
 class _Listening:
     """The region of a block whose step is captured."""
 
-    def __init__(self, fqn: str, watch: _Watch) -> None:
+    def __init__(self, fqn: str, watch: _Watch, compiled: Callable[..., Any] | None) -> None:
         self._fqn = fqn
         self._watch = watch
+        self._compiled = compiled
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the forward of a block and watch it, where gradients are on."""
+        body = self._compiled or body
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
+        if running_node() is not None or _packer().startswith(_CHECKPOINT):
+            problem = (
+                "runs inside of a checkpoint of the model's own, which recomputes what a plan would keep"
+            )
+            raise StrategyError("ac", f"{self._fqn!r} {problem}; take that checkpoint away")
         call = BlockCall(
             fqn=self._fqn,
             start=self._watch.live.ledger.moment,
             sizes=sizes_of(module, args, kwargs),
-            inputs=self._watch.made_inputs((args, kwargs)),
+            inputs={} if self._compiled else self._watch.made_inputs((args, kwargs)),
         )
         return self._watch.run_block(call, partial(body, *args, **kwargs))
 
@@ -123,8 +151,9 @@ class _Listening:
 class _Watch(OperatorMode):
     """Sees every operator of the step."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, may_draw_again: bool) -> None:
         super().__init__()
+        self._may_draw_again = may_draw_again
         self.live = LiveStorages(Position(), device=device.type)
         self.calls: list[BlockCall] = []
         self._device = device.type
@@ -135,7 +164,8 @@ class _Watch(OperatorMode):
         self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
-        self._asked: list[tuple[int, int, int, int, str]] = []
+        self._savings: list[_Saving] = []
+        self._tickets: list[weakref.ref[Any]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
@@ -146,7 +176,6 @@ class _Watch(OperatorMode):
         draws = DrawWatch(args, kwargs) if facts.is_untagged and self._fakes is None else None
         result = func(*args, **kwargs)
         has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
-        node = running_node()
         made: dict[int, int] = {}
         results = list(plain_tensors(tensors_in(result)))
         reads = self._storages(tensors_in((args, kwargs)))
@@ -160,13 +189,13 @@ class _Watch(OperatorMode):
                 func, args, kwargs, result, made=made, reads=reads, start=start, has_drawn=has_drawn
             )
         )
-        if self._inside != OUTSIDE and node is None:
+        if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
         return result
 
     def _note_in(self, call: BlockCall) -> None:
         call.operators.append(len(self._operators) - 1)
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+        hooks = _hooks()
         call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
 
     def _operator(
@@ -192,7 +221,7 @@ class _Watch(OperatorMode):
             name=str(func),
             call=self._inside,
             ordinal=OUTSIDE if self._inside == OUTSIDE else len(self.calls[self._inside].operators),
-            is_forward=node is None,
+            is_forward=node is None or self._inside != OUTSIDE,
             start=start,
             end=self.live.ledger.moment,
             reads=reads,
@@ -201,8 +230,8 @@ class _Watch(OperatorMode):
             flops=flops,
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
-            random_states=int(has_drawn),
-            is_repeatable=func.namespace not in _COMMUNICATION,
+            random_states=int(has_drawn and self._may_draw_again),
+            is_repeatable=func.namespace not in _COMMUNICATION and (self._may_draw_again or not has_drawn),
             node="" if node is None else str(node.name()),
         )
 
@@ -232,6 +261,12 @@ class _Watch(OperatorMode):
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked), _AsTaped():
                 return body()
+        except RuntimeError as error:
+            if _REFUSES_HOOKS not in str(error):
+                raise
+            problem = "differentiates by torch.func, which refuses hooks on saved tensors"
+            remedy = "use ac=none, or ac=selective_layer without this block"
+            raise StrategyError("ac", f"{call.fqn!r} {problem}, and with them a plan; {remedy}") from error
         finally:
             self._inside, self._pack = OUTSIDE, None
             call.end = self.live.ledger.moment
@@ -246,32 +281,36 @@ class _Watch(OperatorMode):
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
 
+        saving = _Saving(storage, call)
+        self._savings.append(saving)
+
         def unpack() -> Tensor:
             """Return the value, noted as asked for now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
-            return (
-                self._redeemed(value, storage, call)
-                if placed is None
-                else placed(self._redeemed(value, storage, call))
-            )
+            self._redeem(value, saving)
+            return value if placed is None else placed(value)
 
+        self._tickets.append(weakref.ref(unpack, partial(self._release, saving)))
         return unpack
+
+    def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
+        """Note that the graph has let go of what was saved."""
+        saving.released = self.live.ledger.moment
 
     def _is_planned(self, storage: int, call: int) -> bool:
         """Say whether a plan may decide about a storage in a call, which has made it or got it as input."""
         return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
 
-    def _redeemed(self, value: Tensor, storage: int, call: int) -> Tensor:
-        """Note that backward asked for a saved value, which is alive from now on; return it."""
+    def _redeem(self, value: Tensor, saving: _Saving) -> None:
+        """Note that backward asked for a saved value, which is alive from now on."""
         moment = self.live.ledger.moment
         self.live.add_made(value, "a saved value")
         number = self.live.number(value)
         assert number is not None
-        self._original[number] = storage
+        self._original[number] = saving.storage
         node = running_node()
-        self._asked.append((number, storage, moment, call, "" if node is None else str(node.name())))
-        return value
+        saving.asked.append((number, moment, "" if node is None else str(node.name())))
 
     def graph(self, gradients: frozenset[int]) -> StepGraph:
         """Return the step; call it after the meter's end."""
@@ -292,17 +331,7 @@ class _Watch(OperatorMode):
         nbytes |= {number: largest[number] for number in largest if lives[number].phase}
         nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
         held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
-        asked = [
-            (call, Redemption(storage=storage, moment=moment, until=deaths[number], node=node))
-            for number, storage, moment, call, node in self._asked
-        ]
-        self._give_back_shared([(call, each.storage) for call, each in asked])
-        for call, each in asked:
-            if self._is_planned(each.storage, call):
-                self.calls[call].redemptions.append(each)
-            elif each.until > deaths[each.storage]:  # autograd holds it as without a plan
-                held[deaths[each.storage] + 1 : each.until + 1] += nbytes[each.storage]
-                deaths[each.storage] = each.until
+        self._settle(deaths, held, nbytes)
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
             operators=self._operators,
@@ -315,11 +344,33 @@ class _Watch(OperatorMode):
             device=self._device,
         )
 
-    def _give_back_shared(self, asked: Iterable[tuple[int, int]]) -> None:
-        """Leave as they are those inputs that several calls ask for, or that a call writes to."""
+    def _settle(self, deaths: dict[int, int], held: npt.NDArray[np.int64], nbytes: Mapping[int, int]) -> None:
+        """Note in the calls what backward asks for; what no plan decides about, autograd holds as ever."""
+
+        def hold(storage: int, until: int) -> None:
+            if until > deaths[storage]:
+                held[deaths[storage] + 1 : until + 1] += nbytes[storage]
+                deaths[storage] = until
+
+        self._give_back_shared()
+        for each in self._savings:
+            call = self.calls[each.call]
+            released = len(held) - 1 if each.released is None else each.released
+            if not each.asked and released > call.end:
+                hold(each.storage, released)
+                call.unasked.add(each.storage)
+            for number, moment, node in each.asked:
+                if self._is_planned(each.storage, each.call):
+                    times = {"moment": moment, "until": deaths[number], "released": released}
+                    call.redemptions.append(Redemption(storage=each.storage, node=node, **times))
+                else:
+                    hold(each.storage, max(deaths[number], released))
+
+    def _give_back_shared(self) -> None:
+        """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""
         askers: dict[int, set[int]] = {}
-        for asker, storage in asked:
-            askers.setdefault(storage, set()).add(asker)
+        for each in self._savings:
+            askers.setdefault(each.storage, set()).add(each.call if each.asked else OUTSIDE)
         for number, call in enumerate(self.calls):
             written = {storage for index in call.operators for storage in self._operators[index].writes}
             call.inputs = {
@@ -329,12 +380,39 @@ class _Watch(OperatorMode):
             }
 
 
+@dataclass(slots=True, eq=False)
+class _Saving:
+    """What autograd has saved on a storage in a call.
+
+    Fields:
+        storage, call: their numbers.
+        asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
+        released: moment at which the graph let go of it; `None` where it never did.
+    """
+
+    storage: int
+    call: int
+    asked: list[tuple[int, int, str]] = field(default_factory=list)
+    released: int | None = None
+
+
 class _AsTaped(OperatorMode):
     """Stands where a tape will: under the mode of another, attention adds its mask to a copy."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func`."""
         return func(*args, **kwargs)
+
+
+def _hooks() -> Any:
+    """Return what packs and unpacks saved tensors now, `None` where nothing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+
+
+def _packer() -> str:
+    """Return the qualified name of what packs saved tensors now."""
+    hooks = _hooks()
+    return "" if hooks is None else f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 
 
 def _copy_of(tensor: Tensor) -> Tensor:

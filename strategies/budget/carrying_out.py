@@ -11,17 +11,40 @@ from strategies.base import StrategyError
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planned_block import PlannedBlock
 from strategies.regions import region
+from strategies.regions.blocks import Enclosed
 from strategies.regions.host_copies import HostLedger
 
 _VERSION = "torch"
 
 
 def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
-    """Put `plan` on `blocks`, in place.
+    """Put `plan` on `blocks`, in place, and in place of an earlier one.
 
     Args:
         plan: decides about some of the blocks.
         blocks: plain modules by FQN; those under one module are one.
+
+    Raises:
+        StrategyError: the plan names a block that is none, or was made with another torch.
+    """
+    planned = require_blocks(plan, blocks)
+    ledger = HostLedger()
+    for fqn, block in planned.items():
+        if not block.plain or isinstance(blocks[fqn], Enclosed):
+            planned_block = PlannedBlock(
+                plan=block,
+                ledger=ledger,
+                is_for_training=blocks[fqn].training,
+            )
+            region.enclose(blocks[fqn], planned_block, holds_call=False)
+
+
+def require_blocks(plan: Plan, blocks: Mapping[str, nn.Module]) -> Mapping[str, BlockPlan]:
+    """Return the plans of blocks by FQN.
+
+    Args:
+        plan: decides about some of the blocks.
+        blocks: plain modules by FQN.
 
     Raises:
         StrategyError: the plan names a block that is none, or was made with another torch.
@@ -41,12 +64,4 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
     if unplanned is not None:
         problem = f"does not plan {unplanned!r}, and the last block it plans is {plan.blocks[-1].fqn!r}"
         raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
-    ledger = HostLedger()
-    for fqn, block in planned.items():
-        if not block.plain:
-            planned_block = PlannedBlock(
-                plan=block,
-                ledger=ledger,
-                is_for_training=blocks[fqn].training,
-            )
-            region.enclose(blocks[fqn], planned_block, holds_call=False)
+    return planned

@@ -27,7 +27,17 @@ from functools import partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 SAVES = {saves}
-"""Operators of each block's forward whose results are saved, by number as the policy meets them."""
+"""Operators of each forward whose results are saved, by number among those that make or write tensors."""
+
+
+def is_numbered(operator):
+    if not hasattr(operator, "_schema"):
+        return True
+    makes = any(each.alias_info is None and "Tensor" in str(each.type) for each in operator._schema.returns)
+    # whoever reads the result of a collective first waits for it
+    return operator._schema.is_mutable or (
+        makes and str(operator) != "_c10d_functional.wait_tensor.default"
+    )
 
 
 class Saves:
@@ -35,7 +45,7 @@ class Saves:
         self.fqn, self.number = fqn, -1
 
     def __call__(self, context, operator, *args, **kwargs):
-        if str(operator) == "_c10d_functional.wait_tensor.default":  # whoever reads a result first adds it
+        if not is_numbered(operator):
             return CheckpointPolicy.PREFER_RECOMPUTE
         self.number += 1
         planned = SAVES[self.fqn].get(self.number)

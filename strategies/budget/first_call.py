@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,10 +16,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import carrying_out
-from strategies.budget.plan import Plan
+from strategies.budget.call_sizes import difference, input_sizes
+from strategies.budget.plan import Plan, TensorSize
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
+
+_REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
 
 
 class PlansSteps(Protocol):
@@ -36,6 +39,8 @@ class PlansSteps(Protocol):
 class PlansAtFirstCall:
     """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
 
+    It plans anew where inputs are larger than any that it has planned for, so that the budget is kept.
+
     Fields:
         budget: makes the plan.
         plan: the plan; `None` until the model was called to train.
@@ -43,6 +48,7 @@ class PlansAtFirstCall:
 
     budget: PlansSteps
     plan: Plan | None = None
+    _plans: list[tuple[tuple[TensorSize, ...], Plan]] = field(default_factory=list)
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -50,17 +56,43 @@ class PlansAtFirstCall:
         """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`.
 
         Raises:
-            StrategyError: `module` is tensor parallel, or there is no plan.
+            StrategyError: `module` is tensor parallel, cannot be followed without data, or has no plan.
         """
-        if self.plan is None and torch.is_grad_enabled():
-            _refuse_tensor_parallel(module)
-            self.plan = self.budget.plan(shadow_step(module, args, kwargs))
-            carrying_out.enclose(self.plan, self.budget.blocks_of(module))
+        if torch.is_grad_enabled():
+            plan = self._plan_for(module, args, kwargs)
+            if plan is not self.plan:
+                carrying_out.enclose(plan, self.budget.blocks_of(module))
+                self.plan = plan
         return body(*args, **kwargs)
+
+    def _plan_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """Return the plan for the smallest known inputs that are at least as large as these."""
+        found = input_sizes(args, kwargs)
+        for sizes, plan in self._plans:
+            if difference(sizes, found) is None:
+                return plan
+        _refuse_tensor_parallel(module)
+        with _named_errors():
+            made = self.budget.plan(shadow_step(module, args, kwargs))
+        self._plans.append((found, made))
+        return made
 
     def observe(self) -> Observation:
         """Return nothing: the blocks are observed."""
         return Observation()
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Say what to do where a model cannot be followed without data."""
+    try:
+        yield
+    except StrategyError:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        problem = f"the first call plans on tensors without memory, on which the model raises {what}"
+        raise StrategyError("ac", f"{problem}; {_REMEDY}") from error
 
 
 def _refuse_tensor_parallel(model: nn.Module) -> None:
@@ -69,8 +101,7 @@ def _refuse_tensor_parallel(model: nn.Module) -> None:
     for fqn, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and id(parameter) not in gathered:
             problem = "is a DTensor of tensor parallelism, and the first call plans for whole tensors"
-            remedy = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
-            raise StrategyError("ac", f"{fqn!r} {problem}; {remedy}")
+            raise StrategyError("ac", f"{fqn!r} {problem}; {_REMEDY}")
 
 
 def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:

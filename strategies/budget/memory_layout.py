@@ -37,15 +37,9 @@ class MemoryLayout(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, dense: Tensor) -> MemoryLayout:
         """Return the layout of `tensor`, whose memory on this rank is `dense`."""
-        return cls(
-            dense.dtype,
-            dense.size(),
-            dense.stride(),
-            int(dense.storage_offset()),
-            dense.is_conj(),
-            dense.is_neg(),
-            placed_as(tensor) if isinstance(tensor, DTensor) else None,
-        )
+        place = None if tensor is dense else _placing(tensor)
+        known = dense.dtype, dense.size(), dense.stride(), int(dense.storage_offset())
+        return cls(*known, dense.is_conj(), dense.is_neg(), place)
 
     def on(self, memory: Tensor) -> Tensor:
         """Return the tensor on the storage of `memory`, a dense tensor."""
@@ -66,6 +60,10 @@ class MemoryLayout(NamedTuple):
             and memory.storage_offset() == self.offset
             and memory.stride() == self.stride
         )
+
+
+def _placing(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+    return placed_as(tensor) if isinstance(tensor, DTensor) else None
 
 
 def dense_of(tensor: Tensor) -> Tensor | None:

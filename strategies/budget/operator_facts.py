@@ -22,13 +22,7 @@ _TAGGED = frozenset(
     {"aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"}
 )
 
-_UNNUMBERED = frozenset(
-    {
-        _aten.detach.default,  # autograd adds some where it saves results, and others where hooks pack them
-        torch.ops._c10d_functional.wait_tensor.default,  # noqa: SLF001 (its name); whoever reads a result first adds it
-        torch.ops.prim.device.default,  # fake tensors are asked for their device
-    }
-)
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (its name); whoever reads a result first adds it
 
 Place: TypeAlias = tuple[int, str]
 """Position and name of an argument."""
@@ -50,6 +44,7 @@ class OperatorFacts:
         is_untagged: whether its tags need not tell that; so for operators from outside of torch.
         is_collective: whether its results must be waited for.
         moves_memory: whether it gives a tensor another storage, or a storage another size.
+        is_numbered: whether it makes a tensor or writes to one, so that plans count it.
     """
 
     name: str
@@ -63,6 +58,7 @@ class OperatorFacts:
     is_untagged: bool = False
     is_collective: bool = False
     moves_memory: bool = False
+    is_numbered: bool = True
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the arguments of a call that it writes to."""
@@ -81,14 +77,15 @@ def fake_mode() -> Any:
 def is_numbered(operator: Any, fakes: Any) -> bool:
     """Say whether plans count a call of `operator`.
 
-    Not counted are operators that make no storage and that not every forward has, and those on fake tensors
-    of others: by them DTensor learns once what an operator gives.
+    Not counted are operators that make no storage and write to none, such as views, which not every forward
+    has: autograd repeats those of fake tensors and of wrappers when a view is written to in place. Nor are
+    those on fake tensors of others: by them DTensor learns once what an operator gives.
 
     Args:
         operator: what is called now.
         fakes: what `fake_mode` returned when the step or the forward began.
     """
-    return operator not in _UNNUMBERED and fake_mode() is fakes
+    return facts_of(operator).is_numbered and fake_mode() is fakes
 
 
 @cache
@@ -119,7 +116,13 @@ def facts_of(operator: Any) -> OperatorFacts:
         is_untagged=operator.namespace not in _TAGGED,
         is_collective=operator.namespace == _COLLECTIVES and "wait_tensor" not in str(operator),
         moves_memory=operator.overloadpacket in _MOVES_MEMORY,
+        is_numbered=operator is not _WAIT and (bool(writes) or any(map(_is_new, schema.returns))),
     )
+
+
+def _is_new(result: Any) -> bool:
+    """Say whether a result is a tensor, or several, on storages of their own."""
+    return result.alias_info is None and "Tensor" in str(result.type)
 
 
 def _places(arguments: Sequence[tuple[int, Any]]) -> Iterator[Place]:

@@ -3,10 +3,10 @@
 How an executor carries out a plan, which is what the predicted bytes count on:
 
 1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
-   forward, views included, numbered from 0. Only those of `operator_facts.is_numbered` have a number:
-   autograd adds detaches where it saves results, and others where hooks pack them. A storage belongs to the
-   operator that made it; an operator that writes to a storage in place belongs to the making of it. What
-   stands before the block is *outside*, and never recomputed.
+   forward and that make a tensor or write to one, numbered from 0. Views have no number: of one forward,
+   plain tensors have others than fake ones, whose views autograd repeats. A storage belongs to the operator
+   that made it; an operator that writes to a storage in place belongs to the making of it. What stands
+   before the block is *outside*, and never recomputed.
 2. Each time autograd saves a tensor on a storage that the block made, or on an offloaded input, it gets a
    *ticket*. Other storages outside are held as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
@@ -30,7 +30,7 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
 
-FORMAT = "acbench budget plan 3"
+FORMAT = "acbench budget plan 4"
 _INPUT = -1
 
 
@@ -96,7 +96,11 @@ class BlockPlan:
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         plain: whether the block runs untouched; then the other fields are empty.
         operators: number of operators of its forward, checked when the block runs.
-        sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain.
+        sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
+            in eager.
+        graph: digest of the joint graph that the plan was made for, checked when the block is compiled; empty
+            for `executor="eager"`.
+        saved_bytes: bytes that autograd saves of what the block makes, where it runs untouched.
         kept_bytes, offloaded_bytes: bytes that the block leaves on the device and on the host for backward.
         extra_flops: FLOPs of the operators that run again.
         why: reason for the decisions, one sentence.
@@ -109,6 +113,8 @@ class BlockPlan:
     plain: bool = False
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
+    graph: str = ""
+    saved_bytes: int = 0
     kept_bytes: int = 0
     offloaded_bytes: int = 0
     extra_flops: int = 0
@@ -132,7 +138,7 @@ class Plan:
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
         extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
-        executor: who carries it out; `eager` is the only one.
+        executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
         versions: versions that the plan was made with, by name.
         blocks: the decisions, in the order of forward.
@@ -159,6 +165,13 @@ class Plan:
     def is_plain(self) -> bool:
         """Whether the budget needs nothing: every block runs untouched."""
         return all(block.plain for block in self.blocks)
+
+    def with_idle(self, fqns: Iterable[str]) -> Plan:
+        """Return the plan with those blocks left as they are that did not run in the step."""
+        planned = {block.fqn for block in self.blocks}
+        why = "it did not run in the step"
+        idle = (BlockPlan(fqn=fqn, plain=True, why=why) for fqn in fqns if fqn not in planned)
+        return replace(self, blocks=(*self.blocks, *idle))
 
     def describe(self) -> str:
         """Return the certificate, and what happens to the values of each block; equal ones in a row once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation, StrategyError
-from strategies.budget.block_tape import BlockTape, Fates
-from strategies.budget.call_sizes import difference, sizes_of
+from strategies.budget.block_tape import Beyond, BlockTape, Fates
+from strategies.budget.call_sizes import difference, input_share, sizes_of
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
+
+_OTHER_OPERATORS = (
+    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and its plan does "
+    "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
+    "the plain block"
+)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -39,6 +46,7 @@ class PlannedBlock:
     ledger: HostLedger
     is_for_training: bool = False
     _fates: Fates = field(init=False)
+    _has_warned: bool = False
 
     def __post_init__(self) -> None:
         self._fates = Fates.of(self.plan)
@@ -52,15 +60,19 @@ class PlannedBlock:
     ) -> Any:
         """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
 
+        Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
+        is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
+
         Raises:
-            StrategyError: forward gets larger inputs or runs other operators than those that were planned.
+            StrategyError: forward gets larger inputs, or runs other operators on inputs of the planned sizes.
         """
-        if not torch.is_grad_enabled() or (self.is_for_training and not module.training):
+        is_other_mode = self.is_for_training and not module.training
+        if self.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        self._refuse_larger(module, args, kwargs)
+        beyond = self._beyond(module, args, kwargs)
         if self.plan.offload:
             self.ledger.begin_forward()
-        tape = BlockTape(self._fates, self.ledger, self)
+        tape = BlockTape(self._fates, self.ledger, self, beyond=beyond)
         tape.offer(tensors_in((args, kwargs)))
         try:
             with saved_tensors_hooks(tape.pack, _redeem), tape:
@@ -68,16 +80,23 @@ class PlannedBlock:
             tape.finish()
         finally:
             tape.close()
+        if not (tape.is_as_planned or self._has_warned):
+            self._has_warned = True
+            warnings.warn(_OTHER_OPERATORS, stacklevel=2)
         return results
 
-    def _refuse_larger(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call with larger inputs than the planned ones, or other parameters."""
-        if not self.plan.sizes:
-            return
-        unlike = difference(self.plan.sizes, sizes_of(module, args, kwargs))
+    def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
+        """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
+        planned = self.plan.sizes
+        found = sizes_of(module, args, kwargs) if planned else planned
+        if found == planned:
+            return Beyond.REFUSED
+        unlike = difference(planned, found)
         if unlike is not None:
             problem = f"the plan of {self.plan.fqn!r} was {unlike}; make it again for these sizes"
             raise StrategyError("ac", problem)
+        saved_bytes = input_share(planned, found) * self.plan.saved_bytes
+        return Beyond.KEPT if saved_bytes <= self.plan.kept_bytes else Beyond.RECOMPUTED
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""

@@ -51,6 +51,8 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
         self.minimum_feasible_bytes = minimum_feasible_bytes
         self.proven_minimum_bytes = proven_minimum_bytes
         self.limits = limits
+        # what makes it again in the process that asked for the plan
+        self.args = (budget_bytes, minimum_feasible_bytes, proven_minimum_bytes, limits)
 
 
 class Planner:
@@ -256,20 +258,25 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
     def values(storages: Sequence[int]) -> tuple[Value, ...]:
         return tuple(program.value_of(storage) for storage in sorted(storages))
 
-    if not effect.runs and not decision.offload:
-        saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
-        why = "nothing of it needs to run again"
-        return BlockPlan(
-            fqn=call.fqn, plain=True, operators=program.operators, kept_bytes=saved_bytes, why=why
-        )
+    saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
+    plain = BlockPlan(
+        fqn=call.fqn,
+        plain=True,
+        operators=program.operators,
+        saved_bytes=saved_bytes,
+        kept_bytes=saved_bytes,
+        why="nothing of it needs to run again",
+    )
+    if decision.is_plain:
+        return plain
     again = [storage for storage in program.saved if storage not in decision.resident]
     kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
-    return BlockPlan(
-        fqn=call.fqn,
+    return replace(
+        plain,
+        plain=False,
         keep=values(list(decision.keep)),
         offload=values(list(decision.offload)),
         recompute=values(again),
-        operators=program.operators,
         kept_bytes=kept_bytes,
         offloaded_bytes=effect.host_bytes,
         extra_flops=effect.flops,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -156,7 +156,9 @@ class _Schedule:
             moved=decision.offload,
             until_end=decision.resident,
         )
-        for storage, moment, until in zip(program.asked, call.asked, call.until, strict=True):
+        for storage, moment, until in zip(
+            program.asked, call.asked, _held_until(call, decision), strict=True
+        ):
             is_there = storage < 0 or storage in known or program.makers[storage] in schedule.runs_at
             units = [] if is_there else program.closure([storage], known, schedule.runs_at.keys())
             schedule.requests.append(units)
@@ -183,6 +185,13 @@ class _Schedule:
         """Return the storages that a unit, and no node of autograd, is the last to have."""
         held = self.held_until
         return frozenset(each for each, moment in self.read_until.items() if moment > held.get(each, -1))
+
+
+def _held_until(call: PlannedCall, decision: Decision) -> Iterator[int]:
+    """Yield the last moment at which each request has its value; what a ticket gives, nobody else holds."""
+    for storage, until, released in zip(call.program.asked, call.until, call.released, strict=True):
+        has_ticket = not decision.is_plain and (storage >= 0 or storage in decision.offload)
+        yield until if has_ticket else max(until, released)
 
 
 class _Walk:

@@ -63,12 +63,15 @@ class Redemption:
         storage: the storage that it lies on.
         moment: the moment at which it is asked for.
         until: the last moment at which the node holds it.
+        released: the last moment at which the graph holds what autograd has saved; later than `until` where a
+            gradient is summed to the shape of its input.
         node: name of the node.
     """
 
     storage: int
     moment: int
     until: int
+    released: int
     node: str
 
 
@@ -85,6 +88,7 @@ class BlockCall:
         sizes: sizes of its inputs and of the block's parameters.
         inputs: storages of inputs that a plan may move, each with the number of the input: those that an
             operator of the step has made, and of which no other call asks for anything.
+        unasked: storages that the graph holds after forward, and that backward does not ask for.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
     """
 
@@ -95,6 +99,7 @@ class BlockCall:
     redemptions: list[Redemption] = field(default_factory=list)
     sizes: tuple[TensorSize, ...] = ()
     inputs: dict[int, int] = field(default_factory=dict)
+    unasked: set[int] = field(default_factory=set)
     has_own_hooks: bool = False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -119,6 +120,7 @@ class TapedOperator:
         number: ordinal among the operators of the forward.
         name: its name and overload.
         stash: puts back the random numbers that it drew.
+        is_with_grad: gradients were on in forward: recurrent layers make more for backward then.
         is_collective: its results must be waited for.
     """
 
@@ -129,6 +131,7 @@ class TapedOperator:
         "_made",
         "_written",
         "is_collective",
+        "is_with_grad",
         "name",
         "number",
         "stash",
@@ -140,6 +143,7 @@ class TapedOperator:
         self.number, self.name = number, name
         self._function, self._args, self._kwargs = function, args, kwargs
         self.stash: Stash | None = None
+        self.is_with_grad = torch.is_grad_enabled()
         self.is_collective = False
         self._made: list[tuple[int, weakref.ref[Content]]] = []
         self._written: list[tuple[Reading, weakref.ref[Content]]] = []
@@ -153,9 +157,10 @@ class TapedOperator:
         """Take note that its result of that number lies on a storage of its own."""
         self._made.append((result, weakref.ref(content)))
 
-    def made(self) -> Iterator[int]:
-        """Yield the numbers of its results that lie on storages of their own."""
-        return (result for result, _ in self._made)
+    @property
+    def has_made(self) -> bool:
+        """Whether a result of it lies on a storage of its own."""
+        return bool(self._made)
 
     def note_readings(self) -> None:
         """Take note that it may run again, and reads what it has read once more."""
@@ -187,11 +192,10 @@ class TapedOperator:
 
         Random numbers are drawn from the state of forward, and the present one is put back.
         """
-        if self.stash is None:
-            return self._function(*args, **kwargs)
-        put_back = self.stash()
+        put_back = _nothing if self.stash is None else self.stash()
         try:
-            return self._function(*args, **kwargs)
+            with nullcontext() if self.is_with_grad else torch.no_grad():
+                return self._function(*args, **kwargs)
         finally:
             put_back()
 
@@ -222,13 +226,20 @@ def compute(content: Content) -> Tensor:
     Raises:
         RuntimeError: something that is read was changed since forward.
     """
-    waiting: dict[int, TapedOperator] = {}
-    _collect(content, waiting)
-    if waiting:
-        with recomputing(), torch._C._DisableAutocast():  # noqa: SLF001 (operators stand below autocast)
+    if not content.is_at_hand():
+        waiting: dict[int, TapedOperator] = {}
+        _collect(content, waiting)
+        with recomputing(), _below_autograd():
             for number in sorted(waiting):
                 waiting.pop(number).run()
     return content.on_device()
+
+
+@contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Run operators where a tape sees them, below autocast and autograd, and with gradients on."""
+    with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():  # noqa: SLF001 (no public way)
+        yield
 
 
 def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
@@ -262,6 +273,10 @@ def _given(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _given(each) for name, each in value.items()}
     return [_given(each) for each in value] if type(value) in {list, tuple} else value
+
+
+def _nothing() -> None:
+    pass
 
 
 def _described(tensor: Tensor) -> str:

@@ -129,8 +129,10 @@ def bytes_of(value: Any) -> int:
     return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
 
 
-def rows_of(function: Any, operands: Sequence[Any], result: Any) -> int:
-    """Return the smallest outer size of a matrix product, attention or convolution; 0 for other operators.
+def outer_sizes_of(function: Any, operands: Sequence[Any], result: Any) -> tuple[int, ...]:
+    """Return the outer sizes of a matrix product, attention or convolution; none of other operators.
+
+    The smallest of them, its rows, limits the speed of a product.
 
     Args:
         function: the operator.
@@ -139,18 +141,18 @@ def rows_of(function: Any, operands: Sequence[Any], result: Any) -> int:
     """
     if function in _MATRICES:
         left, right = (operands[position].shape for position in _MATRICES[function])
-        return int(min(left[-2], right[-1]))
+        return int(left[-2]), int(right[-1])
     if function in _ATTENTIONS:
-        return int(operands[0].shape[2])
+        return (int(operands[0].shape[2]),)
     if function is _aten.convolution.default and isinstance(result, Tensor):
-        return result.numel() // max(1, result.shape[1])
-    return 0
+        return (result.numel() // max(1, result.shape[1]),)
+    return ()
 
 
 def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
     """Return FLOPs of a product, an attention or a convolution (0 of all else), and its rows."""
     operands: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
-    rows = rows_of(node.target, operands, value)
+    rows = min(outer_sizes_of(node.target, operands, value), default=0)
     if node.target in _MATRICES:
         left, right = (operands[position].shape for position in _MATRICES[node.target])
         return 2 * prod(left) * right[-1], rows

@@ -86,7 +86,7 @@ class RegionCallSite:
 
 
 def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> None:
-    """Put `region` around `module`, in place.
+    """Put `region` around `module`, in place, or in the place of the one that is there.
 
     On a module that FSDP2 shards the region holds the whole call, so that gathering the parameters
     is repeated in recomputation; everywhere else it holds `forward`, and hooks stay outside.
@@ -96,7 +96,10 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
         region: what runs in its place.
         holds_call: false for a region that holds `forward` on a sharded module too.
     """
+    has_region = _ATTRIBUTE in vars(module)
     module.__dict__[_ATTRIBUTE] = region
+    if has_region:
+        return
     mixin = _EnclosedCall if holds_call and isinstance(module, FSDPModule) else _EnclosedForward
     disguise(module, mixin, _PREFIX)
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.versions import Version, version_of
+from strategies.regions.versions import PLAIN, Version, alias_of_plain, version_of
 
 Packed: TypeAlias = Callable[[], Tensor]
 """What the pack hook returns and the unpack hook calls, for the tensor as it was saved.
@@ -25,7 +25,9 @@ Packed: TypeAlias = Callable[[], Tensor]
 def kept(saved: Tensor) -> Packed:
     """Return `saved` itself, where it is."""
     # the result of an operator refers to the node that saves it: kept as it is, neither is ever freed
-    tensor = saved.detach() if saved.grad_fn is not None else saved
+    tensor = saved
+    if saved.grad_fn is not None:
+        tensor = alias_of_plain(saved) if type(saved) in PLAIN else saved.detach()
     version = Version(counter=tensor, expected=saved._version)  # noqa: SLF001 (as autograd checks it)
 
     def unpack() -> Tensor:

@@ -5,15 +5,23 @@ Autograd asks this of every saved tensor, except where `saved_tensors_hooks` are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+PLAIN = frozenset({Tensor, nn.Parameter})
+"""Types of tensors that no `__torch_dispatch__` of their own stands behind."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Version:
+
+@cache
+def _nothing_on(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+class Version(NamedTuple):
     """A state of a tensor, as the counter of its in-place writes shows it.
 
     Fields:
@@ -45,8 +53,19 @@ class Version:
         return self.counter._version  # noqa: SLF001 (as autograd checks it)
 
 
+def alias_of_plain(tensor: Tensor) -> Tensor:
+    """Return another tensor on the memory of a plain one, with its counter, unseen by modes."""
+    with torch._C._DisableTorchDispatch():  # noqa: SLF001 (no public way)
+        return tensor.detach()
+
+
 def version_of(tensor: Tensor) -> Version:
     """Return the version of `tensor` now, without holding its memory."""
+    if type(tensor) in PLAIN:
+        with torch._C._DisableTorchDispatch():  # noqa: SLF001 (no public way)
+            counter = tensor.detach()  # shares the counter
+            counter.data = _nothing_on(tensor.device)  # keeps it
+        return Version(counter, tensor._version)  # noqa: SLF001 (as autograd checks it)
     counter = tensor.detach()  # shares the counter
     with torch.no_grad():
         if isinstance(counter, DTensor):

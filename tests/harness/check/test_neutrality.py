@@ -17,6 +17,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 
 from harness.check import NotNeutral, assert_neutral
 from harness.errors import ConfigError
+from strategies import StrategyError
+from strategies.ac.budget import Budget
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.none import NoCheckpoints
@@ -188,6 +190,21 @@ def test_passes_a_neutral_variant(case: str) -> None:
     inputs = (torch.arange(8).reshape(2, 4),) if case.startswith("integers") else batch()
     found = assert_neutral(make, inputs, variant, steps=2)
     assert (found.verdict, found.first) == ("neutral", None)
+
+
+BUDGET = Budget(layers_fqn="layers", fraction=0.95)
+PLANNING: dict[str, Any] = {"a strategy": BUDGET, "a function, which plans at its first call": BUDGET.apply}
+
+
+@pytest.mark.parametrize("variant", PLANNING.values(), ids=PLANNING)
+def test_a_variant_that_plans_takes_the_larger_of_two_micro_batches_last(variant: Any) -> None:
+    found = assert_neutral(stack_of(Growing), batch(256), variant, steps=1)
+    assert (found.verdict, found.first) == ("neutral", None)
+
+
+def test_a_budget_that_no_plan_keeps_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"^ac.budget_gib: no plan keeps 10 bytes; the smallest"):
+        assert_neutral(Stack, batch(), Budget(layers_fqn="layers", budget_gib=1e-8))
 
 
 NOT_NEUTRAL: dict[str, tuple[Callable[[], nn.Module], Any, str, str, str]] = {

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.check import NotNeutral, assert_neutral
 from harness.errors import ConfigError
+from strategies import StrategyError
+from strategies.ac.budget import Budget
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
 from tests.rank_pool import RankPool
 
@@ -135,3 +137,39 @@ def test_no_rank_waits_for_one_that_cannot_apply_the_variant(pool2: RankPool) ->
         "ConfigError: rank 1: raises TypeError: no such variant",
         "TypeError: no such variant",
     ]
+
+
+def planned(rank: int, parallel: str, variant: Budget) -> str:  # noqa: ARG001 (the pool gives it)
+    """Return what a check of a byte budget says, or raises."""
+    try:
+        return assert_neutral(partial(_made, "a stack", parallel), batch(256), variant, steps=1).verdict
+    except (ConfigError, StrategyError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_all_ranks_have_the_plan_of_rank_0(parallel: str, pool2: RankPool) -> None:
+    variant = Budget(layers_fqn="layers", fraction=0.95)
+    assert pool2.run(planned, parallel, variant) == ["neutral", "neutral"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "first", "second"),
+    [
+        (
+            Budget(layers_fqn="layers", fraction=0.01),
+            "StrategyError: ac.fraction: no plan keeps",
+            "ConfigError: rank 0: raises StrategyError: ac.fraction: no plan keeps",
+        ),
+        (
+            Budget(layers_fqn="module.layers", fraction=0.9),
+            *["StrategyError: ac.layers_fqn: 'module.layers' is"] * 2,
+        ),
+    ],
+    ids=["no plan", "no blocks"],
+)
+def test_no_rank_waits_for_a_plan_that_there_is_not(
+    variant: Budget, first: str, second: str, pool2: RankPool
+) -> None:
+    said_by_0, said_by_1 = pool2.run(planned, "ddp", variant, timeout_s=30.0)
+    assert (said_by_0[: len(first)], said_by_1[: len(second)]) == (first, second)

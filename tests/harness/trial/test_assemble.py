@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from harness.trial import run as trial_run
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.trial_plan import TrialPlan
+from strategies.chunk import ChunkPlan
 from tests.harness.composing import experiment_of, refusal_of, rows
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -33,6 +37,11 @@ RunTrial = Callable[[str], Record]
 _CPU = torch.device("cpu")
 _USER = "model=python model.layers_fqn=blocks model.factory=tests.harness.unusual_models"
 _SHORT = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=2"
+_CHUNKED = (
+    "model=mlp model.n_layers=1 model.width=4 model.hidden_width=4 data=synthetic batch_size=2 "
+    "sequence_length=32 chunk=minimum"
+)
+"""Its logits are so large that the loss joins the plan."""
 
 
 class _Alone:
@@ -206,6 +215,27 @@ def test_a_plan_that_includes_the_loss_is_compared_but_for_outputs(pool2: RankPo
     for found in pool2.run(cases.parity, case):
         assert [*found.differences()] == []
         assert (found.absent, found.level) == (("outputs",), "tolerance")
+
+
+def test_models_that_are_alike_share_the_plan_of_their_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = [experiment_of(f"{_CHUNKED} {line}") for line in ("optimizer=sgd", "optimizer=adamw", "ac=full")]
+    batch = batches(alike[0], _CPU, 0)(0)
+    made = mock.Mock(side_effect=ChunkPlan.make)
+    monkeypatch.setattr(ChunkPlan, "make", made)
+    plans: dict[str, Any] = {}
+    models, losses, counts = [], [], []
+    for case in alike:
+        trainee = assemble(case, _CPU, None, batch, plans=plans)
+        assert trainee.has_loss
+        losses.append(trainee.forward(batch)[1].item())
+        counts.append(made.call_count)
+        models.append(weakref.ref(trainee.model))
+        made.reset_mock(side_effect=False, return_value=False)  # it remembers what it was called with
+        del trainee
+        gc.collect()
+    assert counts == [1, 0, 1]
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-6)
+    assert [model() for model in models] == [None] * 3  # a plan holds no model
 
 
 def test_ranks_and_steps_read_different_samples() -> None:

@@ -12,8 +12,12 @@ from torch import nn
 
 from strategies import StrategyError
 from strategies.ac.budget import Budget
+from strategies.budget import first_call
+from tests.harness.composing import refusal_of
+from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 from tests.strategies.toys import differences, toy, train_step
 
+MADE = "decides how a plan is made, and the one in ac.plan_file is made; leave one of the two out"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": (
         {},
@@ -35,9 +39,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"fraction": 0.5, "host_gib": float("inf")},
         "ac.host_gib: must be at least 0 and finite, got inf",
     ),
+    "a host budget for a plan that is made": (
+        {"plan_file": "plan.json", "host_gib": 1.0},
+        f"ac.host_gib: {MADE}",
+    ),
+    "an objective for a plan that is made": (
+        {"plan_file": "plan.json", "objective": "time"},
+        f"ac.objective: {MADE}",
+    ),
     "another objective": (
         {"fraction": 0.5, "objective": "bytes"},
         "ac.objective: must be flops or time, got 'bytes'",
+    ),
+    "another executor": (
+        {"fraction": 0.5, "executor": "lazy"},
+        "ac.executor: must be eager or compiled, got 'lazy'",
+    ),
+    "a compiled host": (
+        {"fraction": 0.5, "executor": "compiled", "host_gib": 1},
+        (
+            "ac.host_gib: must be 0 for ac.executor=compiled, whose graphs move nothing to the host, got 1; "
+            "use ac.executor=eager"
+        ),
     ),
 }
 
@@ -130,11 +153,65 @@ def test_a_plan_takes_smaller_inputs_bit_for_bit_and_refuses_larger_ones(plan_fi
     assert str(error.value) == f"ac: the plan of 'layers.0' {made_for}; make it again for these sizes"
 
 
-def test_a_model_that_planned_itself_takes_smaller_inputs_and_refuses_larger_ones() -> None:
-    _, model = planned_toy(fraction=0.92)
-    model(torch.zeros(2, 7, dtype=torch.long)).sum().backward()
-    with pytest.raises(StrategyError, match=r"was made for input 0 of \(2, 8, 16\), not \(3, 8, 16\)"):
-        model(torch.zeros(3, 8, dtype=torch.long))
+def gradients(model: nn.Module, *batches: torch.Tensor) -> list[Any]:
+    """Return what a step leaves whose batches are all in flight at once."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    losses = [model(batch).square().sum() for batch in batches]
+    for loss in losses:
+        loss.backward()
+    return [*(each.grad for each in model.parameters() if each.grad is not None), torch.get_rng_state()]
+
+
+def test_a_model_that_plans_itself_plans_anew_for_larger_inputs() -> None:
+    budget = Budget(fraction=0.92, layers_fqn="layers")
+    plain, model = toy(), budget.apply(toy())
+    small, large = (torch.arange(rows * 8).reshape(rows, 8) % 4 for rows in (2, 3))
+    budgets = []
+    for batches in ((small,), (small, large), (small[:, :7],), (large,)):
+        assert all(map(torch.equal, gradients(plain, *batches), gradients(model, *batches)))
+        plan = budget.observe(model).plan
+        assert plan is not None
+        budgets.append(plan["budget_bytes"])
+    first, second, third, fourth = budgets
+    assert first == third < second == fourth
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True) for _ in range(3))
+    return nn.Sequential(nn.Sequential(*layers))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.7], ids=["little kept", "much kept"])
+@pytest.mark.parametrize("shape", [(1, 16, 8), (8, 1, 8), (1, 1, 8)], ids=str)
+def test_a_dimension_of_one_runs_other_operators_bit_for_bit_within_the_budget(
+    shape: tuple[int, ...], share: float
+) -> None:
+    x = torch.randn(8, 16, 8)
+    plan = Budget(fraction=1.0, layers_fqn="0").plan(first_call.shadow_step(encoder(), (x,), {}))
+    smallest, largest = plan.minimum_feasible_bytes, plan.plain_peak_bytes
+    budget = Budget(fraction=(smallest + share * (largest - smallest)) / largest, layers_fqn="0")
+    plain, model = encoder(), budget.apply(encoder())
+    gradients(model, x)
+    rows = torch.randn(shape)
+    expected = gradients(plain, rows)
+    with pytest.warns(UserWarning, match="runs other operators on smaller inputs than on the planned ones"):
+        assert all(map(torch.equal, expected, gradients(model, rows)))
+    assert measured_peak_bytes(model, [rows], step_of(model, rows)) <= budget_bytes(budget, model)
+
+
+def budget_bytes(budget: Budget, model: nn.Module) -> int:
+    plan = budget.observe(model).plan
+    assert plan is not None
+    found: int = plan["budget_bytes"]
+    return found
+
+
+def test_a_plan_holds_in_float64_too(plan_file: Path) -> None:
+    plain, model = toy(), Budget(layers_fqn="layers", plan_file=str(plan_file)).apply(toy())
+    tokens = torch.arange(16).reshape(2, 8) % 4
+    assert all(map(torch.equal, gradients(plain.double(), tokens), gradients(model.double(), tokens)))
 
 
 _DIFFERS = "whose operators may differ; make it again"
@@ -150,7 +227,7 @@ UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another format": (
         {"format": "0"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 3'; make it again",
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 4'; make it again",
     ),
 }
 
@@ -183,14 +260,79 @@ def test_refusal_of_a_file_that_is_not_there() -> None:
     assert str(error.value) == "ac.plan_file: 'missing.json' cannot be read: No such file or directory"
 
 
-def test_refusal_of_call_sites_and_compilers() -> None:
+def test_refusal_of_call_sites() -> None:
     budget = Budget(fraction=0.5)
     with pytest.raises(StrategyError, match=r"^wrap_order: call_site makes the model one region"):
         budget.call_site(toy())
+
+
+COMPILED: dict[str, tuple[str, str]] = {
+    "nothing compiled": (
+        "ac.executor=compiled",
+        (
+            "compile: none leaves nobody to carry out ac=budget ac.executor=compiled; use compile=aot_eager "
+            "or inductor"
+        ),
+    ),
+    "an eager executor": (
+        "compile=aot_eager",
+        (
+            "compile: ac=budget ac.executor=eager follows the operators of eager blocks; use compile=none, "
+            "ac.executor=compiled or ac=compiler_budget"
+        ),
+    ),
+    "regions around compiled code": (
+        "ac.executor=compiled compile=aot_eager compile_order=compile_first",
+        (
+            "compile_order: must be ac_first for ac.executor=compiled, whose plans are part of what is "
+            "compiled, got compile_first"
+        ),
+    ),
+    "one graph": (
+        "ac.executor=compiled compile=aot_eager compile_scope=model",
+        "compile_scope: must be blocks for ac.executor=compiled, which plans the graphs of blocks, got model",
+    ),
+    "several ranks": (
+        "ac.executor=compiled compile=aot_eager mesh=shard2",
+        (
+            "mesh: must be single for ac=budget ac.executor=compiled, which plans the graphs of one rank, "
+            "got shard2; use ac.executor=eager compile=none"
+        ),
+    ),
+    "sharded tensors": (
+        "ac.executor=compiled compile=aot_eager mesh=tp2",
+        (
+            "mesh: must be single for ac=budget ac.executor=compiled, which plans the graphs of one rank, "
+            "got tp2; use ac.executor=eager compile=none"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), COMPILED.values(), ids=COMPILED)
+def test_refusal_of_what_the_executor_does_not_suit(line: str, message: str) -> None:
+    assert refusal_of(f"model=gpt_nano ac=budget ac.fraction=0.5 {line}") == message
+
+
+def test_refusal_of_the_plan_of_the_other_executor(plan_file: Path) -> None:
+    with pytest.raises(StrategyError) as error:
+        Budget(layers_fqn="layers", executor="compiled", plan_file=str(plan_file)).apply(toy())
+    assert str(error.value) == (
+        f"ac.plan_file: '{plan_file}' was made for ac.executor=eager, not compiled; use that one, or make "
+        "the plan again"
+    )
+
+
+def test_a_compiled_executor_needs_a_plan_to_part_graphs() -> None:
+    budget = Budget(layers_fqn="layers", executor="compiled", fraction=0.5)
+    model = toy()
+    block = type(model.layers[0])
+    assert budget.apply(model) is model
+    assert type(model.layers[0]) is block
     with pytest.raises(
-        StrategyError, match=r"^compile: ac=budget follows the operators of eager blocks; use"
+        StrategyError, match=r"^ac\.plan_file: is needed for ac\.executor=compiled, whose plans"
     ):
-        budget.check_compilation("ac_first", "blocks")
+        budget.partitions(model, "aot_eager")
 
 
 class Dropping(nn.Module):

@@ -13,6 +13,7 @@ from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
 from strategies.estimate.ledger import is_on_device, is_on_host
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.position import Position
+from strategies.estimate.tensors import plain_tensors
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}
@@ -75,7 +76,7 @@ def measured_peak_bytes(
     model.zero_grad()
     live = LiveStorages(Position(), device="cpu")
     with live:
-        live.add_standing([*model.parameters(), *model.buffers(), *inputs])
+        live.add_standing(plain_tensors([*model.parameters(), *model.buffers(), *inputs]))
         run()
     return live.ledger.peak(is_on_host if on_host else is_on_device).nbytes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.budget.call_sizes import difference, sizes_of
+from strategies.budget.call_sizes import difference, input_share, sizes_of
 
 ROWS = torch.ones(32, 8)
 DIFFERENT = {
@@ -32,6 +32,21 @@ DIFFERENT = {
         "made without input 2 of (2,) bool on cpu",
     ),
 }
+
+
+def test_a_model_that_was_made_float64_is_as_it_was_planned() -> None:
+    planned = sizes_of(nn.Linear(8, 2), (ROWS, torch.ones(3, dtype=torch.long)), {})
+    double = nn.Linear(8, 2).double()
+    for rows, problem in ((ROWS[:3], None), (torch.ones(33, 8), "made for input 0 of (32, 8), not (33, 8)")):
+        found = sizes_of(double, (rows.double(), torch.ones(3, dtype=torch.long)), {})
+        assert difference(planned, found) == problem
+
+
+def test_the_share_of_the_largest_input() -> None:
+    planned = sizes_of(nn.Linear(8, 2), (torch.ones(2), ROWS), {})
+    found = sizes_of(nn.Linear(8, 2), (torch.ones(2), ROWS[:8]), {})
+    assert input_share(planned, found) == 0.25
+    assert input_share((), ()) == 1.0
 
 
 @pytest.mark.parametrize(("width", "inputs", "expected"), DIFFERENT.values(), ids=DIFFERENT)

@@ -57,7 +57,7 @@ def test_a_policy_file_computes_the_same_and_holds_what_it_says() -> None:
     found = held_bytes(model)
     names["SAVES"].update({fqn: {} for fqn in names["SAVES"]})
     # three masks of dropout are written in place, and one layer norm has its output beside its statistics
-    assert "# lost: aten.empty_like.default.0 (26), aten.empty_like.default.0 (44), aten" in text
+    assert "# lost: aten.empty_like.default.0 (17), aten.empty_like.default.0 (28), aten" in text
     kept_bytes = sum(block.kept_bytes for block in plan.blocks)
     assert found - held_bytes(model) == kept_bytes - 3 * 3 * 1024 + 1024 == 29824
 
@@ -65,7 +65,9 @@ def test_a_policy_file_computes_the_same_and_holds_what_it_says() -> None:
 def test_a_policy_file_refuses_other_operators() -> None:
     plan, forwards = planned(0.82)
     model = carried_out(policy_file(plan, forwards))["apply"](toy("bias_free"))
-    with pytest.raises(RuntimeError, match=r"^layers\.0: operator 52 is aten\..*, planned was aten\.addmm"):
+    with pytest.raises(
+        RuntimeError, match=r"^layers\.0: operator 9 is aten\.mul\.Scalar, planned was aten\.clone"
+    ):
         model(TOKENS)
 
 
@@ -85,7 +87,7 @@ def test_saves_name_modules_and_operators() -> None:
 def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.82))
     assert yaml.safe_load(text) == {f"layers.{number}": ["up"] for number in range(3)}
-    assert text.startswith("# lost: aten.clone.default.0 (17), ")
+    assert text.startswith("# lost: aten.clone.default.0 (9), ")
 
 
 def by_hand(*kept: int) -> BlockPlan:

@@ -46,7 +46,7 @@ def test_a_plan_is_the_same_after_it_was_a_file(tmp_path: Path) -> None:
         pytest.param("not JSON", id="a file of something else"),
         pytest.param("[]", id="a list"),
         pytest.param('{"format": "acbench budget plan 0"}', id="another format"),
-        pytest.param('{"format": "acbench budget plan 3"}', id="a plan without its fields"),
+        pytest.param('{"format": "acbench budget plan 4"}', id="a plan without its fields"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:

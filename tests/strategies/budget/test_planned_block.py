@@ -17,6 +17,7 @@ from torch.nn import functional
 from strategies import StrategyError
 from strategies.budget.plan import BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
+from tests.strategies.budget.idioms import Square
 from tests.strategies.budget.planning_by_hand import Made, enclose, made_in, some
 from tests.strategies.meters import Meter
 
@@ -33,6 +34,7 @@ class Body(nn.Module):
         self.frozen = nn.Linear(2 * WIDTH, 2 * WIDTH).requires_grad_(False)
         self.batch_norm = nn.BatchNorm1d(2 * WIDTH)
         self.inner = nn.Sequential(nn.Linear(2 * WIDTH, 2 * WIDTH), nn.GELU())
+        self.recurrent = nn.LSTM(2 * WIDTH, 2 * WIDTH)
         self.register_buffer("mean", torch.zeros(2 * WIDTH))
         self.mean: Tensor
         self._between = between
@@ -40,21 +42,6 @@ class Body(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.down(self._between(self, self.up(x).tanh())).sigmoid()
         return outputs
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp()
-        ctx.save_for_backward(x, y)
-        product: Tensor = y * x
-        return product
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x, y = ctx.saved_tensors
-        product: Tensor = gradient * (y * x + y)
-        return product
 
 
 def in_place(_: Body, x: Tensor) -> Tensor:
@@ -166,6 +153,16 @@ def where_not_dropped(ctx: Any, gradient: Tensor) -> Tensor:
 drop.register_autograd(where_not_dropped, setup_context=save_outputs)
 
 
+def in_place_on_a_view(body: Body, x: Tensor) -> Tensor:
+    y: Tensor = body.frozen(body.inner(x.unflatten(0, (2, 3))))
+    return (y.add_(1).relu_() * 2).flatten(0, 1)
+
+
+def recurrent(body: Body, x: Tensor) -> Tensor:
+    y: Tensor = body.recurrent(x.unflatten(0, (2, 3)))[0]
+    return y.flatten(0, 1)
+
+
 BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "nothing": lambda _, x: x,
     "dropout": lambda _, x: functional.dropout(x, 0.5),
@@ -201,6 +198,8 @@ BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "a random operator without tags": lambda _, x: drop(x).sin().exp(),
     "no gradient": lambda _, x: x * torch.no_grad()(lambda: x.exp().cos())(),
     "experts": routed,
+    "linear units in place on the view that a linear made": in_place_on_a_view,
+    "a recurrent layer, which makes more where gradients are on": recurrent,
 }
 SHARES = {"nothing kept": 0.0, "a third kept": 0.35, "most kept": 0.7, "all kept": 1.0}
 
@@ -358,9 +357,9 @@ def run_chain(keep: tuple[Value, ...]) -> tuple[int, int]:
 
 COLUMN = 16 * WIDTH * 4
 LINEAR, EXP, SIN = (
-    Value(1, 0, "aten.addmm.default"),
-    Value(2, 0, "aten.exp.default"),
-    Value(3, 0, "aten.sin.default"),
+    Value(0, 0, "aten.addmm.default"),
+    Value(1, 0, "aten.exp.default"),
+    Value(2, 0, "aten.sin.default"),
 )
 FORWARD, GRADIENTS = 2 * 16 * WIDTH * WIDTH, 4 * 16 * WIDTH * WIDTH
 KEPT = {
@@ -481,13 +480,13 @@ def test_refusal_in_backward(between: Any, misuse: Any, message: str) -> None:
 
 UNLIKE = {
     "another operator": (
-        BlockPlan(fqn="body", keep=(Value(1, 0, "aten.mm.default"),)),
-        "operator 1 is aten.addmm.default and was aten.mm.default",
+        BlockPlan(fqn="body", keep=(Value(0, 0, "aten.mm.default"),)),
+        "operator 0 is aten.addmm.default and was aten.mm.default",
     ),
-    "fewer operators": (BlockPlan(fqn="body", operators=7), "its forward has 6 operators and had 7"),
-    "a view": (
-        BlockPlan(fqn="body", keep=(Value(0, 0, "aten.t.default"),)),
-        "its forward has no aten.t.default.0 (0)",
+    "fewer operators": (BlockPlan(fqn="body", operators=7), "its forward has 4 operators and had 7"),
+    "a result that is none": (
+        BlockPlan(fqn="body", keep=(Value(0, 1, "aten.addmm.default"),)),
+        "its forward has no aten.addmm.default.1 (0)",
     ),
 }
 

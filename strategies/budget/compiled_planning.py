@@ -1,0 +1,82 @@
+"""Plans for a step whose blocks are compiled, and the partitions that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from torch import nn
+
+from strategies.base import Partition, RunnableStep, StrategyError
+from strategies.budget.call_sizes import difference, sizes_of
+from strategies.budget.compiled_capture import capture_compiled
+from strategies.budget.joint_graph import JointGraph
+from strategies.budget.joint_split import PlannedPartition
+from strategies.budget.plan import BlockPlan, Plan
+from strategies.budget.step_graph import StepGraph
+
+_COMPILER = "compiler"
+
+
+def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepGraph, Callable[[Plan], Plan]]:
+    """Return the graph of a step whose blocks are compiled, and what makes its plans those of the compiler.
+
+    Args:
+        step: a step of the plain model, with the compiler of the trial.
+        blocks: modules by plain FQN.
+
+    Raises:
+        StrategyError: a block is not one graph, or the step cannot be captured.
+    """
+    if step.compiler == "none":
+        problem = "compiled needs a compiler; use compile=aot_eager or inductor, or ac.executor=eager"
+        raise StrategyError("ac.executor", problem)
+    graph, joints = capture_compiled(step, blocks)
+
+    def of_compiler(plan: Plan) -> Plan:
+        return replace(
+            plan,
+            executor="compiled",
+            versions={**plan.versions, _COMPILER: step.compiler},
+            blocks=tuple(
+                _of_graph(block, joints[block.fqn], blocks[block.fqn]) if block.fqn in joints else block
+                for block in plan.blocks
+            ),
+        )
+
+    return graph, of_compiler
+
+
+def _of_graph(block: BlockPlan, joint: JointGraph, module: nn.Module) -> BlockPlan:
+    """Return the plan of a block with what its graph must be; refuse values that the graph has not."""
+    for value in block.keep:
+        joint.node_of(value)
+    return replace(block, graph=joint.digest, sizes=(*joint.sizes, *sizes_of(module, (), {})))
+
+
+def partitions(plan: Plan, blocks: Mapping[str, nn.Module], compiler: str) -> Mapping[str, Partition]:
+    """Return the partition functions of blocks, by FQN; none where the budget needs nothing.
+
+    Args:
+        plan: made for a compiler.
+        blocks: plain modules by FQN.
+        compiler: the backend of `torch.compile`.
+
+    Raises:
+        StrategyError: the plan is for another compiler, or for other parameters.
+    """
+    made_for = plan.versions.get(_COMPILER)
+    if made_for != compiler:
+        problem = f"was made for compile={made_for}, whose graphs are others than those of {compiler}"
+        raise StrategyError("ac.plan_file", f"{problem}; make it again")
+    if plan.is_plain:
+        return MappingProxyType({})
+    planned_blocks = [block for block in plan.blocks if block.graph]  # the others did not run
+    for block in planned_blocks:
+        planned = [size for size in block.sizes if not size.name.startswith("input ")]
+        unlike = difference(planned, sizes_of(blocks[block.fqn], (), {}))
+        if unlike is not None:
+            problem = f"the plan of {block.fqn!r} was {unlike}"
+            raise StrategyError("ac", f"{problem}; make it again for these sizes")
+    return {block.fqn: PlannedPartition.of(block) for block in planned_blocks}

@@ -1,0 +1,103 @@
+"""Splitting the joint graph of a block into forward and backward, as a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch._functorch import partitioners
+from torch.fx import GraphModule, Node
+from torch.utils._ordered_set import OrderedSet
+
+from strategies.base import StrategyError
+from strategies.budget.call_sizes import difference
+from strategies.budget.joint_graph import JointGraph
+from strategies.budget.plan import BlockPlan
+
+
+def split(
+    graph: JointGraph, kept: frozenset[Node], static_inputs: Sequence[int] | None = None
+) -> tuple[GraphModule, GraphModule]:
+    """Return the graphs of forward and backward.
+
+    Forward returns what is kept behind its own results. Backward runs the rest of what it reads once more,
+    each value just before its first reader.
+
+    Args:
+        graph: the joint graph.
+        kept: nodes of forward that it saves.
+        static_inputs: numbers of inputs that stay where they are.
+    """
+    order = graph.backward_order(kept)
+    read = {each for node in order for each in node.all_input_nodes}
+    saved = [
+        node for node in graph.module.graph.nodes if node in read and (node in kept or node in graph.primals)
+    ]
+    placeholders = graph.module.graph.find_nodes(op="placeholder")
+    forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 (what torch's own partitioners call)
+        graph.module,
+        saved,
+        [],
+        num_fwd_outputs=graph.num_fwd_outputs,
+        static_lifetime_input_nodes=OrderedSet(placeholders[number] for number in static_inputs or ()),
+    )
+    _reorder(backward, [node.name for node in order])
+    return forward, backward
+
+
+def _reorder(module: GraphModule, names: Sequence[str]) -> None:
+    """Put the nodes of a graph into an order, behind its inputs."""
+    nodes = {node.name: node for node in module.graph.nodes if node.op not in {"placeholder", "output"}}
+    end = next(iter(module.graph.find_nodes(op="output")))
+    for name in names:
+        if name in nodes:
+            end.prepend(nodes[name])
+    module.graph.lint()
+    module.recompile()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedPartition:
+    """A partition function, as AOTAutograd calls it, that carries out the plan of one block.
+
+    Partitions of blocks that are planned alike are equal.
+
+    Fields:
+        fqn: plain FQN of the block, for errors.
+        plan: the plan, without its FQN. A block that is plain keeps all that its backward reads.
+    """
+
+    fqn: str = field(compare=False)
+    plan: BlockPlan
+
+    @classmethod
+    def of(cls, plan: BlockPlan) -> PlannedPartition:
+        """Return the partition that carries out the plan of a block."""
+        return cls(fqn=plan.fqn, plan=replace(plan, fqn=""))
+
+    def __call__(
+        self,
+        joint_module: GraphModule,
+        joint_inputs: Any,  # noqa: ARG002 (partition functions get them)
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **options: Any,  # noqa: ARG002 (Inductor gives its name)
+    ) -> tuple[GraphModule, GraphModule]:
+        """Return the graphs of forward and backward.
+
+        Raises:
+            StrategyError: the graph is not the planned one, or larger.
+        """
+        graph = JointGraph(joint_module, num_fwd_outputs, self.fqn)
+        if graph.digest != self.plan.graph:
+            problem = f"the plan of {self.fqn!r} was made for a graph of digest {self.plan.graph}"
+            raise StrategyError("ac", f"{problem}, and the compiler made {graph.digest}; make the plan again")
+        inputs = [size for size in self.plan.sizes if size.name.startswith("input ")]
+        unlike = difference(inputs, graph.sizes)
+        if unlike is not None:
+            problem = f"the plan of {self.fqn!r} was {unlike}"
+            raise StrategyError("ac", f"{problem}; make it again for these sizes")
+        kept = graph.asked if self.plan.plain else frozenset(map(graph.node_of, self.plan.keep))
+        return split(graph, kept, static_lifetime_input_indices)
