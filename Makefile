@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 # empty: processes keep bytecode, as they do by default; compiling the tree anew costs each of them a second
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# three, because tests of Slurm and of deadlines wait for most of their time
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# four on two cores, because tests of Slurm and of deadlines wait for most of their time
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 BENCHES := exactness toy nested nested_models parity_matrix prediction prediction_speed step_times budget probes \
 	sharding chunking chunk_points detection rewind point_overhead instrumentation planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults

@@ -17,6 +17,7 @@ from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import (
     LimitsCompilation,
+    PartitionsBlocks,
     ReadsParameters,
     SetsPartitioner,
     Strategy,
@@ -126,11 +127,22 @@ class Experiment(Recipe):
         self._require_wrap_order()
         if self.is_compiled:
             self._require_compilable()
-        elif isinstance(self.ac, SetsPartitioner):
+        elif self._needs_compiler:
             raise ConfigError(
                 "compile",
-                f"none leaves nobody to carry out ac={name_of(self.ac)}; use compile=aot_eager or inductor",
+                f"none leaves nobody to carry out {self._carried_out}; use compile=aot_eager or inductor",
             )
+
+    @property
+    def _needs_compiler(self) -> bool:
+        """Whether only a compiler carries out the AC."""
+        is_asked = isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler
+        return is_asked or isinstance(self.ac, SetsPartitioner)
+
+    @property
+    def _carried_out(self) -> str:
+        executor = " ac.executor=compiled" if isinstance(self.ac, PartitionsBlocks) else ""
+        return f"ac={name_of(self.ac)}{executor}"
 
     @property
     def is_compiled(self) -> bool:
@@ -238,10 +250,21 @@ class Experiment(Recipe):
             )
         if isinstance(self.ac, LimitsCompilation):
             self.ac.check_compilation(self.compile_order, self.compile_scope)
-        if isinstance(self.ac, SetsPartitioner):
+        if isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler:
+            self._require_one_rank()
+        elif isinstance(self.ac, SetsPartitioner):
             self._require_measurable_graphs()
         elif name_of(self.ac) != "none":
             self._require_compile_order()
+
+    def _require_one_rank(self) -> None:
+        """Refuse meshes: one rank alone would take the steps in which blocks are compiled for a plan."""
+        if self.mesh.dp * self.mesh.tp > 1:
+            raise ConfigError(
+                "mesh",
+                f"must be single for {self._carried_out}, which plans the graphs of one rank, got "
+                f"{self.mesh.label}; use ac.executor=eager compile=none",
+            )
 
     def _require_measurable_graphs(self) -> None:
         """Refuse graphs that hold a device mesh, of which torch's partitioner cannot tell the bytes."""

@@ -164,12 +164,10 @@ def merge_memory(
 
 def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     """Return the work of a trial; collectives and counts are maxima over ranks, name by name."""
-    twins = _baselines(ranks, is_plain=is_plain)
     works = [rank.work for rank in ranks]
     if is_plain:  # what it recomputes, it recomputes by itself
         works = [work.beyond(work) for work in works]
     seen = [rank.observation for rank in ranks]
-    silent = frozenset.intersection(*(frozenset(each.never_fired) for each in seen))
     return Work(
         **_maxima(works, _WORK_TOTALS),
         recomputed_ops=_highest(work.recomputed_ops for work in works),
@@ -180,10 +178,16 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         compiled_graphs=max(work.compiled_graphs for work in works),
         graph_breaks=_highest(work.graph_breaks for work in works),
         named=seen[0].named,
-        never_fired=tuple(name for name in seen[0].never_fired if name in silent),
+        never_fired=_in_all([each.never_fired for each in seen]),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
-        baseline=_baseline_work(twins),
+        baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
+
+
+def _in_all(named: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the names that all have, in the order of the first."""
+    shared = set(named[0]).intersection(*named)
+    return tuple(name for name in named[0] if name in shared)
 
 
 def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
@@ -195,22 +199,28 @@ def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
 def _merge_links(parities: Sequence[Parity]) -> Parity:
     """Return one comparison for all ranks: the worst of each, the first difference, mean losses."""
     parts = {name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS}
+    levels = [parity.level for parity in parities]
     controls = [parity.control for parity in parities if parity.control is not None]
     return Parity(
         first=_merge_first(parts, parities),
-        level="tolerance" if any(parity.level == "tolerance" for parity in parities) else parities[0].level,
+        level="tolerance" if "tolerance" in levels else levels[0],
         steps=min(parity.steps for parity in parities),
         absent=parities[0].absent,
         uncompared=joined(parity.uncompared for parity in parities),
-        losses=tuple(fmean(step) for step in zip(*(parity.losses for parity in parities), strict=True)),
+        losses=_means([parity.losses for parity in parities]),
         weightless=merge_weightless([parity.weightless for parity in parities]),
         control=_merge_links(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
         chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
-        first_module=next((parity.first_module for parity in parities if parity.first_module), ""),
+        first_module=next(filter(None, (parity.first_module for parity in parities)), ""),
         unreached=parities[0].unreached,
         **parts,
     )
+
+
+def _means(losses: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the mean over ranks of the loss of each step."""
+    return tuple(map(fmean, zip(*losses, strict=True)))
 
 
 def _merge_first(parts: Mapping[str, PartParity], parities: Sequence[Parity]) -> First | None:

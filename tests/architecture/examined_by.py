@@ -106,6 +106,7 @@ EXAMINED_BY = {
     "strategies/budget/block_choice.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/block_options.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/block_program.py": "tests/strategies/budget/test_capture.py",
+    "strategies/budget/compiled_capture.py": "tests/strategies/budget/test_joint_graph.py",
     "strategies/budget/least_bytes.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/operator_modules.py": "tests/strategies/budget/test_export.py",
     "strategies/budget/step_graph.py": "tests/strategies/budget/test_capture.py",
@@ -192,6 +193,7 @@ EXAMINED_BY_RUNNING = {
     "hydra_plugins/acbench/sweeper.py": "tests/harness/command_line/test_cli.py",
     "strategies/budget/block_tape.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/budget/drawn_numbers.py": "tests/strategies/budget/test_planned_block.py",
+    "strategies/budget/inductor_partition.py": "tests/strategies/budget/test_compiled_planning.py",
     "strategies/budget/slice_ticket.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/budget/taped.py": "tests/strategies/budget/test_planned_block.py",
 }

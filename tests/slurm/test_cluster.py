@@ -45,8 +45,12 @@ def _processes(folder: Path) -> list[str]:
     return found
 
 
-def test_jobs_get_devices_of_their_own(cluster: Cluster) -> None:
-    ask = "--gpus-per-node=2 --exact --ntasks=1 printenv CUDA_VISIBLE_DEVICES"
+def test_jobs_get_devices_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
+    # each holds its devices until both have theirs
+    here = f"touch '{tmp_path}'/\\$SLURM_STEP_ID"
+    both = f"until [ -e '{tmp_path}/0' -a -e '{tmp_path}/1' ]; do sleep 0.1; done"
+    told = f'sh -c "printenv CUDA_VISIBLE_DEVICES; {here}; {both}"'
+    ask = f"--gpus-per-node=2 --exact --ntasks=1 {told}"
     steps = f"srun {ask} & srun {ask} & wait"
     printed = cluster.run("salloc", "--nodes=1", "--gpus-per-node=4", "--ntasks=2", "bash", "-c", steps)
     assert sorted(printed.split()) == ["0,1", "2,3"]

@@ -50,16 +50,20 @@ def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
     return (*first, _what_was_trained(sweep), *list(_of_setting(settings[0], fronts[0], place))[:2])
 
 
-def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return how all trials ended, with the first that must not be trusted and the first that failed."""
-    records = sweep.records
+def _ends(records: Sequence[Record]) -> list[tuple[str, str, int]]:
+    """Return a filter of the table, a status or verdict, and how many trials have it."""
     statuses = Counter(record.status for record in records)
     is_plan = statuses["predicted"] == len(records)  # which shows nothing
     verdicts = Counter() if is_plan else Counter(record.verdict for record in records)
     ends = [(f"status={value}", value, statuses[value]) for value in STATUSES if statuses[value]]
-    ends += [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
+    return ends + [(f"verdict={value}", value, verdicts[value]) for value in VERDICTS if verdicts[value]]
+
+
+def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
+    """Return how all trials ended, with the first that must not be trusted and the first that failed."""
+    records = sweep.records
     line: list[LinePart] = [_count(len(records), "records"), " trial" if len(records) == 1 else " trials"]
-    for index, (what, value, count) in enumerate(ends):
+    for index, (what, value, count) in enumerate(_ends(records)):
         line += [", " if index else ": ", _count(count, what), f" {value}"]
     troubles = [part for trouble in (*_untrusted(sweep), *_failed(sweep)) for part in ("; ", *trouble)]
     return (sentence(*line, _without_record(sweep), *troubles, ".", of=sweep.entries),)

@@ -126,12 +126,17 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
     return one.high < other.low or other.high < one.low
 
 
+def _what(changed: Sequence[Pair]) -> str:
+    """Return of how many trials each quantity has changed, for the end of a sentence."""
+    counts = Counter(name for pair in changed for name in pair.changed)
+    return f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
+
+
 def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
     """Yield the sentences that say what is different between two sweeps."""
     changed = [pair for pair in pairs if pair.changed]
-    counts = Counter(name for pair in changed for name in pair.changed)
-    what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
     trials = [pair.before for pair in changed]
+    what = _what(changed)
     yield sentence(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.", of=trials)
     renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
     if renamed:
@@ -139,7 +144,12 @@ def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) ->
     yield from _worsened(changed)
     for name, quantity in _LARGEST.items():
         yield from _largest(name, quantity, changed)
-    one, other = (len(sweep.entries) - len(pairs) for sweep in (before, after))
+    yield from _in_one_only(len(pairs), before, after)
+
+
+def _in_one_only(common: int, before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
+    """Yield how many trials only one of the sweeps has, where both have `common` ones."""
+    one, other = (len(sweep.entries) - common for sweep in (before, after))
     if one or other:
         are = "trial is" if one == 1 else "trials are"
         yield sentence(f"{one} {are} only in {before.name}, {other} only in {after.name}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from harness.records.parity_result import joined
+from harness.records.parity_result import Parity, joined
 from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
 from harness.report.content.plan_notes import plan_notes
@@ -47,22 +47,33 @@ def notes(record: Record) -> Iterator[str]:
     if record.error is not None:
         yield f"{record.status}, {failure(record.error)}"
     yield from differences(record)
-    if record.parity is not None and any(link.absent for link in record.parity.links):
-        yield "outputs are not compared: the plan includes the loss, and they are never whole"
-    if unread := record.parity and joined(link.uncompared for link in record.parity.links):
-        more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
-        yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
+    if record.parity is not None:
+        yield from _uncompared(record.parity)
     if record.probes is not None:
         yield from (f"probes: {each}" for each in record.probes.notes)
     yield from plan_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"
+    yield from _remarks(record)
+
+
+def _remarks(record: Record) -> Iterator[str]:
+    """Yield what explains the verdict, what may have disturbed the times, and what the user noted."""
     if record.verdict in _EXPLAINED and record.reason is not None:
         yield f"{record.verdict}: {record.reason}"
     if foreign := record.environment.get("foreign_processes"):
         yield f"{len(foreign)} foreign process(es) used the device while it ran"
     if record.note:
         yield record.note
+
+
+def _uncompared(parity: Parity) -> Iterator[str]:
+    """Yield what the steps have that was not compared."""
+    if any(link.absent for link in parity.links):
+        yield "outputs are not compared: the plan includes the loss, and they are never whole"
+    if unread := joined(link.uncompared for link in parity.links):
+        more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
+        yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
 
 
 def failure(error: Failure) -> str:

@@ -100,24 +100,13 @@ class PlannedPoint:
 def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
     """Return the table of `rows`, in their order; columns that tell nothing apart are left out."""
     names = labels([row.shown for row in rows])
-    best = _best(rows)
     columns = {
         "model": [group_name(row.asked, "model") for row in rows],
         "variant": [name.variant for name in names],
         "mesh": [name.mesh for name in names],
         "hardware": [row.hardware or NOTHING for row in rows],
         **_solved_columns(rows),
-        "saved": [_cell(row, quantities.SAVED) for row in rows],
-        "peak": [_cell(row, quantities.PEAK) for row in rows],
-        "fits": [_FITS[row.fits] for row in rows],
-        "FLOPs": [_flops(row.record) for row in rows],
-        "step time": [
-            _cell(row, quantities.STEP_TIME) + (" *" if index in best else "")
-            for index, row in enumerate(rows)
-        ],
-        "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
-        "state": [row.state for row in rows],
-        "collectives": [_collectives(row.record) for row in rows],
+        **_predicted_columns(rows),
     }
     for heading in ("model", "hardware"):
         if len(set(columns[heading])) == 1:
@@ -127,6 +116,22 @@ def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
         rows=tuple(zip(*columns.values(), strict=True)),
         notes=tuple(_notes(rows, [f"{name.variant} on {name.mesh}" for name in names])),
     )
+
+
+def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
+    """Return what is predicted of each point, by heading; the best step times have a star."""
+    best = _best(rows)
+    times = [_cell(row, quantities.STEP_TIME) for row in rows]
+    return {
+        "saved": [_cell(row, quantities.SAVED) for row in rows],
+        "peak": [_cell(row, quantities.PEAK) for row in rows],
+        "fits": [_FITS[row.fits] for row in rows],
+        "FLOPs": [_flops(row.record) for row in rows],
+        "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
+        "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
+        "state": [row.state for row in rows],
+        "collectives": [_collectives(row.record) for row in rows],
+    }
 
 
 _FITS = {True: "yes", False: "no", None: NOTHING}

@@ -112,22 +112,28 @@ def _filled(content: Sheet) -> Sheet:
 
 def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None:
     """Print some columns of a table."""
-    columns, rows = (
-        [content.columns[each] for each in block],
-        [[row[each] for each in block] for row in content.rows],
+    shown = Sheet(
+        columns=tuple(content.columns[each] for each in block),
+        rows=tuple(tuple(row[each] for each in block) for row in content.rows),
+        notes=(),
     )
-    widths = _widths(Sheet(columns=tuple(columns), rows=tuple(map(tuple, rows)), notes=()))
+    widths = _widths(shown)
     if console.is_terminal and _total_width(widths) > console.width:
-        cells = zip(columns, *rows, strict=True)
-        widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
+        widths = _word_widths(shown)
     console.width = max(console.width, _total_width(widths))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for heading, width in zip(columns, widths, strict=True):
+    for heading, width in zip(shown.columns, widths, strict=True):
         table.add_column(heading, width=width)
-    for row in rows:
+    for row in shown.rows:
         table.add_row(*(Text(_visible(cell)) for cell in row))  # rich reads brackets in strings as markup
     console.print()
     console.print(table)
+
+
+def _word_widths(content: Sheet) -> list[int]:
+    """Return the width of each column: its longest word."""
+    cells = zip(content.columns, *content.rows, strict=True)
+    return [max(len(word) for cell in column for word in cell.split()) for column in cells]
 
 
 def _widths(content: Sheet) -> list[int]:

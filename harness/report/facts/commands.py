@@ -49,9 +49,14 @@ def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
             yield f"{group}={name}"
         yield from _options(group, name, options, experiment)
     for name, value in experiment.items():
-        usual = _usual_dtype(experiment) if name == "dtype" else defaults.get(name)
-        if name not in _GROUPS and (name not in defaults or usual != value):
+        if name not in _GROUPS and not _is_usual(name, value, experiment, defaults):
             yield f"{name}={_written(value)}"
+
+
+def _is_usual(name: str, value: Any, experiment: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """Whether an option that belongs to no group has its default."""
+    usual = _usual_dtype(experiment) if name == "dtype" else defaults.get(name)
+    return name in defaults and usual == value
 
 
 def _usual_dtype(experiment: Mapping[str, Any]) -> str:
