@@ -72,7 +72,7 @@ class PlansAtFirstCall:
             if difference(sizes, found) is None:
                 return plan
         _refuse_tensor_parallel(module)
-        with _named_errors():
+        with _named_errors(), _own_gradients_stay(module):
             made = self.budget.plan(shadow_step(module, args, kwargs))
         self._plans.append((found, made))
         return made
@@ -93,6 +93,26 @@ def _named_errors() -> Iterator[None]:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         problem = f"the first call plans on tensors without memory, on which the model raises {what}"
         raise StrategyError("ac", f"{problem}; {_REMEDY}") from error
+
+
+@contextmanager
+def _own_gradients_stay(model: nn.Module) -> Iterator[None]:
+    """Refuse a step without memory that reaches the parameters of `model` itself, and leave their gradients.
+
+    A `forward` that was set on a block after the plan was applied may hold the block, not its copy.
+    """
+    gradients = {fqn: (each, each.grad) for fqn, each in model.named_parameters()}
+    for parameter, _ in gradients.values():
+        parameter.grad = None
+    try:
+        yield
+        reached = next((fqn for fqn, (each, _) in gradients.items() if each.grad is not None), None)
+    finally:
+        for parameter, gradient in gradients.values():
+            parameter.grad = gradient
+    if reached is not None:
+        problem = f"the first call plans on tensors without memory, and a forward reaches {reached!r} itself"
+        raise StrategyError("ac", f"{problem}, as one that is set on an instance does; {_REMEDY}")
 
 
 def _refuse_tensor_parallel(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ buffers, submodules, hooks and `state_dict` keys stay where they are, because th
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -148,7 +149,10 @@ class _EnclosedForward(Enclosed):
         return region(self, super().forward, args, kwargs)  # type: ignore[misc, arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
+        original = type(self).__bases__[-1]
+        if issubclass(original, _EnclosedForward):  # a class of the user's, or of a meter, on top of ours
+            return copyreg.__newobj__, (type(self),), dict(vars(self))  # type: ignore[attr-defined]
+        return _rebuild, (original,), dict(vars(self))
 
 
 class _EnclosedCall(Enclosed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,21 @@ def encoder() -> nn.Module:
     torch.manual_seed(0)
     layers = (nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True) for _ in range(3))
     return nn.Sequential(nn.Sequential(*layers))
+
+
+def test_a_forward_set_on_a_planned_block_never_leaves_gradients_without_values() -> None:
+    model = Budget(fraction=0.92, layers_fqn="0").apply(encoder())
+    rows = torch.randn(4, 16, 8)
+    model(rows).sum().backward()
+    block = model.get_submodule("0.2")
+    # holds the block, in its copy too
+    block.forward = partial(lambda forward, *args, **kwargs: forward(*args, **kwargs), block.forward)
+    model.double()
+    before = [each.grad for each in model.parameters()]
+    with pytest.raises(StrategyError, match=r"a forward reaches '0\.2\.[\w.]+' itself"):
+        model(rows.double())  # planned for anew
+    after = [each.grad for each in model.parameters()]
+    assert all(one is other for one, other in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7], ids=["little kept", "much kept"])

@@ -249,6 +249,14 @@ def test_a_copy_of_the_model_carries_the_strategy(setting: Setting, duplicate: A
 
 
 @each_setting
+def test_a_copy_of_a_subclass_of_what_was_applied_carries_the_strategy(setting: Setting) -> None:
+    model = setting.make().apply(toy())
+    for block in model.get_submodule("layers").children():
+        block.__class__ = type("Block", (type(block),), {})  # as adapters do
+    assert differences(train_step(model), train_step(copy.deepcopy(model))) == []
+
+
+@each_setting
 def test_apply_works_on_the_meta_device(setting: Setting) -> None:
     with torch.device("meta"):
         model = setting.make().apply(toy())
