@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, require_at_least, require_one_of
-from harness.experiment.compilers import COMPILERS, ORDERS, SCOPES, tolerance_of
+from harness.experiment.compilers import (
+    COMPILERS,
+    ORDERS,
+    RECOMPUTED_TOLERANCE,
+    SCOPES,
+    tolerance_of,
+)
 from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
@@ -165,6 +171,12 @@ class Experiment(Recipe):
         return self.model.is_reduced() if self.dtype == "own" else self.dtype != "fp32"
 
     @property
+    def recomputes_in_kernels(self) -> bool:
+        """Whether kernels of half precision may compute again what forward stored, without its rounding."""
+        is_inside = self._needs_compiler or self.compile_order == "ac_first"
+        return self.compile == "inductor" and self.is_reduced and is_inside and name_of(self.ac) != "none"
+
+    @property
     def tolerance(self) -> Tolerance | None:
         """How far variant and twin may differ: the widest tolerance of what stands between them."""
         return _widest([each for each in self._declared() if each is not None])
@@ -221,7 +233,8 @@ class Experiment(Recipe):
     def _declared(self) -> Sequence[Tolerance | None]:
         """Return the tolerances of what stands between this experiment and its twin."""
         if self._saves_memory:
-            return self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
+            of_kernels = RECOMPUTED_TOLERANCE if self.recomputes_in_kernels else None
+            return self._tolerance_of(self.ac), self._tolerance_of(self.chunk), of_kernels
         if self.is_compiled:
             may_drop_out = self.model.dropout > 0 or name_of(self.model) == "python"
             return (tolerance_of(self.compile, is_reduced=self.is_reduced, may_drop_out=may_drop_out),)

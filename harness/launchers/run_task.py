@@ -22,7 +22,7 @@ from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
 from harness.records.record import Ending, Failure, Identity, Record, build, refused
 from harness.records.store import Store, write_atomically
-from harness.trial.links import chain
+from harness.trial.links import Link, chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
 PRELOAD = (ENTRY.partition(":")[0],)
@@ -210,11 +210,18 @@ def note_of(experiment: Experiment, baseline: str) -> str | None:
         parts.append(f"{far}: {first.tolerance.reason}")
     if baseline != "none":
         parts += [
-            f"{link.compared} within {link.tolerance.bounds}{link.tolerance.exception}"
+            f"{link.compared} {_how_far(link)}"
             for link in others
-            if link.tolerance is not None and not link.is_dense  # of the twin, and its numbers stay
+            # what else is exact goes without saying; the dense model is the twin's, and its numbers stay
+            if (link.tolerance is not None or first.tolerance is not None) and not link.is_dense
         ]
     return "; ".join(part for part in parts if part) or None
+
+
+def _how_far(link: Link) -> str:
+    if link.tolerance is None:
+        return "bit for bit"
+    return f"within {link.tolerance.bounds}{link.tolerance.exception}"
 
 
 def now() -> str:

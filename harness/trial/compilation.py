@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +44,7 @@ class Backend:
 
     Args:
         name: `aot_eager` or `inductor`.
-        draws_as_eager: compiled code draws the random numbers that the uncompiled model does.
+        inductor: options of `torch._inductor.config` that are set while something is compiled.
         partitioner: what to set of `torch._functorch.config` while something is compiled.
         partition: splits joint graphs; `None`: torch's own function.
         graphs: where notes go; `None`: notes of its own.
@@ -54,7 +54,7 @@ class Backend:
         self,
         name: str,
         *,
-        draws_as_eager: bool = False,
+        inductor: Sequence[str] = (),
         partitioner: Mapping[str, Any] | None = None,
         partition: Partition | None = None,
         graphs: CompiledGraphs | None = None,
@@ -64,7 +64,7 @@ class Backend:
         self._partition = partition
         self._of_partitions: dict[Partition, Backend] = {}
         self._options = {"enable_autograd_cache": False, **(partitioner or {})}
-        self._draws_as_eager = draws_as_eager
+        self._inductor = tuple(inductor)
 
     def splitting(self, partition: Partition | None) -> Backend:
         """Return this backend with another function that splits joint graphs; equal ones share a backend.
@@ -76,7 +76,7 @@ class Backend:
             return self
         made = Backend(
             self.name,
-            draws_as_eager=self._draws_as_eager,
+            inductor=self._inductor,
             partitioner=self._options,
             partition=partition,
             graphs=self.graphs,
@@ -106,7 +106,7 @@ class Backend:
         return run
 
     def _kernels(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        patches: dict[str, Any] = {"fallback_random": True} if self._draws_as_eager else {}
+        patches: dict[str, Any] = dict.fromkeys(self._inductor, True)
         if self._partition is not None:
             inductor_partition: Any = importlib.import_module("strategies.budget.inductor_partition")
             as_pass = inductor_partition.AsCustomPass(self._partition, repr(self._partition))
@@ -134,11 +134,11 @@ class Backends:
     def __init__(self) -> None:
         self._made: dict[str, Backend] = {}
 
-    def of(self, experiment: Experiment, *, draws_as_eager: bool = False) -> Backend:
-        """Return the backend of `experiment`."""
-        key = f"{alike(experiment)}, as eager" if draws_as_eager else alike(experiment)
+    def of(self, experiment: Experiment, *, inductor: Sequence[str] = ()) -> Backend:
+        """Return the backend of `experiment`, which sets these options of Inductor."""
+        key = " ".join([alike(experiment), *inductor])
         partitioner = experiment.ac.partitioner if isinstance(experiment.ac, SetsPartitioner) else None
-        made = Backend(experiment.compile, draws_as_eager=draws_as_eager, partitioner=partitioner)
+        made = Backend(experiment.compile, inductor=inductor, partitioner=partitioner)
         return self._made.setdefault(key, made)
 
 

@@ -8,6 +8,10 @@ there on nothing is compiled.
 
     ac=full compile=inductor  -->  ac=none compile=inductor  -->  ac=none compile=none
 
+In half precision Inductor does not round what it computes again inside a kernel, where forward rounded what
+it stored. What runs is then equal within rounding; a link of its own, in which Inductor rounds after every
+operator, must be equal bit for bit.
+
 What recomputes is compared with what is sharded alike, what is sharded with what the mesh alone shards, and
 that, where ranks share tensors, with the dense model. A sharding does not depend on the precision, so it is
 proven in fp32 whatever the trial computes in: rounding of half precision would hide a lost all-reduce. What
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from harness.experiment.compilers import DRAWS_AS_EAGER, ROUNDS_AS_EAGER
 from harness.experiment.experiment import Experiment, name_of
 from harness.records.parity_result import Compared
 from strategies import Tolerance, shard_variants
@@ -37,7 +42,7 @@ class Link:
         whole: compare gradients and parameters as wholes, which the two place differently.
         is_dense: each rank of `tp` computes the whole baseline, which no tensor parallel plan splits; nothing
             is dropped out, because a shard draws other random numbers than the whole.
-        draws_as_eager: what is compiled draws the random numbers of what is not.
+        inductor: options of `torch._inductor.config` that are set for both.
     """
 
     variant: Experiment
@@ -46,24 +51,28 @@ class Link:
     tolerance: Tolerance | None
     whole: bool
     is_dense: bool = False
-    draws_as_eager: bool = False
+    inductor: tuple[str, ...] = ()
 
     @property
     def compared(self) -> Compared:
         """What stands in the record."""
         accepted = self.tolerance
-        with_compiler = self.variant.is_compiled
         return Compared(
-            variant=_choices(self.variant, with_compiler=with_compiler),
-            baseline="the dense model"
-            if self.is_dense
-            else _choices(self.baseline, with_compiler=with_compiler),
+            variant=self._choices(self.variant),
+            baseline="the dense model" if self.is_dense else self._choices(self.baseline),
             dtype=self.variant.dtype,
             optimizer=self.variant.optimizer,
             relative=None if accepted is None else accepted.relative,
             parameters=None if accepted is None else accepted.parameters,
             floor=None if accepted is None else accepted.floor,
         )
+
+    def _choices(self, experiment: Experiment) -> str:
+        groups = [f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard")]
+        if not self.variant.is_compiled:
+            return " ".join(groups)
+        options = [f"{name}=true" for name in self.inductor if experiment.compile == "inductor"]
+        return " ".join([*groups, f"compile={experiment.compile}", *options])
 
 
 def chain(experiment: Experiment) -> tuple[Link, ...]:
@@ -83,11 +92,19 @@ def chain(experiment: Experiment) -> tuple[Link, ...]:
 
 def _to_the_eager(experiment: Experiment) -> tuple[Link, ...]:
     """Return the links that end at the plain model with nothing compiled."""
-    plain = experiment.plain()
+    plain, first = experiment.plain(), _to_the_twin(experiment)
     if experiment == plain:
-        return (replace(_to_the_twin(experiment), draws_as_eager=True),)
-    last = replace(_to_the_twin(plain), draws_as_eager=True, steps=_STEPS)
-    return _to_the_twin(experiment), last
+        return (replace(first, inductor=DRAWS_AS_EAGER),)
+    last = replace(_to_the_twin(plain), inductor=DRAWS_AS_EAGER, steps=_STEPS)
+    return (first, *_rounded_alike(experiment, first), last)
+
+
+def _rounded_alike(experiment: Experiment, first: Link) -> tuple[Link, ...]:
+    """Return the link that is exact, where the first is within rounding because of its kernels alone."""
+    if not experiment.recomputes_in_kernels or experiment.ac.tolerance is not None:
+        return ()
+    exact = replace(first, variant=experiment, baseline=experiment.twin(), tolerance=None)
+    return (replace(exact, inductor=ROUNDS_AS_EAGER),)
 
 
 def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
@@ -142,8 +159,3 @@ def _under_sgd(link: Link) -> Link:
         variant=replace(link.variant, optimizer="sgd"),
         baseline=replace(link.baseline, optimizer="sgd"),
     )
-
-
-def _choices(experiment: Experiment, *, with_compiler: bool) -> str:
-    groups = [f"{group}={name_of(getattr(experiment, group))}" for group in ("ac", "chunk", "shard")]
-    return " ".join([*groups, f"compile={experiment.compile}"] if with_compiler else groups)

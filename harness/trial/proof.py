@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -42,8 +42,7 @@ class Prover:
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
         dense: makes a fresh model of an experiment that each rank of `tp` computes as a whole.
-        as_eager: makes a fresh model of an experiment, whose compiled code draws the random numbers that the
-            uncompiled model does.
+        with_inductor: makes a fresh model of an experiment, compiled with these options of Inductor.
         once: returns what a comparison with the dense model gave, which is the same for all variants; it
             calls the function that it is given where nobody knows.
     """
@@ -56,7 +55,7 @@ class Prover:
     progress: Callable[[int, int], None] = lambda _done, _total: None
     earliest: Callable[[int | None], int | None] = lambda step: step
     dense: Callable[[Experiment], Assembled] | None = None
-    as_eager: Callable[[Experiment], Assembled] | None = None
+    with_inductor: Callable[[Sequence[str], Experiment], Assembled] | None = None
     once: Callable[[Link, Callable[[], Parity | None]], Parity | None] = lambda _link, compare: compare()
 
     def prove(self, experiment: Experiment) -> Parity:
@@ -160,8 +159,9 @@ class Prover:
         )
 
     def _fresh(self, link: Link, experiment: Experiment) -> Assembled:
-        make = self.as_eager if link.draws_as_eager else None
-        return (make or self.assembled)(experiment)
+        if link.inductor and self.with_inductor is not None:
+            return self.with_inductor(link.inductor, experiment)
+        return self.assembled(experiment)
 
     def _made(self, link: Link, *, is_dense: bool) -> Assembled:
         """Return the dense model of a link, or its variant, neither of which drops anything out."""

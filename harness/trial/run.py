@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -72,10 +72,10 @@ class _Bench:
     chunks: dict[str, Any] = field(default_factory=dict)
 
     def assemble(
-        self, experiment: Experiment, *, is_dense: bool = False, draws_as_eager: bool = False
+        self, experiment: Experiment, *, is_dense: bool = False, inductor: Sequence[str] = ()
     ) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        backend = self.backends.of(experiment, draws_as_eager=draws_as_eager)
+        backend = self.backends.of(experiment, inductor=inductor)
         options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense, "backend": backend}
         place = self.context.device, self.devices
         return assemble(experiment, *place, self.batch(0), plans=self.chunks, **options)
@@ -225,7 +225,7 @@ def _prove(bench: _Bench) -> Parity:
     prover = Prover(
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
-        as_eager=partial(bench.assemble, draws_as_eager=True),
+        with_inductor=lambda options, each: bench.assemble(each, inductor=options),
         once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,

@@ -190,6 +190,11 @@ def test_the_twin_of_what_is_compiled(line: str, twin: tuple[str, str]) -> None:
         pytest.param("compile=inductor", 1e-3, id="generated kernels round otherwise"),
         pytest.param("compile=inductor dtype=bf16", 1e-1, id="in half precision"),
         pytest.param("compile=inductor ac=full", None, id="AC under the same compiler"),
+        pytest.param("compile=inductor ac=full dtype=bf16", 1e-1, id="recomputed inside kernels"),
+        pytest.param(
+            "compile=inductor ac=full dtype=bf16 compile_order=compile_first", None, id="kernels run again"
+        ),
+        pytest.param("compile=inductor ac=compiler_budget dtype=bf16", 1e-1, id="recomputed by torch"),
         pytest.param("compile=aot_eager dtype=bf16", None, id="kernels alike in half precision"),
         pytest.param("compile=aot_eager model.dropout=0.1", None, id="kernels alike with dropout"),
         pytest.param(

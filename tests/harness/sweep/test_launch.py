@@ -374,3 +374,10 @@ def test_a_sweep_that_cannot_be_locked_is_refused(tmp_path: Path, monkeypatch: p
     assert str(refusal.value) == (
         f"outputs_dir: cannot use '{tmp_path}/demo': [Errno 13] Permission denied: '{tmp_path}/demo/.lock'"
     )
+
+
+def test_the_note_says_where_kernels_that_round_alike_are_equal() -> None:
+    note = note_of(experiment_of("compile=inductor ac=full dtype=bf16"), "paired")
+    assert note is not None
+    exact = "compile=inductor emulate_precision_casts=true"
+    assert f"{exact} against ac=none chunk=none shard=none {exact} in bf16 bit for bit; " in note

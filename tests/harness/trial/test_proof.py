@@ -30,6 +30,9 @@ _SHARDED = "ac=none chunk=none shard=megatron"
 _FULL = "ac=full chunk=none shard=none"
 _BOTH = "ac=full chunk=none shard=megatron"
 _AOT = "compile=aot_eager"
+_KERNELS = "compile=inductor"
+_DRAWS = f"{_KERNELS} fallback_random=true"
+_ROUNDS = f"{_KERNELS} emulate_precision_casts=true"
 _STEP = (_SHARDED, _TWIN, "fp32", "sgd", 1e-4, 2)
 _DENSE = (_TWIN, "the dense model", "fp32", "sgd", 1e-4, 2)
 CHAINS = [
@@ -48,8 +51,25 @@ CHAINS = [
     ),
     pytest.param(
         "compile=inductor",
-        [(f"{_TWIN} compile=inductor", f"{_TWIN} compile=none", "fp32", "sgd", 1e-3, 3), _DENSE],
+        [(f"{_TWIN} {_DRAWS}", f"{_TWIN} compile=none", "fp32", "sgd", 1e-3, 3), _DENSE],
         id="the compiled model against the plain one",
+    ),
+    pytest.param(
+        "compile=inductor ac=full dtype=bf16 mesh=single",
+        [
+            (f"{_FULL} {_KERNELS}", f"{_TWIN} {_KERNELS}", "bf16", "sgd", 1e-1, 3),
+            (f"{_FULL} {_ROUNDS}", f"{_TWIN} {_ROUNDS}", "bf16", "adamw", None, 3),
+            (f"{_TWIN} {_DRAWS}", f"{_TWIN} compile=none", "bf16", "sgd", 1e-1, 2),
+        ],
+        id="what kernels compute again unrounded, and the same rounded",
+    ),
+    pytest.param(
+        "compile=inductor ac=full dtype=bf16 compile_order=compile_first mesh=single",
+        [
+            (f"{_FULL} {_KERNELS}", f"{_TWIN} {_KERNELS}", "bf16", "adamw", None, 3),
+            (f"{_TWIN} {_DRAWS}", f"{_TWIN} compile=none", "bf16", "sgd", 1e-1, 2),
+        ],
+        id="kernels that run once more",
     ),
     pytest.param(
         "compile=aot_eager shard=megatron",
