@@ -89,7 +89,7 @@ EXPENSIVE = {
     "tests/architecture/test_layers.py::test_ranks_never_import_wandb": "",
     "tests/harness/measure/memory/test_totals.py": "[none]",
     "tests/harness/measure/work/test_counter.py::test_torchs_registry_is_left_alone": "",
-    "tests/harness/measure/speed/test_timing.py::TestTheHeap": "test_no_collection_falls_into_a_timed_step",
+    "tests/harness/measure/speed/test_timing.py::test_the_heap": "[no_collection_falls_into_a_timed_step",
     "tests/harness/models/test_families.py::test_finding_the_families_imports_no_transformers": "",
     "tests/harness/report/formats/test_round_trip.py": "",
     "tests/harness/report/test_odd_records.py::test_a_report_shows": "[nested deeply]",
@@ -102,6 +102,125 @@ EXPENSIVE = {
 """What `make quick` leaves out, by the start of its name, but for tests whose names hold the value.
 
 An empty value keeps none: no test of its kind is cheap."""
+
+REPEATED: dict[str, tuple[str, ...]] = {
+    "tests/parity/test_chunks.py::test_chunks_are_neutral": (
+        "gpt-budget-single-selective_op-0.1-fp32",  # each of these three was wrong once
+        "mlp-budget-single-full-0.1-bf16",
+        "gpt-budget-single-full-0.1-bf16_mixed",
+        "mlp-budget-single-none",
+        "mlp-minimum-single-nested",
+        "mlp-minimum-shard2-offload",
+        "mlp-budget-shard2-nested",
+    ),
+    "tests/parity/test_sharding.py::test_is_neutral_within_tolerance": (
+        "gpt-tp2",
+        "cheapest, which mixes features and batch-llama-shard2_tp2",
+    ),
+    "tests/parity/test_sharding.py::test_checkpointing_is_bitwise_neutral_in_every_order": ("outside_fsdp",),
+    "tests/strategies/budget/test_idioms.py::test_an_idiom_between_linears": (
+        "a recurrent layer",
+        "multi-head attention]",
+        "a scan into a tensor",
+        "batch norm, units in place",
+        "a depthwise convolution, units in place",
+        "two views, one written",
+        "attention of one projection",
+        "splits",
+        "a hook",
+        "autocast",
+        "a softmax by hand, in place",
+        "a module twice",
+        "a gradient inside",
+        "a low-rank adapter in place",
+        "expanded",
+        "complex positions in place",
+        "foreach, in place",
+        "noise",
+        "a reentrant checkpoint",
+    ),
+    "tests/strategies/budget/test_idioms.py::test_in_place_on_what_a_linear_made": ("three dimensions",),
+    "tests/strategies/budget/test_idioms.py::test_an_idiom_around_blocks": (
+        "a block that is not called, and one called twice",
+        "several tensors, one given twice",
+        "nests of tensors, by name",
+        "inputs written in place",
+        "outputs written in place by the model",
+        "autocast around the model",
+        "a forward without gradients before",
+        "encoder layers of torch",
+    ),
+    "tests/strategies/budget/test_carried_out.py::test_the_peak_is_the_predicted_one": (
+        "[dropout",
+        "a little host memory",
+    ),
+    "tests/strategies/ac/test_laws.py::test_parity_bit_for_bit_in_two_steps": (
+        *("-none", "-full", "-selective_layer", "-selective_op", "-nested", "-offload", "-torch_remat"),
+        "-budget]",
+        "biased-budget_by_class",
+        "keyword_inputs-budget_by_class",
+    ),
+    "tests/strategies/ac/test_laws.py::test_a_copy_of_the_model_carries_the_strategy[pickle": (
+        *("-none", "-full", "-selective_layer", "-selective_op", "-nested", "-offload", "-torch_remat"),
+        "pickle-budget]",
+    ),
+    "tests/strategies/ac/test_laws.py::test_a_copy_of_the_model_carries_the_strategy[deepcopy-budget": (
+        "budget_by_class",
+    ),
+    "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": (
+        "(1, 16, 8)-much kept",
+        "(1, 1, 8)-little kept",
+    ),
+    "tests/strategies/chunk/test_idioms.py::test_half_of_the_bytes": (
+        *("-False", "convolutions and attentions", "dropout of a half", "a recurrent layer", "a counter"),
+        *("a tensor attends to itself", "a generator of its own", "dropout of columns", "squeezes", "a mark"),
+    ),
+    "tests/strategies/chunk/test_changes.py::test_a_change_is_followed_or_refused": (
+        "-forward",
+        *("three results-training", "low rank-training", "frozen-training", "evaluation-training"),
+        *("another class-training", "a parameter under two names-training", "a hook-training"),
+    ),
+    "tests/strategies/chunk/running/test_chunked_forward.py::test_plans_give_what_plain_code_gives": (
+        "-training",
+    ),
+    "tests/strategies/chunk/planning/test_training_schedules.py::test_gradients_of_the_smallest": (
+        *("language model with loss", "fused attention of heads", "a mask of places", "triangle", "pictures"),
+    ),
+    "tests/strategies/chunk/planning/test_chunk_plan.py::test_every_accepted_budget": (
+        *("attention of a batch", "fused attention of heads", "a mask of places", "triangle", "pictures"),
+    ),
+    "tests/strategies/chunk/test_show.py::test_regions_and_code": ("chunks_gpt_training_0.3",),
+    "tests/strategies/shard/test_cheapest.py::test_never_costs_more_than_megatron": (
+        *("default-tp2-llama", "slow ranks-shard2_tp2-gpt"),
+    ),
+    "tests/harness/predict/test_batch_sizes.py::test_the_step_between": ("full AC", "offloading by shards"),
+    "tests/harness/predict/test_repeated_blocks.py::test_the_composed_step": (
+        *("full AC", "offloading by shards", "one region around the call"),
+    ),
+    "tests/harness/predict/test_fake_rank.py::test_one_rank_is_predicted": (
+        *("without dropout, by another kernel", "nested, in half precision"),
+    ),
+    "tests/harness/predict/test_fake_rank.py::test_ranks_are_predicted": (
+        *("tensors", "shards on the host, and offloading"),
+    ),
+    "tests/harness/command_line/test_cli.py::test_a_signal_ends_the_sweep": ("SIGTERM",),
+    "tests/harness/ranks/test_agent_nodes.py::test_the_end_of_an_agent": ("of node 0",),
+    "tests/slurm/test_faults.py::test_a_fault_is_named": (
+        "an allocation loses its node",
+        "a preempted element",
+    ),
+    "tests/gpu/test_sharded.py::test_gloo_group_of_one": ("fsdp1-full",),
+    "tests/bench/test_stale.py::test_a_guard_that_is_switched_off": ("aliasing",),
+    "tests/bench/test_peers.py::test_peers_recompute_exactly": ("every block",),
+    "tests/bench/test_chunk_points.py::test_a_point_within_its_budget": ("training",),
+    "tests/bench/test_detection.py::test_every_verdict_is_right": (),
+    "tests/bench/test_gpu.py::test_every_point_of_a_sweep": ("sweep-cuda", "out_of_memory-cuda"),
+    "tests/bench/test_gpu.py::test_trials_of_a_stage_run_out_of_memory": (),
+}
+"""Rows that show again what a kept row or another test shows: only `make matrix` runs them.
+
+By the start of their names, and words of the names that are kept. No pair of values is lost, and nothing that
+was ever wrong."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -116,6 +235,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.nodeid
         if any(name.startswith(kind) and not (kept and kept in name) for kind, kept in EXPENSIVE.items()):
             item.add_marker("expensive")
+        if any(
+            name.startswith(kind) and not any(word in name for word in kept)
+            for kind, kept in REPEATED.items()
+        ):
+            item.add_marker("matrix")
     if config.args == config.getini("testpaths"):
         _require_representatives([item.nodeid for item in items])
 
@@ -125,6 +249,10 @@ def _require_representatives(names: list[str]) -> None:
     for kind, kept in EXPENSIVE.items():
         if not any(name.startswith(kind) and kept in name for name in names):
             raise pytest.UsageError(f"tests/conftest.py: EXPENSIVE: no test is {kind!r} with {kept!r}")
+    for kind, rows in REPEATED.items():
+        for kept in rows or ("",):
+            if not any(name.startswith(kind) and kept in name for name in names):
+                raise pytest.UsageError(f"tests/conftest.py: REPEATED: no test is {kind!r} with {kept!r}")
 
 
 def _place(item: pytest.Item) -> int:

@@ -27,6 +27,7 @@ from harness.trial import run as trial_run
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.trial_plan import TrialPlan
+from strategies.ac.full import Full
 from strategies.chunk import ChunkPlan
 from tests.harness.composing import experiment_of, refusal_of, rows
 from tests.parity import cases
@@ -218,7 +219,9 @@ def test_a_plan_that_includes_the_loss_is_compared_but_for_outputs(pool2: RankPo
 
 
 def test_models_that_are_alike_share_the_plan_of_their_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    alike = [experiment_of(f"{_CHUNKED} {line}") for line in ("optimizer=sgd", "optimizer=adamw", "ac=full")]
+    plain = experiment_of(f"{_CHUNKED} optimizer=sgd")
+    full = Full(layers_fqn=plain.model.layers_fqn)
+    alike = [plain, replace(plain, optimizer="adamw"), replace(plain, ac=full)]
     batch = batches(alike[0], _CPU, 0)(0)
     made = mock.Mock(side_effect=ChunkPlan.make)
     monkeypatch.setattr(ChunkPlan, "make", made)

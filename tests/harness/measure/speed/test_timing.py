@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from harness.measure.speed.timing import (
     interleave,
 )
 from tests.gpu.devices import CUDA
+from tests.rank_pool import RankPool
 
 
 @dataclass
@@ -89,50 +90,30 @@ def test_nothing_to_time_is_refused() -> None:
         consecutive(Tape().variant, warmup=0, count=0, clock=Tape())
 
 
-@pytest.fixture
-def heap() -> Iterator[None]:
-    """Start with nothing frozen; end with what the suite has frozen."""
-    gc.unfreeze()
-    yield
-    gc.enable()
-    gc.collect()
+def no_collection_falls_into_a_timed_step() -> None:
+    tape = Tape()
+    interleave(tape.variant, tape.twin, warmup=0, pairs=2, clock=tape)
+    assert tape.was_enabled == [False, False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def the_collector_is_left_as_it_was_found() -> None:
+    gc.disable()
     gc.freeze()
+    interleave(Tape().variant, Tape().twin, warmup=0, pairs=1, clock=Tape())
+    assert not gc.isenabled()
+    assert gc.get_freeze_count() > 0
 
 
-@pytest.mark.usefixtures("heap")
-class TestTheHeap:
-    def test_no_collection_falls_into_a_timed_step(self) -> None:
-        tape = Tape()
-        interleave(tape.variant, tape.twin, warmup=0, pairs=2, clock=tape)
-        assert tape.was_enabled == [False, False]
-        assert gc.isenabled()
-        assert gc.get_freeze_count() == 0
+def the_collector_is_left_as_it_was_found_when_a_step_fails() -> None:
+    def fail() -> None:
+        raise MemoryError
 
-    def test_the_collector_is_left_as_it_was_found(self) -> None:
-        gc.disable()
-        gc.freeze()
-        interleave(Tape().variant, Tape().twin, warmup=0, pairs=1, clock=Tape())
-        assert not gc.isenabled()
-        assert gc.get_freeze_count() > 0
-
-    def test_the_collector_is_left_as_it_was_found_when_a_step_fails(self) -> None:
-        def fail() -> None:
-            raise MemoryError
-
-        with pytest.raises(MemoryError):
-            interleave(fail, fail, warmup=0, pairs=1, clock=Tape())
-        assert gc.isenabled()
-        assert gc.get_freeze_count() == 0
-
-    def test_cycles_of_one_pair_are_gone_before_the_next(self) -> None:
-        seen = []
-
-        def make_a_cycle() -> None:
-            seen.append(sum(isinstance(thing, Cycle) for thing in gc.get_objects()))
-            Cycle()
-
-        interleave(make_a_cycle, make_a_cycle, warmup=0, pairs=2, clock=Tape())
-        assert seen == [0, 1, 0, 1]
+    with pytest.raises(MemoryError):
+        interleave(fail, fail, warmup=0, pairs=1, clock=Tape())
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 class Cycle:
@@ -140,6 +121,41 @@ class Cycle:
 
     def __init__(self) -> None:
         self.itself = self
+
+
+def cycles_of_one_pair_are_gone_before_the_next() -> None:
+    seen = []
+
+    def make_a_cycle() -> None:
+        seen.append(sum(isinstance(thing, Cycle) for thing in gc.get_objects()))
+        Cycle()
+
+    interleave(make_a_cycle, make_a_cycle, warmup=0, pairs=2, clock=Tape())
+    assert seen == [0, 1, 0, 1]
+
+
+def with_nothing_frozen(_rank: int, claim: Callable[[], None]) -> None:
+    """Examine a claim about the heap; end with what the rank has frozen."""
+    gc.unfreeze()
+    try:
+        claim()
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        no_collection_falls_into_a_timed_step,
+        the_collector_is_left_as_it_was_found,
+        the_collector_is_left_as_it_was_found_when_a_step_fails,
+        cycles_of_one_pair_are_gone_before_the_next,
+    ],
+)
+def test_the_heap(pool2: RankPool, claim: Callable[[], None]) -> None:
+    pool2.run(with_nothing_frozen, claim)  # a rank's heap is a tenth of that of a run of all tests
 
 
 def test_the_host_clock_counts_seconds_of_the_step() -> None:

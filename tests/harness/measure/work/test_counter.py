@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -17,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.step import instrument
@@ -177,13 +176,8 @@ def test_flops_of_cpu_attention(shapes: list[tuple[int, ...]], forward: int, bac
 
 
 def test_torchs_registry_is_left_alone() -> None:
-    source = """
-from torch.utils.flop_counter import flop_registry
-before = dict(flop_registry)
-import strategies.estimate.flops
-assert flop_registry == before
-"""
-    subprocess.run([sys.executable, "-c", source], check=True)
+    added = [op for op, flops in flop_registry.items() if not flops.__module__.startswith("torch.")]
+    assert added == []
 
 
 @pytest.mark.parametrize(
