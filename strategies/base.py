@@ -247,6 +247,13 @@ class PlansFromStep(Protocol):
             StrategyError: there is no plan.
         """
 
+    def attend_plan(self, step: RunnableStep) -> None:
+        """Take the steps that `write_plan` takes on another rank, which plans: collectives match.
+
+        Raises:
+            StrategyError: the step is not one that a plan can be made for.
+        """
+
     def with_plan(self, file: Path) -> Strategy:
         """Return the strategy with the plan in `file`."""
 

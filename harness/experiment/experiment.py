@@ -142,8 +142,7 @@ class Experiment(Recipe):
     @property
     def _needs_compiler(self) -> bool:
         """Whether only a compiler carries out the AC."""
-        is_asked = isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler
-        return is_asked or isinstance(self.ac, SetsPartitioner)
+        return self.plans_graphs or isinstance(self.ac, SetsPartitioner)
 
     @property
     def _carried_out(self) -> str:
@@ -154,6 +153,11 @@ class Experiment(Recipe):
     def is_compiled(self) -> bool:
         """Whether `torch.compile` stands on the model."""
         return self.compile != "none"
+
+    @property
+    def plans_graphs(self) -> bool:
+        """Whether AC is a partition of each compiled block's graph."""
+        return isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler
 
     @property
     def is_sharded(self) -> bool:
@@ -263,20 +267,20 @@ class Experiment(Recipe):
             )
         if isinstance(self.ac, LimitsCompilation):
             self.ac.check_compilation(self.compile_order, self.compile_scope)
-        if isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler:
-            self._require_one_rank()
+        if self.plans_graphs:
+            self._require_original_parameters()
         elif isinstance(self.ac, SetsPartitioner):
             self._require_measurable_graphs()
         elif name_of(self.ac) != "none":
             self._require_compile_order()
 
-    def _require_one_rank(self) -> None:
-        """Refuse meshes: one rank alone would take the steps in which blocks are compiled for a plan."""
-        if self.mesh.dp * self.mesh.tp > 1:
+    def _require_original_parameters(self) -> None:
+        """Refuse flat parameters of FSDP1, whose blocks Dynamo makes no graph of."""
+        if self.mesh.is_sharded and self.mesh.fsdp == "fsdp1" and not self.mesh.use_orig_params:
             raise ConfigError(
-                "mesh",
-                f"must be single for {self._carried_out}, which plans the graphs of one rank, got "
-                f"{self.mesh.label}; use ac.executor=eager compile=none",
+                "mesh.use_orig_params",
+                f"must be true for {self._carried_out}: torch compiles no block whose parameters FSDP1 has "
+                "made flat, got False; or use mesh.fsdp=fsdp2",
             )
 
     def _require_measurable_graphs(self) -> None:

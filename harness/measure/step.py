@@ -169,8 +169,7 @@ def write_plan(variant: PlansFromStep, step: RunnableStep, file: Path) -> None:
     if not dist.is_initialized() or dist.get_rank() == 0:
         variant.write_plan(step, file)
     else:
-        with step.around():
-            step.run()
+        variant.attend_plan(step)
 
 
 def compute_device(trainee: Trainee, batch: Any) -> torch.device:

@@ -147,11 +147,14 @@ def compiling(experiment: Experiment) -> Iterator[None]:
     """Let models of `experiment` be compiled inside the scope; none of it stays afterwards.
 
     What exceeds the limit of recompilations raises: it would run uncompiled, and nothing would say so.
+    Planned graphs stay whole: DDP would have them cut where a bucket of gradients ends.
     """
     if not experiment.is_compiled:
         yield
         return
-    limits = {"recompile_limit": _RECOMPILATIONS, "fail_on_recompile_limit_hit": True}
+    limits: dict[str, Any] = {"recompile_limit": _RECOMPILATIONS, "fail_on_recompile_limit_hit": True}
+    if experiment.plans_graphs:
+        limits["optimize_ddp"] = False
     torch.compiler.reset()
     try:
         with dynamo_config.patch(limits):

@@ -223,6 +223,18 @@ class Budget(ActivationCheckpointing):
         """
         self.plan(step).save(file)
 
+    def attend_plan(self, step: RunnableStep) -> None:
+        """Take the steps that `write_plan` takes on another rank, with the same collectives.
+
+        Raises:
+            StrategyError: a block is not one graph, with `executor="compiled"`.
+        """
+        if self.needs_compiler:
+            compiled_planning.attend(step, self.blocks_of(step.model))
+            return
+        with step.around():
+            step.run()
+
     def plan(self, step: RunnableStep) -> Plan:
         """Return the plan of `step`.
 

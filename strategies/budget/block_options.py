@@ -228,16 +228,25 @@ def _neighbours(
 ) -> Iterable[Decision]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host."""
     for option in options:
-        keep = _kept(program, option.decision)
         moved = option.decision.offload
-        made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
-        fresh = (made | program.saved) - moved
-        yield from (Decision(keep=keep | {each}, offload=moved) for each in sorted(fresh))
-        yield from (Decision(keep=keep - {each}, offload=moved) for each in sorted(keep - program.forced))
-        inputs = {storage for storage in movable if storage < 0}
-        for each in sorted((movable & (keep | fresh | inputs)) - moved):
-            yield Decision(keep=keep - {each}, offload=moved | {each})
-        for each in sorted(moved):
-            yield Decision(keep=keep | {each} if each >= 0 else keep, offload=moved - {each})
-            if each not in program.forced and each >= 0:
-                yield Decision(keep=keep, offload=moved - {each})
+        yield from (
+            Decision(keep=program.completed(keep, offload), offload=offload)
+            for keep, offload in _near(program, _kept(program, option.decision), moved, movable)
+        )
+
+
+def _near(
+    program: BlockProgram, keep: frozenset[int], moved: frozenset[int], movable: frozenset[int]
+) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
+    """Yield what is kept and what is on the host, one storage more or less."""
+    made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
+    fresh = (made | program.saved) - moved
+    yield from ((keep | {each}, moved) for each in sorted(fresh))
+    yield from ((keep - {each}, moved) for each in sorted(keep - program.pinned))
+    inputs = {storage for storage in movable if storage < 0}
+    for each in sorted((movable & (keep | fresh | inputs)) - moved):
+        yield keep - {each}, moved | {each}
+    for each in sorted(moved):
+        yield keep | {each} if each >= 0 else keep, moved - {each}
+        if each not in program.pinned and each >= 0:
+            yield keep, moved - {each}

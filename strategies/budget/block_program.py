@@ -90,12 +90,6 @@ class BlockProgram:
         return frozenset(storage for storage in self.asked if storage >= 0)
 
     @cached_property
-    def forced(self) -> frozenset[int]:
-        """The storages that can only be kept, among those that something could be recomputed from."""
-        never = (storage for unit in self.units if not unit.is_repeatable for storage in unit.makes)
-        return self.pinned.union(never)
-
-    @cached_property
     def movable(self) -> frozenset[int]:
         """The storages that can wait on the host: no older content of one is read."""
         own = frozenset(storage for storage, size in enumerate(self.nbytes) if size) - self.pinned
@@ -112,6 +106,22 @@ class BlockProgram:
     def needed(self, resident: frozenset[int]) -> list[int]:
         """Return the units that all that autograd saves follows from, back to `resident`, in order."""
         return self.closure(self.saved, resident, frozenset())
+
+    def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
+        """Return `keep` with what could only be made by units that may not run again.
+
+        Args:
+            keep: storages that stay.
+            moved: storages that wait on the host.
+        """
+        if all(unit.is_repeatable for unit in self.units):
+            return keep
+        units = self.needed(keep | moved)
+        last = next((unit for unit in reversed(units) if not self.units[unit].is_repeatable), None)
+        if last is None:
+            return keep
+        read = self.saved.union(*(self.units[unit].reads for unit in units))
+        return self.completed(keep | (read.intersection(self.units[last].makes) - moved), moved)
 
     def closure(self, wanted: Iterable[int], resident: frozenset[int], known: AbstractSet[int]) -> list[int]:
         """Return the units, in order, that make `wanted` from what is there, or made by `known`."""

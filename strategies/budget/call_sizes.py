@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from strategies.budget.plan import TensorSize
 from strategies.estimate.tensors import tensors_in
 
+OTHER_OPERATORS = (
+    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and its plan does "
+    "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
+    "the plain block"
+)
+"""What Python warns of."""
+
 _INPUT = "input "
 _DOUBLE = "float64 "
 _FLOATING = ("float", "bfloat")

@@ -44,7 +44,6 @@ RunStep: TypeAlias = Callable[[], object]
 
 _CHECKPOINT = "torch.utils.checkpoint."
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"
-_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
 
 
 def capture(
@@ -231,7 +230,7 @@ class _Watch(OperatorMode):
             seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
             private_bytes=numbers_bytes(func, args),
             random_states=int(has_drawn and self._may_draw_again),
-            is_repeatable=func.namespace not in _COMMUNICATION and (self._may_draw_again or not has_drawn),
+            is_repeatable=not facts.communicates and (self._may_draw_again or not has_drawn),
             node="" if node is None else str(node.name()),
         )
 

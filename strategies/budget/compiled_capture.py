@@ -8,7 +8,8 @@ node that reads it. So plans are made of the operators that the compiler will ru
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -43,6 +44,32 @@ def capture_compiled(
     Raises:
         StrategyError: a block is not one graph, or the step cannot be captured.
     """
+    with _compiled(step, blocks) as (bodies, recorders):
+        graph = capture(step.run, blocks, device=step.device, standing=step.standing, bodies=bodies)
+    joints = {fqn: recorder.joint for fqn, recorder in recorders.items() if recorder.joint is not None}
+    for call in (each for each in graph.calls if each.fqn in joints):
+        _require_same(joints[call.fqn], [graph.operators[number].name for number in call.operators], call.fqn)
+    return graph, joints
+
+
+def attend_capture(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> None:
+    """Take the steps of `capture_compiled`, with the collectives of compiled blocks, and look at none.
+
+    Args:
+        step, blocks: as of `capture_compiled`.
+
+    Raises:
+        StrategyError: a block is not one graph.
+    """
+    with _compiled(step, blocks) as (bodies, _), enclosed(blocks, lambda fqn: _Runs(bodies[fqn])):
+        step.run()
+
+
+@contextmanager
+def _compiled(
+    step: RunnableStep, blocks: Mapping[str, nn.Module]
+) -> Iterator[tuple[Mapping[str, Callable[..., Any]], Mapping[str, BlockRecorder]]]:
+    """Compile blocks in one step; give what runs in their place, and what their graphs are."""
     recorders = {fqn: BlockRecorder(fqn, step.compiler) for fqn in blocks}
     bodies = {
         fqn: _Lifted(
@@ -50,18 +77,15 @@ def capture_compiled(
         )
         for fqn, block in blocks.items()
     }
-    limit = dynamo_config.recompile_limit + len(blocks)  # blocks of one class share their code
+    # blocks of one class share their code; DDP would cut a graph where its buckets end
+    options = {"recompile_limit": dynamo_config.recompile_limit + len(blocks), "optimize_ddp": False}
     try:
-        with dynamo_config.patch(recompile_limit=limit), step.around():
+        with dynamo_config.patch(options), step.around():
             with enclosed(blocks, lambda fqn: _Runs(bodies[fqn])):
-                step.run()  # which compiles
-            graph = capture(step.run, blocks, device=step.device, standing=step.standing, bodies=bodies)
+                step.run()
+            yield bodies, recorders
     finally:
         torch.compiler.reset()  # what was compiled here would count among recompilations of the same code
-    joints = {fqn: recorder.joint for fqn, recorder in recorders.items() if recorder.joint is not None}
-    for call in graph.calls:
-        _require_same(joints[call.fqn], [graph.operators[number].name for number in call.operators], call.fqn)
-    return graph, joints
 
 
 def _require_same(joint: JointGraph, ran: Sequence[str], fqn: str) -> None:
@@ -125,7 +149,7 @@ class BlockRecorder:
         compiler: `aot_eager` or `inductor`: whose joint graph it is.
 
     Attributes:
-        joint: the joint graph, once the block has run.
+        joint: the joint graph, once the block has run; `None` where nothing in it needs a gradient.
     """
 
     def __init__(self, fqn: str, compiler: str) -> None:
@@ -147,6 +171,7 @@ class BlockRecorder:
         compiler: Callable[..., Callable[..., Any]] = aot_autograd(
             fw_compiler=self._forward,
             bw_compiler=self._backward,
+            inference_compiler=_plain,
             partition_fn=self._partition,
             keep_inference_input_mutations=True,
         )
@@ -162,6 +187,8 @@ class BlockRecorder:
         return compiled
 
     def _inner(self, graph: GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
+        if options.get("is_inference"):
+            return _plain(graph, inputs)
         return (self._backward if options.get("is_backward") else self._forward)(graph, inputs)
 
     def _partition(
@@ -270,6 +297,11 @@ def _packed(value: Tensor) -> _Unpack:
         return lambda: value
     pack, unpack = hooks
     return partial(unpack, pack(value))
+
+
+def _plain(graph: GraphModule, inputs: Any) -> Callable[..., Any]:  # noqa: ARG001 (backends get them)
+    """Return a graph that needs no backward, operator by operator."""
+    return _boxed(lambda args: Interpreter(graph).boxed_run(args))
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[..., Any]:

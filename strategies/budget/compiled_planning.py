@@ -7,13 +7,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from torch import nn
+from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
 
 from strategies.base import Partition, RunnableStep, StrategyError
 from strategies.budget.call_sizes import difference, sizes_of
-from strategies.budget.compiled_capture import capture_compiled
+from strategies.budget.compiled_capture import attend_capture, capture_compiled
 from strategies.budget.joint_graph import JointGraph
 from strategies.budget.joint_split import PlannedPartition
-from strategies.budget.plan import BlockPlan, Plan
+from strategies.budget.plan import BlockPlan, Plan, TensorSize
 from strategies.budget.step_graph import StepGraph
 
 _COMPILER = "compiler"
@@ -48,11 +49,29 @@ def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepG
     return graph, of_compiler
 
 
+def attend(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> None:
+    """Take the steps of `captured` on another rank than the one that plans.
+
+    Args:
+        step, blocks: as of `captured`.
+
+    Raises:
+        StrategyError: a block is not one graph.
+    """
+    attend_capture(step, blocks)
+
+
 def _of_graph(block: BlockPlan, joint: JointGraph, module: nn.Module) -> BlockPlan:
     """Return the plan of a block with what its graph must be; refuse values that the graph has not."""
     for value in block.keep:
         joint.node_of(value)
-    return replace(block, graph=joint.digest, sizes=(*joint.sizes, *sizes_of(module, (), {})))
+    return replace(block, graph=joint.digest, sizes=(*joint.sizes, *_parameter_sizes(module)))
+
+
+def _parameter_sizes(module: nn.Module) -> tuple[TensorSize, ...]:
+    """Return the sizes of parameters; none where FSDP1 has made them parts of a flat one."""
+    is_flat = any(map(_is_fsdp_flattened, module.parameters()))
+    return () if is_flat else sizes_of(module, (), {})
 
 
 def partitions(plan: Plan, blocks: Mapping[str, nn.Module], compiler: str) -> Mapping[str, Partition]:
@@ -75,7 +94,8 @@ def partitions(plan: Plan, blocks: Mapping[str, nn.Module], compiler: str) -> Ma
     planned_blocks = [block for block in plan.blocks if block.graph]  # the others did not run
     for block in planned_blocks:
         planned = [size for size in block.sizes if not size.name.startswith("input ")]
-        unlike = difference(planned, sizes_of(blocks[block.fqn], (), {}))
+        found = _parameter_sizes(blocks[block.fqn])
+        unlike = difference(planned, found) if planned and found else None
         if unlike is not None:
             problem = f"the plan of {block.fqn!r} was {unlike}"
             raise StrategyError("ac", f"{problem}; make it again for these sizes")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch._functorch._aot_autograd.utils import _is_primal as is_primal
 from torch._functorch._aot_autograd.utils import _is_tangent as is_tangent
 from torch._ops import HigherOrderOperator, OpOverload
@@ -74,27 +75,33 @@ class JointGraph:
         """The homes in forward of what backward reads."""
         return frozenset(home for node in self._backward_order(None) for home in self._asks(node))
 
+    @property
+    def asked_bytes(self) -> int:
+        """The bytes of what backward reads of forward."""
+        return sum(value.nbytes for home in self.asked for value in tensors_in(home.meta["val"]))
+
+    @property
+    def unrepeatable(self) -> frozenset[Node]:
+        """The homes in forward of what may not be made again: random numbers, and what ranks exchange."""
+        homes = (node for node in self._forward if node.op == "call_function" and not self._is_tuple(node))
+        return frozenset(node for node in homes if not _may_run_again(self._maker(node)))
+
     @cached_property
     def digest(self) -> str:
         """A digest of operators and of what follows from what; not of sizes."""
         digest = hashlib.sha256(str(self.num_fwd_outputs).encode())
         for node in self._nodes:
-            known = node.op, str(node.target), self._argument(node.args), self._argument(node.kwargs)
+            names_group = isinstance(node.target, OpOverload) and facts_of(node.target).names_group
+            args = node.args[:-1] if names_group else node.args  # ranks have groups of other names
+            known = node.op, str(node.target), self._argument(args), self._argument(node.kwargs)
             digest.update(repr(known).encode())
         return digest.hexdigest()[:16]
 
     @property
     def sizes(self) -> tuple[TensorSize, ...]:
-        """The sizes of the inputs of forward, parameters among them."""
-        return tuple(
-            TensorSize(
-                f"input {number}",
-                tuple(map(int, value.shape)),
-                f"{_name(value.dtype)} on {value.device.type}",
-            )
-            for number, node in enumerate(self.primals)
-            for value in tensors_in(node.meta["val"])
-        )
+        """The sizes of the inputs of forward, parameters and device meshes among them."""
+        numbered = [(f"input {number}", node) for number, node in enumerate(self.primals)]
+        return tuple(size for name, node in numbered for size in _sizes(name, node))
 
     def home(self, node: Node) -> Node:
         """Return the node that makes the storage of `node`."""
@@ -242,9 +249,9 @@ class JointGraph:
             raise StrategyError("ac.executor", f"{problem}; {_EAGER}")
 
     def _argument(self, value: Any) -> Any:
-        """Return an argument for the digest: nodes by their places, and no sizes."""
+        """Return an argument for the digest: nodes by their places, but for meshes; and no sizes."""
         if isinstance(value, Node):
-            return self._place[value]
+            return self._place[value] if not is_opaque_node(value) else "opaque"
         if isinstance(value, list | tuple):
             return [self._argument(each) for each in value]
         if isinstance(value, dict):
@@ -267,6 +274,23 @@ def _ancestors(outputs: Iterable[Any]) -> set[Node]:
 def _has_number(node: Node) -> bool:
     is_operator = node.op == "call_function" and isinstance(node.target, OpOverload | HigherOrderOperator)
     return is_operator and is_numbered(node.target, fake_mode())
+
+
+def _sizes(name: str, node: Node) -> Iterator[TensorSize]:
+    """Yield the sizes of an input; a device mesh has none."""
+    if is_opaque_node(node):
+        yield TensorSize(name, (), "device mesh")
+        return
+    for value in tensors_in(node.meta["val"]):
+        yield TensorSize(name, tuple(map(int, value.shape)), f"{_name(value.dtype)} on {value.device.type}")
+
+
+def _may_run_again(unit: Node) -> bool:
+    """Say whether an operator may run again: where it draws random numbers, a graph cannot put them back."""
+    if not isinstance(unit.target, OpOverload | HigherOrderOperator):
+        return True
+    facts = facts_of(unit.target)
+    return not (facts.communicates or facts.is_untagged or facts.draws(unit.args, unit.kwargs))
 
 
 def _name(dtype: torch.dtype) -> str:

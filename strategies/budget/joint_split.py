@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch.fx import GraphModule, Node
 from torch.utils._ordered_set import OrderedSet
 
 from strategies.base import StrategyError
-from strategies.budget.call_sizes import difference
+from strategies.budget.call_sizes import OTHER_OPERATORS, difference
 from strategies.budget.joint_graph import JointGraph
 from strategies.budget.plan import BlockPlan
 
@@ -32,13 +34,16 @@ def split(
     order = graph.backward_order(kept)
     read = {each for node in order for each in node.all_input_nodes}
     saved = [
-        node for node in graph.module.graph.nodes if node in read and (node in kept or node in graph.primals)
+        node
+        for node in graph.module.graph.nodes
+        if node in read and (node in kept or node in graph.primals) and not is_opaque_node(node)
     ]
     placeholders = graph.module.graph.find_nodes(op="placeholder")
     forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 (what torch's own partitioners call)
         graph.module,
         saved,
         [],
+        [node for node in graph.primals if is_opaque_node(node)],
         num_fwd_outputs=graph.num_fwd_outputs,
         static_lifetime_input_nodes=OrderedSet(placeholders[number] for number in static_inputs or ()),
     )
@@ -47,8 +52,13 @@ def split(
 
 
 def _reorder(module: GraphModule, names: Sequence[str]) -> None:
-    """Put the nodes of a graph into an order, behind its inputs."""
+    """Put the nodes of a graph into an order, behind its inputs; the others, which nobody reads, go.
+
+    A collective of forward is one of these: it counts as a node with an effect, and would run again.
+    """
     nodes = {node.name: node for node in module.graph.nodes if node.op not in {"placeholder", "output"}}
+    for dead in reversed([node for name, node in nodes.items() if name not in set(names)]):
+        module.graph.erase_node(dead)
     end = next(iter(module.graph.find_nodes(op="output")))
     for name in names:
         if name in nodes:
@@ -87,17 +97,29 @@ class PlannedPartition:
     ) -> tuple[GraphModule, GraphModule]:
         """Return the graphs of forward and backward.
 
+        Smaller inputs may have other operators, as a batch of one often has: then all is kept, where that
+        needs no more bytes than is planned, else nothing, and Python warns.
+
         Raises:
             StrategyError: the graph is not the planned one, or larger.
         """
         graph = JointGraph(joint_module, num_fwd_outputs, self.fqn)
-        if graph.digest != self.plan.graph:
-            problem = f"the plan of {self.fqn!r} was made for a graph of digest {self.plan.graph}"
-            raise StrategyError("ac", f"{problem}, and the compiler made {graph.digest}; make the plan again")
         inputs = [size for size in self.plan.sizes if size.name.startswith("input ")]
         unlike = difference(inputs, graph.sizes)
+        is_smaller = unlike is None and [*graph.sizes] != inputs
+        if graph.digest != self.plan.graph and not is_smaller:
+            problem = f"the plan of {self.fqn!r} was made for a graph of digest {self.plan.graph}"
+            raise StrategyError("ac", f"{problem}, and the compiler made {graph.digest}; make the plan again")
         if unlike is not None:
             problem = f"the plan of {self.fqn!r} was {unlike}"
             raise StrategyError("ac", f"{problem}; make it again for these sizes")
-        kept = graph.asked if self.plan.plain else frozenset(map(graph.node_of, self.plan.keep))
-        return split(graph, kept, static_lifetime_input_indices)
+        return split(graph, self._kept(graph), static_lifetime_input_indices)
+
+    def _kept(self, graph: JointGraph) -> frozenset[Node]:
+        """Return what forward saves; of other operators, which smaller inputs may have, all or nothing."""
+        if self.plan.plain:
+            return graph.asked
+        if graph.digest == self.plan.graph:
+            return frozenset(map(graph.node_of, self.plan.keep))
+        warnings.warn(OTHER_OPERATORS, stacklevel=2)
+        return graph.asked if graph.asked_bytes <= self.plan.kept_bytes else graph.unrepeatable

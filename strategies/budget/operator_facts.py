@@ -18,9 +18,8 @@ _UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
 }
 _MOVES_MEMORY = frozenset({_aten.set_, _aten.resize_, _aten.resize_as_})
 _COLLECTIVES = "_c10d_functional"
-_TAGGED = frozenset(
-    {"aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"}
-)
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
+_TAGGED = frozenset({"aten", "prims", "prim", *_COMMUNICATION})
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (its name); whoever reads a result first adds it
 
@@ -42,6 +41,8 @@ class OperatorFacts:
         chance: argument that says how much is random, where one does.
         is_random: whether it draws random numbers, as its tags say.
         is_untagged: whether its tags need not tell that; so for operators from outside of torch.
+        communicates: whether ranks exchange something in it; no plan runs it again.
+        names_group: whether its last argument is the name of a process group.
         is_collective: whether its results must be waited for.
         moves_memory: whether it gives a tensor another storage, or a storage another size.
         is_numbered: whether it makes a tensor or writes to one, so that plans count it.
@@ -56,6 +57,8 @@ class OperatorFacts:
     chance: Place | None = None
     is_random: bool = False
     is_untagged: bool = False
+    communicates: bool = False
+    names_group: bool = False
     is_collective: bool = False
     moves_memory: bool = False
     is_numbered: bool = True
@@ -114,6 +117,8 @@ def facts_of(operator: Any) -> OperatorFacts:
         chance=next((place for place in _places(arguments) if place[1] == "dropout_p"), None),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags,
         is_untagged=operator.namespace not in _TAGGED,
+        communicates=operator.namespace in _COMMUNICATION,
+        names_group=[argument.name for _, argument in arguments[-1:]] == ["group_name"],
         is_collective=operator.namespace == _COLLECTIVES and "wait_tensor" not in str(operator),
         moves_memory=operator.overloadpacket in _MOVES_MEMORY,
         is_numbered=operator is not _WAIT and (bool(writes) or any(map(_is_new, schema.returns))),

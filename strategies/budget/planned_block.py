@@ -13,17 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import Beyond, BlockTape, Fates
-from strategies.budget.call_sizes import difference, input_share, sizes_of
+from strategies.budget.call_sizes import OTHER_OPERATORS, difference, input_share, sizes_of
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
-
-_OTHER_OPERATORS = (
-    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and its plan does "
-    "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
-    "the plain block"
-)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -82,7 +76,7 @@ class PlannedBlock:
             tape.close()
         if not (tape.is_as_planned or self._has_warned):
             self._has_warned = True
-            warnings.warn(_OTHER_OPERATORS, stacklevel=2)
+            warnings.warn(OTHER_OPERATORS, stacklevel=2)
         return results
 
     def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:

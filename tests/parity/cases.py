@@ -215,7 +215,7 @@ def assembled(
         is_dense: each rank of `tp` computes the whole model.
     """
     with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(planned_for or case))):
-        return assemble(case, _CPU, _devices(case), sample, sharding=sharding, is_dense=is_dense)
+        return assemble(case, _CPU, devices_of(case.mesh), sample, sharding=sharding, is_dense=is_dense)
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
@@ -248,7 +248,7 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     batch = batches(case, _CPU, dp_rank(case.mesh, rank))(0)
     plan = sharding_plan(case, batch)
     assert plan is not None
-    trainee = assemble(case, _CPU, _devices(case), batch, sharding=plan)
+    trainee = assemble(case, _CPU, devices_of(case.mesh), batch, sharding=plan)
     with Collectives() as counter:
         trainee.backward(trainee.forward(batch)[1])
     found = (promised(plan.collectives), counter.counts)
@@ -271,8 +271,8 @@ def differences(found: Parity) -> list[str]:
     return list(found.differences())
 
 
-def _devices(case: Experiment) -> DeviceMesh | None:
-    mesh = case.mesh
+def devices_of(mesh: Mesh) -> DeviceMesh | None:
+    """Return the device mesh of `mesh`, made once; the process group stands."""
     return _devices_of(Mesh(dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import group_methods
@@ -94,6 +94,7 @@ class _Loans:
         self._by_work: dict[int, _Loan] = {}
         self._by_result: dict[int, _Loan] = {}
         self._is_overdue = False
+        self._is_calling = False
 
     def patches(self) -> Iterator[AbstractContextManager[None]]:
         """Yield the scopes in which collectives and their waits are followed."""
@@ -104,7 +105,8 @@ class _Loans:
             yield wrapped(dist.Work, name, self._give_away)
         yield wrapped(dist, "_broadcast_coalesced", self._run)
         # on the class: there is code that compares packets, or asks them for their overloads
-        yield wrapped(OpOverloadPacket, "__call__", self._call)
+        yield wrapped(OpOverloadPacket, "__call__", self._call_packet)
+        yield wrapped(OpOverload, "__call__", self._call_overload)  # as graphs do
 
     def clear(self) -> None:
         """Forget the loans that never ended."""
@@ -154,19 +156,30 @@ class _Loans:
         self._settle(lending.lent)
         return result
 
-    def _call(self, original: _Function, packet: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a functional collective with lent tensors, or the wait for one."""
+    def _call_packet(self, original: _Function, packet: Any, /, *args: Any, **kwargs: Any) -> Any:
         name = packet._qualified_op_name  # noqa: SLF001 (no public name)
-        if name == _WAIT:
-            result = original(packet, *args, **kwargs)
-            self._on_waited(args)
+        return self._call(functools.partial(original, packet), name, args, kwargs)
+
+    def _call_overload(self, original: _Function, overload: Any, /, *args: Any, **kwargs: Any) -> Any:
+        name = overload._name  # noqa: SLF001 (no public name)
+        return self._call(functools.partial(original, overload), name, args, kwargs)
+
+    def _call(self, operator: _Function, name: str, args: Any, kwargs: Any) -> Any:
+        """Run a functional collective with lent tensors, or the wait for one."""
+        if self._is_calling or not name.startswith(_FUNCTIONAL):  # modes call what a packet has called
+            return operator(*args, **kwargs)
+        self._is_calling = True
+        try:
+            if name == _WAIT:
+                result = operator(*args, **kwargs)
+                self._on_waited(args)
+                return result
+            with TensorLender() as lending:
+                result = operator(*args, **kwargs)
+            self._enter_results(result, lending.lent)
             return result
-        if not name.startswith(_FUNCTIONAL):
-            return original(packet, *args, **kwargs)
-        with TensorLender() as lending:
-            result = original(packet, *args, **kwargs)
-        self._enter_results(result, lending.lent)
-        return result
+        finally:
+            self._is_calling = False
 
     def _enter_results(self, result: Any, lent: list[Tensor]) -> None:
         if lent:

@@ -308,18 +308,11 @@ COMPILED: dict[str, tuple[str, str]] = {
         "ac.executor=compiled compile=aot_eager compile_scope=model",
         "compile_scope: must be blocks for ac.executor=compiled, which plans the graphs of blocks, got model",
     ),
-    "several ranks": (
-        "ac.executor=compiled compile=aot_eager mesh=shard2",
+    "flat parameters": (
+        "ac.executor=compiled compile=aot_eager mesh=shard2 mesh.fsdp=fsdp1 mesh.use_orig_params=false",
         (
-            "mesh: must be single for ac=budget ac.executor=compiled, which plans the graphs of one rank, "
-            "got shard2; use ac.executor=eager compile=none"
-        ),
-    ),
-    "sharded tensors": (
-        "ac.executor=compiled compile=aot_eager mesh=tp2",
-        (
-            "mesh: must be single for ac=budget ac.executor=compiled, which plans the graphs of one rank, "
-            "got tp2; use ac.executor=eager compile=none"
+            "mesh.use_orig_params: must be true for ac=budget ac.executor=compiled: torch compiles no block "
+            "whose parameters FSDP1 has made flat, got False; or use mesh.fsdp=fsdp2"
         ),
     ),
 }

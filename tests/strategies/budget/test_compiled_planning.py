@@ -11,57 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.experiment.experiment import Experiment
-from harness.measure.step import StepReport, instrument
-from harness.models.base import Batch
-from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
-from harness.trial.compilation import Backends
-from harness.trial.plan_budget import PLAN_FILE, with_plan
 from strategies import StrategyError
-from strategies.budget.plan import Plan
 from tests.harness.composing import experiment_of
+from tests.strategies.budget.compiled_pair import COMPILED, CPU, Pair, trained
 
 # what torch's compilers do with their own things
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of", "ignore:`torch.jit")
-_CPU = torch.device("cpu")
 _SMALL = "model.n_layers=2 batch_size=4 data=synthetic"
-_COMPILED = "ac=budget ac.executor=compiled"
 
 
 @pytest.fixture(autouse=True)
 def no_trace_of_a_compiler() -> Iterator[None]:
     yield
     torch._dynamo.reset()
-
-
-def trained(experiment: Experiment, batch: Callable[[int], Batch]) -> tuple[Assembled, list[Tensor]]:
-    """Return a model after two steps, with what it has become and where its generator is."""
-    trainee = assemble(experiment, _CPU, None, batch(0), backend=Backends().of(experiment))
-    for step in range(2):
-        trainee.zero_grad()
-        torch.manual_seed(step)
-        trainee.backward(trainee.forward(batch(step))[1])
-        trainee.update()
-    kept = [parameter.detach().clone() for parameter in trainee.model.parameters()]
-    return trainee, [*kept, torch.get_rng_state()]
-
-
-class Pair:
-    """A planned model and its twin under the same compiler, after two steps."""
-
-    def __init__(self, line: str, folder: Path) -> None:
-        asked = experiment_of(f"{_COMPILED} {line}")
-        self.batch = batches(asked, _CPU, 0)
-        file = folder / PLAN_FILE
-        planned = with_plan(asked, lambda each: assemble(each, _CPU, None, self.batch(0)), self.batch, file)
-        self.plan = Plan.load(file)
-        self.planned, self.state = trained(planned, self.batch)
-        self.twin, self.twin_state = trained(asked.twin(), self.batch)
-
-    def reports(self) -> tuple[StepReport, StepReport]:
-        """Return what a watched step of each shows."""
-        return instrument(self.planned, self.batch(2)), instrument(self.twin, self.batch(2))
 
 
 ROWS = {
@@ -116,13 +79,9 @@ def test_a_budget_that_needs_nothing_leaves_the_compiler_its_own_partition(tmp_p
 def test_smaller_inputs_are_compiled_with_the_same_plan_and_larger_ones_refused(tmp_path: Path) -> None:
     line = f"compile=aot_eager {_SMALL} model=gpt_nano ac.fraction=0.8"
     pair = Pair(line, tmp_path)
-    gradients = []
-    for trainee in (pair.planned, pair.twin):
-        trainee.zero_grad()
-        trainee.backward(trainee.forward(pair.batch(0).rows(0, 1))[1])
-        gradients.append([parameter.grad for parameter in trainee.model.parameters()])
-    assert all(map(torch.equal, *gradients))
-    larger = batches(experiment_of(f"{_COMPILED} {line} batch_size=8"), _CPU, 0)(0)
+    planned, twin = pair.gradients(pair.batch(0).rows(0, 1))
+    assert all(map(torch.equal, planned, twin))
+    larger = batches(experiment_of(f"{COMPILED} {line} batch_size=8"), CPU, 0)(0)
     with pytest.raises(StrategyError, match=r"^ac: the plan of 'layers\.0' was made for input \d+ of \(4, "):
         pair.planned.forward(larger)
 
@@ -236,6 +195,6 @@ def test_a_plan_of_something_else_is_refused(
 ) -> None:
     pair = Pair(user("of_blocks", "ac.fraction=0.9"), tmp_path)
     replace(pair.plan, **changes).save(tmp_path / "other.json")
-    experiment = experiment_of(f"{_COMPILED} {user(factory, '')} ac.plan_file={tmp_path}/other.json")
+    experiment = experiment_of(f"{COMPILED} {user(factory, '')} ac.plan_file={tmp_path}/other.json")
     with pytest.raises(StrategyError, match=message):
-        trained(experiment, batches(experiment, _CPU, 0))
+        trained(experiment, batches(experiment, CPU, 0))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strategies.budget.joint_split import split
 from tests.strategies.budget.test_joint_graph import joint_of, no_trace_of_a_compiler
@@ -38,3 +43,41 @@ def test_every_kept_set_gives_the_same_gradient() -> None:
             ran = [node.target for node in backward.graph.nodes if node.op == "call_function"]
             assert ran.count(torch.ops.aten.native_layer_norm.default) <= 1
     assert count == 2 ** len(asked)
+
+
+def test_what_may_not_run_again_is_kept_where_nothing_else_is() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return ((x.exp() + torch.randn_like(x)).cos() * torch.rand_like(x)).sin()
+
+    graph = joint_of(noisy)
+    assert {str(node.target) for node in graph.unrepeatable} == {
+        "aten.randn_like.default",
+        "aten.rand_like.default",
+    }
+    _, backward = split(graph, graph.unrepeatable)
+    ran = {str(node.target) for node in backward.graph.nodes if node.op == "call_function"}
+    assert {"aten.exp.default", "aten.cos.default"} <= ran
+    assert not any("rand" in name for name in ran)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Be one of two ranks without a backend."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_collective_that_backward_does_not_read_is_not_in_it() -> None:
+    def summed(x: Tensor) -> Tensor:
+        total: Tensor = functional.all_reduce(x.detach() * 2, "sum", dist.group.WORLD)
+        return (x.sin() + total).cos()
+
+    graph = joint_of(summed)
+    (kept,) = (node for node in graph.asked if str(node.target) == "aten.add.Tensor")
+    forward, backward = split(graph, frozenset({kept}))
+    collectives = [
+        [node.name for node in each.graph.nodes if "c10d" in str(node.target)] for each in (forward, backward)
+    ]
+    assert collectives == [["all_reduce", "wait_tensor"], []]

@@ -78,6 +78,15 @@ def test_a_bound_that_finds_no_schedule_proves_nothing() -> None:
     assert unsure.plan(unsure.minimum_feasible_bytes).lower_bound_extra_flops == 0
 
 
+@pytest.mark.parametrize("name", ["aten.silu.default", "aten.native_layer_norm.default"])
+def test_what_may_not_run_again_never_does(name: str) -> None:
+    once = [replace(each, is_repeatable=each.name != name) for each in graph().operators]
+    careful = Planner(replace(graph(), operators=once))
+    plan = careful.plan(careful.minimum_feasible_bytes)
+    again = {value.name for block in plan.blocks for value in block.recompute}
+    assert ("aten.addmm.default" in again, name in again) == (True, False)
+
+
 def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
     plan = planner().plan(int(0.55 * planner().plain_peak_bytes))
     text = plan.describe()

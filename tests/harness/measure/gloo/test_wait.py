@@ -117,6 +117,11 @@ def functional_all_reduce() -> None:
     functional.wait_tensor(functional.all_reduce(torch.zeros(64), "sum", name))
 
 
+def functional_all_reduce_in_a_graph() -> None:
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    functional.wait_tensor.default(functional.all_reduce.default(torch.zeros(64), "sum", name))
+
+
 def functional_all_reduce_of_lists() -> None:
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     for result in functional.all_reduce_coalesced([torch.zeros(32), torch.zeros(32)], "sum", name):
@@ -130,6 +135,7 @@ COLLECTIVES = [
     pytest.param(reduce_scatter, id="reduce-scatter"),
     pytest.param(broadcast_coalesced, id="buffers of DDP"),
     pytest.param(functional_all_reduce, id="functional all-reduce"),
+    pytest.param(functional_all_reduce_in_a_graph, id="functional all-reduce of a graph"),
     pytest.param(functional_all_reduce_of_lists, id="functional all-reduce of a list"),
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning")
