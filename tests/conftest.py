@@ -154,6 +154,12 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "[dropout",
         "a little host memory",
     ),
+    "tests/strategies/budget/test_compiled_planning.py::test_generated_kernels": (),
+    "tests/strategies/budget/test_compiled_ranks.py::test_generated_kernels": ("shard2",),
+    "tests/strategies/budget/test_compiled_planning.py::test_a_compiled_plan_is_neutral": (
+        "gpt, dropout",
+        "llama",
+    ),
     "tests/strategies/ac/test_laws.py::test_parity_bit_for_bit_in_two_steps": (
         *("-none", "-full", "-selective_layer", "-selective_op", "-nested", "-offload", "-torch_remat"),
         "-budget]",
