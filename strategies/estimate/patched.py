@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+_ORIGINAL = "_acbench_original"
+
 
 @contextmanager
 def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
@@ -36,8 +38,16 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
     def call(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
+    vars(call)[_ORIGINAL] = original
     with replaced(owner, name, call):
         yield
+
+
+def original_of(function: Any) -> Any:
+    """Return what measurements have wrapped; `function` itself where none has."""
+    while _ORIGINAL in getattr(function, "__dict__", ()):
+        function = vars(function)[_ORIGINAL]
+    return function
 
 
 class Wrappings:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from strategies.base import StrategyError
 from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import original_of
 from strategies.regions.blocks import Disguised, plain_class, submodule, unwrapped
 from strategies.tracing.module_state import (
     CONSTANTS,
@@ -280,7 +281,7 @@ def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object])
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
     if name == "forward":
-        return of_torch(module), plain_class(module), has_another_class(module), frozen(value)
+        return of_torch(module), plain_class(module), has_another_class(module), frozen(original_of(value))
     if name in HOOKS:
         is_exact = of_torch is not _as_python_has_it
         return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies.estimate.patched import Wrappings
+from strategies.estimate.patched import Wrappings, original_of, wrapped
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -38,3 +38,16 @@ def test_what_is_wrapped_in_a_lifted_scope_waits_for_its_end() -> None:
     assert owner.answer() == 2
     wrappings.close()
     assert owner.answer() == 1
+
+
+def test_the_original_is_known_below_any_number_of_wrappings() -> None:
+    def answer() -> int:
+        return 1
+
+    owner = SimpleNamespace(answer=answer)
+    with (
+        wrapped(owner, "answer", lambda original: original() + 1),
+        wrapped(owner, "answer", lambda original: original() + 1),
+    ):
+        assert (owner.answer(), original_of(owner.answer)) == (3, answer)
+    assert original_of(answer) is answer

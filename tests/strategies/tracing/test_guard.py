@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base import StrategyError
+from strategies.estimate.patched import wrapped
 from strategies.tracing.guard import (
     PROGRAMS,
     Call,
@@ -118,6 +120,15 @@ def test_changes(change: Callable[[Any], Any], fits: bool) -> None:
     guard = Guard.of(block, call, PLACES)
     change(block)
     assert guard.fits(block, call) is fits
+
+
+def test_a_forward_that_a_meter_follows_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = _Block()
+    guard = Guard.of(block, (), PLACES)
+    with wrapped(nn.Linear, "forward", lambda original, *args: original(*args)):
+        assert guard.changed(block) is None
+    monkeypatch.setattr(nn.Linear, "forward", functools.wraps(nn.Linear.forward)(lambda *_: X))
+    assert guard.changed(block) == "linear.forward"
 
 
 def test_what_python_does_depends_on_no_kind_of_tensor() -> None:
