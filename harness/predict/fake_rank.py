@@ -35,7 +35,7 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies.tracing.fakes import Fakes
+from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
 
 _KNOWN = {
@@ -61,7 +61,7 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         RuntimeError: this process has a process group.
     """
     mesh = experiment.mesh
-    with _fake_trial(experiment, device) as (make, batch), TemporaryDirectory() as folder:
+    with _fake_trial(experiment, device) as (make, batch, fakes), TemporaryDirectory() as folder:
         experiment = with_plan(
             experiment, make, batch, Path(folder) / PLAN_FILE, warm_up_steps=_warm_up_steps(mesh)
         )
@@ -80,6 +80,7 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
             calls=tracers[0].calls,
             observation=trainee.observe(),
             trained=trainee.trained,
+            assumes=fakes.assumes,
         )
 
 
@@ -94,15 +95,15 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
     """
-    with _fake_trial(experiment, device) as (make, batch):
+    with _fake_trial(experiment, device) as (make, batch, _):
         return with_plan(experiment, make, batch, file, warm_up_steps=_warm_up_steps(experiment.mesh))
 
 
 @contextmanager
 def _fake_trial(
     experiment: Experiment, device: str
-) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch]]]:
-    """Give what makes a model of the trial on rank 0, and what gives a batch; neither has memory."""
+) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch], BalancedFakes]]:
+    """Give what makes a model of the trial on rank 0, what gives a batch, and the mode of both."""
     if device not in DEVICES:
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
@@ -112,7 +113,7 @@ def _fake_trial(
             "compile", "a compiled step cannot be predicted; a trial measures it, or use compile=none"
         )
     mesh, on = experiment.mesh, torch.device(device)
-    fakes = Fakes(allow_non_fake_inputs=True)
+    fakes = BalancedFakes()
     given = batches(experiment, on, dp_rank=0)
     batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
@@ -120,7 +121,7 @@ def _fake_trial(
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
         with as_with_data(), as_with_values(), fakes:
-            yield make, batch.__getitem__
+            yield make, batch.__getitem__, fakes
 
 
 def _warm_up_steps(mesh: Mesh) -> int:

@@ -115,6 +115,8 @@ def _described(value: Any) -> Any:
 
 def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) -> StepLog:
     """Return the log of a deeper model, made of two with fewer blocks."""
+    if shorter.assumes != longer.assumes:
+        raise UnlikeError("a block more assumes something else")
     names = _BlockNames(layers_fqn)
     return StepLog(
         history=_history(shorter.history, longer.history, further, names),
@@ -127,6 +129,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
         calls=_by_phase(shorter.calls, longer.calls, further),
         observation=_observation(shorter.observation, longer.observation, further),
         trained=_trained(shorter.trained, longer.trained, further),
+        assumes=longer.assumes,
     )
 
 

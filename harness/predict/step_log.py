@@ -23,6 +23,7 @@ class StepLog:
         block_calls: forward calls by block, recomputation included.
         calls: what takes time.
         observation, trained: as a trial measures them.
+        assumes: what is assumed of the data, each in words that complete `assuming that`.
     """
 
     history: StorageHistory
@@ -31,6 +32,7 @@ class StepLog:
     calls: Sequence[TracedCall]
     observation: Observation
     trained: TrainedModel
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,7 @@ class FakeStep:
     Fields:
         memory, work, observation, trained: as a trial measures them.
         trace: what the step does.
+        assumes: as of `StepLog`; numbers are exact where data is as assumed, and estimates elsewhere.
     """
 
     memory: MeasuredMemory
@@ -47,6 +50,7 @@ class FakeStep:
     observation: Observation
     trained: TrainedModel
     trace: Trace
+    assumes: tuple[str, ...] = ()
 
 
 def fake_step(log: StepLog, device: str) -> FakeStep:
@@ -57,4 +61,5 @@ def fake_step(log: StepLog, device: str) -> FakeStep:
         observation=log.observation,
         trained=log.trained,
         trace=trace_of(log.calls, device=device, computes_in=log.trained.computes_in),
+        assumes=log.assumes,
     )
