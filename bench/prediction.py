@@ -35,6 +35,7 @@ from strategies import StrategyError
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "moe_nano")
 CHUNKS = ("none", "budget")
+COMPILERS = ("none", "aot_eager")
 _BYTES = (
     "peak_bytes", "saved_bytes", "activation_peak_bytes", "parameter_bytes", "gradient_bytes",
     "optimizer_bytes", "host_peak_bytes",
@@ -53,11 +54,12 @@ class Case:
     mesh: str
     ac: str
     chunk: str
+    compile: str = "none"
 
     @property
     def overrides(self) -> list[str]:
         """The command line of the case."""
-        chosen = [f"{group}={getattr(self, group)}" for group in ("model", "mesh", "ac", "chunk")]
+        chosen = [f"{group}={getattr(self, group)}" for group in ("model", "mesh", "ac", "chunk", "compile")]
         budget = ["chunk.fraction=0.7"] if self.chunk == "budget" else []
         return [*chosen, *SIZES, *budget, "mesh.device=cpu"]
 
@@ -100,7 +102,8 @@ def main() -> int:
     publish(
         _table(worst_first[: arguments.most]),
         arguments.out,
-        protocol={"overrides": SIZES, "models": arguments.models, "meshes": arguments.meshes},
+        protocol={name: getattr(arguments, name) for name in ("models", "meshes", "acs", "chunks", "compile")}
+        | {"overrides": SIZES},
         results=[asdict(finding) for finding in worst_first],
     )
     exact = sum(not (each.wrong or each.problem) for each in findings)
@@ -136,6 +139,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--meshes", nargs="+", default=MESHES)
     made.add_argument("--acs", nargs="+", default=UNBUDGETED)
     made.add_argument("--chunks", nargs="+", choices=CHUNKS, default=CHUNKS)
+    made.add_argument("--compile", nargs="+", choices=COMPILERS, default=COMPILERS, help="without chunks")
     made.add_argument("--most", type=int, default=30, help="rows of the table")
     return made.parse_args()
 
@@ -143,8 +147,12 @@ def _arguments() -> argparse.Namespace:
 def _cases(arguments: argparse.Namespace, mesh: str) -> list[Case]:
     """Return the cases of a mesh; chunks are on one rank alone."""
     chunks = [each for each in arguments.chunks if each == "none" or mesh == "single"]
-    points = product(arguments.models, arguments.acs, chunks)
-    return [Case(model=model, mesh=mesh, ac=ac, chunk=chunk) for model, ac, chunk in points]
+    points = product(arguments.models, arguments.acs, chunks, arguments.compile)
+    return [
+        Case(model=model, mesh=mesh, ac=ac, chunk=chunk, compile=compiler)
+        for model, ac, chunk, compiler in points
+        if "none" in (chunk, compiler)
+    ]
 
 
 def _findings(agent: Agent, cases: Sequence[Case], trial_dir: Path) -> list[Finding]:
@@ -186,6 +194,7 @@ def _table(findings: Sequence[Finding]) -> Table:
             "mesh": lambda row: row.case.mesh,
             "ac": lambda row: row.case.ac,
             "chunk": lambda row: row.case.chunk,
+            "compile": lambda row: row.case.compile,
             "largest error": "error:.3%",
             "differs": lambda row: row.problem or f"{', '.join(row.wrong) or 'nothing'}{_mark(row)}",
             "predicted in": "predict_s:.1f",

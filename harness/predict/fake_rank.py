@@ -26,6 +26,7 @@ from harness.experiment.mesh import Mesh
 from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument
 from harness.models.base import Batch
+from harness.predict.compiled_step import compiling_fakes, fakes_of
 from harness.predict.step_log import StepLog
 from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
@@ -80,6 +81,7 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
             calls=tracers[0].calls,
             observation=trainee.observe(),
             trained=trainee.trained,
+            compiled=report.compiled,
             assumes=fakes.assumes,
         )
 
@@ -108,19 +110,20 @@ def _fake_trial(
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
         raise ConfigError("device", f"{problem}: {remedy}")
-    if experiment.is_compiled:
+    if experiment.compile == "inductor":
+        problem = "kernels that Inductor generates have no tensors without data to run on"
         raise ConfigError(
-            "compile", "a compiled step cannot be predicted; a trial measures it, or use compile=none"
+            "compile", f"{problem}; predict compile=aot_eager, or run the trial, which measures"
         )
     mesh, on = experiment.mesh, torch.device(device)
-    fakes = BalancedFakes()
+    fakes = fakes_of(experiment)
     given = batches(experiment, on, dp_rank=0)
     batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
-        with as_with_data(), as_with_values(), fakes:
+        with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
             yield make, batch.__getitem__, fakes
 
 

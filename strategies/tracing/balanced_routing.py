@@ -1,9 +1,9 @@
 """Fake tensors of a step whose tokens are routed to experts in equal shares.
 
 Which tokens visit an expert depends on data: `topk` over the scores of E experts says it, and the places
-where its result equals e are those of expert e. Without data their number is not known. Here it is assumed: of n
-choices the first n mod E experts have ceil(n / E), the others floor(n / E). Bytes of a step follow from it;
-FLOPs of experts do not, because every choice costs the same wherever it goes.
+where its result equals e are those of expert e. Without data their number is not known. Here it is assumed:
+of n choices the first n mod E experts have ceil(n / E), the others floor(n / E). Bytes of a step follow from
+it; FLOPs of experts do not, because every choice costs the same wherever it goes.
 
 Only this is assumed, and only where it is asked. Whatever else depends on data has no answer, as in torch.
 """
@@ -11,6 +11,7 @@ Only this is assumed, and only where it is asked. Whatever else depends on data 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ BALANCED = "every expert gets an equal share of the tokens"
 """What is assumed, in words that complete `assuming that`."""
 
 _aten = torch.ops.aten
-_NOTHING: Mapping[str, Any] = {}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class BalancedFakes(Fakes):
