@@ -27,6 +27,7 @@ from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
+from harness.predict.policies import policies_heard
 from harness.predict.step_log import StepLog
 from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
@@ -69,11 +70,8 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
         tracers: list[Tracer] = []
-        report = instrument(
-            trainee,
-            batch(UNMEASURED_STEPS),
-            listener=partial(_tracer, tracers, mesh),
-        )
+        with policies_heard(tracers):
+            report = instrument(trainee, batch(UNMEASURED_STEPS), listener=partial(_tracer, tracers, mesh))
         return StepLog(
             history=report.history,
             operators=report.operators,
