@@ -15,6 +15,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +27,7 @@ import yaml
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 _SIZE = 512
 _COPIED_BYTES = 1 << 20
@@ -34,8 +37,9 @@ _UNITS = 50
 _OPERATORS_A_UNIT = 8
 """Of a linear, a normalisation and a relu: 3 in forward, 5 in backward; views are not counted."""
 
+_ASKED = 400
 _ROUNDS = 3
-_LESS_IS_BETTER = ("launch_s",)
+_LESS_IS_BETTER = ("launch_s", "policy_s")
 _SENT_BYTES = 1 << 24
 _REPEATS = 7
 _MEETINGS = 50
@@ -73,6 +77,7 @@ def measured() -> dict[str, Any]:
         "flops_per_s": rates,
         "bytes_per_s": other["bytes_per_s"],
         "launch_s": other["launch_s"],
+        "policy_s": other["policy_s"],
         "half_rows": other["half_rows"],
         "attention_share": min(1.0, other["attention_flops_per_s"] / rates["fp32"]),
         "functions_per_s": other["functions_per_s"],
@@ -88,6 +93,7 @@ def measured() -> dict[str, Any]:
             "flops_per_s": f"measured on {model}, matmuls {_SIZE}x{_SIZE}x{_SIZE}, one thread",
             "bytes_per_s": f"measured, {_HELD} sums of tensors of {_COPIED_BYTES >> 20} MiB, one thread",
             "launch_s": f"measured, training of {_UNITS} tiny layers, by operator",
+            "policy_s": "measured, torch's selective checkpoint around tiny operators, by operator",
             "half_rows": f"measured, matmul of {_FEW_ROWS[0]} to {_FEW_ROWS[-1]} rows",
             "attention_share": "measured, attention of 32 heads, 128 tokens, width 64, with backward",
             "functions_per_s": "measured, gelu of a tensor in the cache",
@@ -122,6 +128,7 @@ def _round() -> dict[str, float]:
         "bytes_per_s": _moved_bytes_per_s(),
         "host_bytes_per_s": _copied_bytes_per_s(),
         "launch_s": _launch_s(),
+        "policy_s": _policy_s(),
         "attention_flops_per_s": _attention_flops_per_s(),
         "functions_per_s": _functions_per_s(),
         **{f"rows{rows}": _flops_per_s(torch.float32, rows) for rows in _FEW_ROWS},
@@ -203,6 +210,19 @@ def _launch_s() -> float:
         model(given).sum().backward()
 
     return _best_s(step) / (_UNITS * _OPERATORS_A_UNIT)
+
+
+def _policy_s() -> float:
+    """Return the seconds that torch's selective checkpoint takes to ask about an operator, saved or not."""
+    given = torch.ones(8)
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.neg.default])
+
+    def run(enclosed: AbstractContextManager[Any]) -> None:
+        with enclosed:
+            for _ in range(_ASKED // 2):
+                given.neg().abs()
+
+    return max(0.0, _best_s(lambda: run(contexts()[0])) - _best_s(lambda: run(nullcontext()))) / _ASKED
 
 
 def _gloo() -> tuple[float, float]:

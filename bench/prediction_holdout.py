@@ -1,14 +1,15 @@
 """Predictions of models that no test uses, written down first and measured after, beside other estimators.
 
-Eight architectures of `transformers` by random configuration, and two of timm, each with
-several variants, on one rank and on two. The file has the predictions before anything is measured, and is
-never corrected: a cause that is mended gets a file of its own. A run of some models leaves what the file has
-of others.
+`bench.holdout_points` has two sets of models, each with several variants, on one rank and on two. The file of
+a set has the predictions before anything is measured, and is never corrected: a cause that is mended gets a
+file of its own. A run of some models leaves what the file has of others. A prediction that assumes something
+of the data is an estimate, and its error counts as that.
 
 Formulas say what they say of one rank of a decoder, with the variants that they are made for. MemTracker of
 torch follows every point of one rank but offloading, whose host memory is its device's on a CPU.
 
     PYTHONPATH=$PWD:<timm>:<fitcheck-llm> python -m bench.prediction_holdout
+    PYTHONPATH=$PWD:<fitcheck-llm> python -m bench.prediction_holdout --set second
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +28,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import memory_peers
+from bench.holdout_points import (
+    DECODERS,
+    FIRST,
+    SECOND,
+    VOCABULARY,
+    Point,
+    is_decoder,
+    points_of,
+)
 from bench.output import keep, parser
 from bench.prediction import differences
 from bench.table import table_of
@@ -38,62 +48,14 @@ from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
 from strategies import StrategyError
 
+_WIDTH = 190
+SETS = {"first": FIRST, "second": SECOND}
+"""Models of each set."""
+
 MOST_ERROR = 0.01
 """Target: the largest error of peak bytes."""
 
-_STEP = ("protocol=parity", "protocol.parity_steps=1", "data=synthetic", "mesh.device=cpu")
-_TOKENS = ("batch_size=4", "sequence_length=48")
-_DECODERS: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    "PhiConfig": ("model.layers", {"width": 96, "n_layers": 3, "n_heads": 6, "intermediate_size": 224}),
-    "StableLmConfig": ("model.layers", {"width": 64, "n_layers": 4, "n_heads": 4, "intermediate_size": 176}),
-    "GraniteConfig": ("model.layers", {"width": 80, "n_layers": 3, "n_heads": 5, "intermediate_size": 208}),
-    "CohereConfig": ("model.layers", {"width": 72, "n_layers": 3, "n_heads": 6, "intermediate_size": 160}),
-    "Starcoder2Config": (
-        "model.layers",
-        {"width": 96, "n_layers": 2, "n_heads": 8, "intermediate_size": 320},
-    ),
-    "BloomConfig": ("transformer.h", {"width": 64, "n_layers": 3, "n_heads": 8}),
-    "PersimmonConfig": ("model.layers", {"width": 96, "n_layers": 3, "n_heads": 6, "intermediate_size": 288}),
-    "SmolLM3Config": ("model.layers", {"width": 64, "n_layers": 4, "n_heads": 4, "intermediate_size": 192}),
-}
-"""Configuration classes: the FQN of the blocks, and sizes that were drawn once."""
-
-_GATED = frozenset({"StableLmConfig", "GraniteConfig", "CohereConfig", "SmolLM3Config"})
-_TIED = frozenset({"GraniteConfig", "CohereConfig", "Starcoder2Config", "BloomConfig", "SmolLM3Config"})
-_VOCABULARY = 320
-_WIDTH = 190
-_PICTURES = {"cait": "blocks", "xcit": "blocks"}
-_ACS = ("none", "full", "selective_op", "nested")
 Refusal = ConfigError | StrategyError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One trial of the holdout."""
-
-    model: str
-    mesh: str
-    ac: str
-    dtype: str = "fp32"
-
-    @property
-    def overrides(self) -> list[str]:
-        """The command line of the point."""
-        chosen = [f"ac={self.ac}", f"mesh={self.mesh}", f"dtype={self.dtype}", *_STEP]
-        if self.model in _PICTURES:
-            factory = f"model.factory=bench.holdout_models:{self.model}"
-            return ["model=python", factory, f"model.layers_fqn={_PICTURES[self.model]}", *chosen]
-        fqn, sizes = _DECODERS[self.model]
-        given = {name: size for name, size in sizes.items() if name != "intermediate_size"}
-        more = (
-            f"{{intermediate_size: {sizes['intermediate_size']}}}" if "intermediate_size" in sizes else "null"
-        )
-        return [
-            *("model=hf", f"model.config_class={self.model}", f"model.layers_fqn={fqn}", *_TOKENS),
-            *(f"model.{name}={size}" for name, size in given.items()),
-            *(f"model.vocab_size={_VOCABULARY}", f"model.overrides={more}"),
-            *chosen,
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +70,7 @@ class Finding:
         wrong: quantities that differ, as predicted and as measured.
         peers: peak bytes by estimator; words where it fails.
         problem: why a number is missing.
+        assumes: what the prediction assumes; it is an estimate where it assumes anything.
     """
 
     point: Point
@@ -118,19 +81,22 @@ class Finding:
     wrong: dict[str, list[Any]] = field(default_factory=dict)
     peers: dict[str, int | str] = field(default_factory=dict)
     problem: str | None = None
+    assumes: tuple[str, ...] = ()
 
 
 def main() -> int:
     """Predict all, write the file, measure all, write it again and print it; return 1 beyond the target."""
     made = parser(__doc__, "prediction_holdout")
-    made.add_argument("--models", nargs="+", default=[*_DECODERS, "cait"], help="xcit crashes")
+    made.add_argument("--set", choices=SETS, default="first")
+    made.add_argument("--models", nargs="+", help="those of the set; xcit crashes")
     arguments = made.parse_args()
     warnings.simplefilter("ignore")
-    points = [point for model in arguments.models for point in _points(model)]
+    models = arguments.models or SETS[arguments.set]
+    points = list(points_of(models))
     chosen = experiments(point.overrides for point in points)
     predictions = [_predicted(experiment) for experiment in chosen]
     before = [_finding(point, said, None) for point, said in zip(points, predictions, strict=True)]
-    others = _found_before(arguments.out, arguments.models)
+    others = _found_before(arguments.out, models)
     _keep(arguments.out, [*before, *others])
     measured = _measured(points, chosen)
     found = [
@@ -156,8 +122,13 @@ def _found_before(path: Path, models: Sequence[str]) -> list[Finding]:
 def _keep(path: Path, found: Sequence[Finding]) -> dict[str, Any]:
     """Write all findings, the worst first, and return what they come to."""
     measured = [each for each in found if each.error is not None]
+    exact, estimates = (
+        [each.error or 0.0 for each in measured if bool(each.assumes) is assumes] for assumes in (False, True)
+    )
     summary: dict[str, Any] = {
-        "worst_error": max((each.error or 0.0 for each in measured), default=0.0),
+        "worst_error": max(exact, default=0.0),
+        "worst_estimate": max(estimates, default=0.0),
+        "estimates": len(estimates),
         "points": len(found),
         "exact": sum(not each.wrong for each in measured),
         "problems": sum(each.problem is not None for each in found),
@@ -165,7 +136,7 @@ def _keep(path: Path, found: Sequence[Finding]) -> dict[str, Any]:
     }
     keep(
         path,
-        protocol={"points": "bench/prediction_holdout.py"},
+        protocol={"points": "bench/holdout_points.py"},
         results=summary | {"findings": [asdict(each) for each in _worst_first(found)]},
     )
     return summary
@@ -173,18 +144,6 @@ def _keep(path: Path, found: Sequence[Finding]) -> dict[str, Any]:
 
 def _worst_first(found: Sequence[Finding]) -> list[Finding]:
     return sorted(found, key=lambda each: (each.problem is None, -(each.largest_error or 0)))
-
-
-def _points(model: str) -> Iterator[Point]:
-    """Yield the points of a model: every variant on one rank, two of them sharded over two."""
-    yield from (Point(model=model, mesh="single", ac=ac) for ac in _ACS)
-    if model in _PICTURES:
-        return
-    yield Point(model=model, mesh="shard2", ac="full")
-    if model in {"PhiConfig", "BloomConfig"}:
-        yield Point(model=model, mesh="single", ac="offload")
-        yield Point(model=model, mesh="single", ac="full", dtype="bf16")
-        yield Point(model=model, mesh="ddp2", ac="selective_op")
 
 
 def _predicted(experiment: Experiment) -> Record | Refusal:
@@ -199,7 +158,7 @@ def _measured(points: Sequence[Point], chosen: Sequence[Experiment]) -> list[Rec
     found: dict[int, Record] = {}
 
     def kind(index: int) -> tuple[str, bool]:
-        return points[index].mesh, points[index].model in _PICTURES
+        return points[index].mesh, is_decoder(points[index])
 
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:
         for key, group in groupby(sorted(range(len(points)), key=kind), key=kind):
@@ -219,7 +178,7 @@ def _finding(
         return Finding(point=point, predicted=None, problem=str(predicted))
     numbers = _numbers(predicted)
     if measured is None:
-        return Finding(point=point, predicted=numbers)
+        return Finding(point=point, predicted=numbers, assumes=predicted.assumes)
     if measured.memory is None:
         return Finding(point=point, predicted=numbers, problem=f"{measured.status}: {measured.error}")
     largest, wrong = differences(predicted, measured)
@@ -232,6 +191,7 @@ def _finding(
         largest_error=largest,
         wrong=wrong,
         peers=dict(peers or {}),
+        assumes=predicted.assumes,
     )
 
 
@@ -250,11 +210,16 @@ def _numbers(record: Record) -> dict[str, int]:
 
 def _peers(point: Point, experiment: Experiment, predicted: Record | Refusal) -> dict[str, int | str]:
     """Return what the others say of a point of one rank."""
-    if point.mesh != "single" or isinstance(predicted, Refusal) or predicted.trained is None:
+    if (
+        point.mesh != "single"
+        or point.compile != "none"
+        or isinstance(predicted, Refusal)
+        or predicted.trained is None
+    ):
         return {}
     found: dict[str, int | str] = {}
     for name, (formula, acs) in memory_peers.FORMULAS.items():
-        if point.model in _DECODERS and point.ac in acs:
+        if is_decoder(point) and point.ac in acs:
             try:
                 found[name] = formula(_sizes(point, sum(predicted.trained.elements.values())))
             except ImportError as error:
@@ -269,16 +234,16 @@ def _peers(point: Point, experiment: Experiment, predicted: Record | Refusal) ->
 
 
 def _sizes(point: Point, parameters: int) -> memory_peers.Sizes:
-    sizes = _DECODERS[point.model][1]
+    decoder = DECODERS[point.model]
     return memory_peers.Sizes(
         parameters=parameters,
-        layers=sizes["n_layers"],
-        width=sizes["width"],
-        heads=sizes["n_heads"],
-        hidden_width=sizes.get("intermediate_size", 4 * sizes["width"]),
-        vocab_size=_VOCABULARY,
-        is_tied=point.model in _TIED,
-        is_gated=point.model in _GATED,
+        layers=decoder.sizes["n_layers"],
+        width=decoder.sizes["width"],
+        heads=decoder.sizes["n_heads"],
+        hidden_width=decoder.hidden_width,
+        vocab_size=VOCABULARY,
+        is_tied=decoder.is_tied,
+        is_gated=decoder.is_gated,
         batch_size=4,
         sequence_length=48,
         is_bf16=point.dtype == "bf16",
@@ -319,9 +284,12 @@ def _table(findings: Sequence[Finding]) -> Table:
             "mesh": lambda row: row.point.mesh,
             "ac": lambda row: row.point.ac,
             "dtype": lambda row: row.point.dtype,
+            "compile": lambda row: row.point.compile,
             "peak": "error:.3%",
             "largest error": "largest_error:.3%",
-            "differs": lambda row: row.problem or ", ".join(row.wrong) or "nothing",
+            "differs": lambda row: (
+                row.problem or f"{', '.join(row.wrong) or 'nothing'}{' (estimate)' * bool(row.assumes)}"
+            ),
             **{
                 name: lambda row, name=name: said(row, name)  # type: ignore[misc]
                 for name in (*memory_peers.FORMULAS, "MemTracker")

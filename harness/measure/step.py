@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from harness.measure.memory.locator import Locator
 from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
+from harness.measure.sharding_rules import unseen_sharding_rules
 from harness.measure.trainee import Trainee
-from harness.measure.work.compiled_graphs import CompiledGraphs, RecomputedWork
+from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import PlansFromStep, RunnableStep
@@ -43,6 +43,7 @@ class StepReport:
         memory, work: what the two meters counted; the allocator's numbers are not among them.
         history: storages of the step, of which `memory` is the sum.
         operators: operators of the step, of which `work` is the sum.
+        compiled: what `work` has beside them; `None` where nothing is compiled.
         live: what the device's allocator should have seen, for `allocator_truth`.
         workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """
@@ -51,6 +52,7 @@ class StepReport:
     work: MeasuredWork
     history: StorageHistory
     operators: Sequence[CountedOperator]
+    compiled: CompiledWork | None
     live: LiveTotals
     workspaces: Workspaces | None
 
@@ -95,20 +97,22 @@ def instrument(
     with (
         _repeatable(trainee, device, seed),
         settled_collectives(),
+        unseen_sharding_rules(),
         locator,
         live,
         work,
         AsUnwatched(locator.wrappings),
-        _compiled_code(trainee.compiled, locator, live) as recomputed,
+        _compiled_code(trainee.compiled, locator, live) as compiled,
     ):
         totals.start(batch)
         _step(trainee, batch, totals, locator)
-    history = totals.history()
+    history, beyond = totals.history(), compiled()
     return StepReport(
         memory=history.memory(),
-        work=recomputed(work.report()),
+        work=work.report() if beyond is None else beyond.beside(work.report()),
         history=history,
         operators=work.operators,
+        compiled=beyond,
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(live.ledger),
     )
@@ -182,35 +186,24 @@ def compute_device(trainee: Trainee, batch: Any) -> torch.device:
 @contextmanager
 def _compiled_code(
     graphs: CompiledGraphs | None, locator: Locator, live: LiveStorages
-) -> Iterator[Callable[[MeasuredWork], MeasuredWork]]:
-    """Watch compiled functions as they run without meters; give what adds their own work to the counts.
+) -> Iterator[Callable[[], CompiledWork | None]]:
+    """Watch compiled functions as they run without meters; give what tells their own work.
 
     Raises:
         RuntimeError: something was compiled, and nothing of it ran.
     """
     if graphs is None:
-        yield lambda work: work
+        yield lambda: None
         return
     before = graphs.runs
     graphs.entered = locator.wrappings.lifted
     try:
         with buffers_seen(live):
-            yield lambda work: _with_compiled(work, graphs, graphs.recomputed_since(before))
+            yield lambda: graphs.work_since(before)
     finally:
         graphs.entered = nullcontext
     if len(graphs) and graphs.runs == before:
         raise RuntimeError("compiled functions did not run under the meters")
-
-
-def _with_compiled(work: MeasuredWork, graphs: CompiledGraphs, again: RecomputedWork) -> MeasuredWork:
-    """Return the counts of a step with what its compiled graphs recomputed."""
-    return replace(
-        work,
-        recomputed_flops=work.recomputed_flops + again.flops,
-        recomputed_ops=dict(sorted((Counter(work.recomputed_ops) + again.operators).items())),
-        compiled_graphs=len(graphs),
-        graph_breaks=dict(graphs.breaks),
-    )
 
 
 def _step(

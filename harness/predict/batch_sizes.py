@@ -34,6 +34,7 @@ def follow_from_others(experiment: Experiment) -> bool:
     return (
         experiment.model.scales_with_batch
         and experiment.ac.scales_with_batch
+        and not experiment.is_compiled
         and (name_of(experiment.chunk), name_of(experiment.shard)) == ("none", "none")
     )
 

@@ -26,6 +26,8 @@ from harness.experiment.mesh import Mesh
 from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument
 from harness.models.base import Batch
+from harness.predict.compiled_step import compiling_fakes, fakes_of
+from harness.predict.policies import policies_heard
 from harness.predict.step_log import StepLog
 from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
@@ -35,7 +37,7 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies.tracing.fakes import Fakes
+from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
 
 _KNOWN = {
@@ -61,18 +63,15 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         RuntimeError: this process has a process group.
     """
     mesh = experiment.mesh
-    with _fake_trial(experiment, device) as (make, batch), TemporaryDirectory() as folder:
+    with _fake_trial(experiment, device) as (make, batch, fakes), TemporaryDirectory() as folder:
         experiment = with_plan(
             experiment, make, batch, Path(folder) / PLAN_FILE, warm_up_steps=_warm_up_steps(mesh)
         )
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
         tracers: list[Tracer] = []
-        report = instrument(
-            trainee,
-            batch(UNMEASURED_STEPS),
-            listener=partial(_tracer, tracers, mesh),
-        )
+        with policies_heard(tracers):
+            report = instrument(trainee, batch(UNMEASURED_STEPS), listener=partial(_tracer, tracers, mesh))
         return StepLog(
             history=report.history,
             operators=report.operators,
@@ -80,6 +79,8 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
             calls=tracers[0].calls,
             observation=trainee.observe(),
             trained=trainee.trained,
+            compiled=report.compiled,
+            assumes=fakes.assumes,
         )
 
 
@@ -94,33 +95,34 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
     """
-    with _fake_trial(experiment, device) as (make, batch):
+    with _fake_trial(experiment, device) as (make, batch, _):
         return with_plan(experiment, make, batch, file, warm_up_steps=_warm_up_steps(experiment.mesh))
 
 
 @contextmanager
 def _fake_trial(
     experiment: Experiment, device: str
-) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch]]]:
-    """Give what makes a model of the trial on rank 0, and what gives a batch; neither has memory."""
+) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch], BalancedFakes]]:
+    """Give what makes a model of the trial on rank 0, what gives a batch, and the mode of both."""
     if device not in DEVICES:
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
         raise ConfigError("device", f"{problem}: {remedy}")
-    if experiment.is_compiled:
+    if experiment.compile == "inductor":
+        problem = "kernels that Inductor generates have no tensors without data to run on"
         raise ConfigError(
-            "compile", "a compiled step cannot be predicted; a trial measures it, or use compile=none"
+            "compile", f"{problem}; predict compile=aot_eager, or run the trial, which measures"
         )
     mesh, on = experiment.mesh, torch.device(device)
-    fakes = Fakes(allow_non_fake_inputs=True)
+    fakes = fakes_of(experiment)
     given = batches(experiment, on, dp_rank=0)
     batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
-        with as_with_data(), as_with_values(), fakes:
-            yield make, batch.__getitem__
+        with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
+            yield make, batch.__getitem__, fakes
 
 
 def _warm_up_steps(mesh: Mesh) -> int:

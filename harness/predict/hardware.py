@@ -24,7 +24,7 @@ _POSITIVE = (
     "efficiency",
 )
 _SHARES = ("attention_share", "efficiency")
-_DELAYS = ("launch_s", "half_rows", "latency_s", "network_latency_s")
+_DELAYS = ("launch_s", "policy_s", "half_rows", "latency_s", "network_latency_s")
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -39,6 +39,8 @@ class Hardware:
         flops_per_s: peak FLOP/s of matrix multiplications of one device, by dtype (`fp32`, `bf16`, `fp16`).
         bytes_per_s: memory bandwidth of one device, > 0.
         launch_s: seconds that an operator takes at least, >= 0.
+        policy_s: seconds that a CPU takes to ask Python about an operator of a selective region, >= 0; a GPU
+            computes beside its host, and is not slowed by them here.
         half_rows: rows at which a matrix multiplication reaches half of its speed, >= 0.
         ranks_per_node: devices of a node, >= 1; ranks beyond them communicate over the network.
         link_bytes_per_s: bytes a second that a device sends and receives at once within a node, > 0.
@@ -68,6 +70,7 @@ class Hardware:
     network_bytes_per_s: float
     network_latency_s: float
     host_bytes_per_s: float
+    policy_s: float = 0.0
     attention_share: float = 1.0
     functions_per_s: float | None = None
     efficiency: float = 1.0

@@ -22,7 +22,7 @@ from harness.predict.step_time import timed_on
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
-from harness.records.predicted_step import PredictedStep
+from harness.records.predicted_step import PredictedStep, assuming
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.statistics import Ratio
 from harness.records.store import trial_id
@@ -81,7 +81,10 @@ def predict(
         name="prediction",
         experiment=resolved,
     )
-    return _exact(build(who, ending, [encode(result)], environment=environment, note=_NOTE))
+    assumes = tuple(dict.fromkeys((*variant.assumes, *twin.assumes)))
+    note = f"{_NOTE}; {assuming(assumes)}" if assumes else _NOTE
+    record = build(who, ending, [encode(result)], environment=environment, note=note)
+    return replace(_exact(record), assumes=assumes)
 
 
 def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> PredictedStep | None:
@@ -95,7 +98,7 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
         step = step_of(experiment, "cpu")
         measured = {**asdict(step.memory), **asdict(step.work), **asdict(step.observation)}
         known = {each.name: measured[each.name] for each in fields(PredictedStep) if each.name in measured}
-        return _with_time(PredictedStep(**known), step.trace, hardware)
+        return _with_time(PredictedStep(**known, assumes=step.assumes), step.trace, hardware)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)

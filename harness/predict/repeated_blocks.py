@@ -74,6 +74,7 @@ def is_repetitive(experiment: Experiment) -> bool:
         experiment.model.repeats_one_block
         and experiment.ac.acts_on_each_block_alone
         and (name_of(experiment.chunk), name_of(experiment.shard)) == ("none", "none")
+        and not experiment.is_compiled
         and (mesh.dp == 1 or mesh.is_sharded)
         and _has_equal_blocks(experiment.model)
     )
@@ -115,6 +116,8 @@ def _described(value: Any) -> Any:
 
 def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) -> StepLog:
     """Return the log of a deeper model, made of two with fewer blocks."""
+    if shorter.assumes != longer.assumes:
+        raise UnlikeError("a block more assumes something else")
     names = _BlockNames(layers_fqn)
     return StepLog(
         history=_history(shorter.history, longer.history, further, names),
@@ -127,6 +130,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
         calls=_by_phase(shorter.calls, longer.calls, further),
         observation=_observation(shorter.observation, longer.observation, further),
         trained=_trained(shorter.trained, longer.trained, further),
+        assumes=longer.assumes,
     )
 
 

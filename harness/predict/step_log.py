@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.measure.memory.storage_history import StorageHistory
+from harness.measure.work.compiled_graphs import CompiledWork
 from harness.measure.work.counter import CountedOperator, work_of
 from harness.predict.trace import Trace
 from harness.predict.tracer import TracedCall, trace_of
@@ -23,6 +24,8 @@ class StepLog:
         block_calls: forward calls by block, recomputation included.
         calls: what takes time.
         observation, trained: as a trial measures them.
+        compiled: what compiled functions did beside operators; `None` where nothing is compiled.
+        assumes: what is assumed of the data, each in words that complete `assuming that`.
     """
 
     history: StorageHistory
@@ -31,6 +34,8 @@ class StepLog:
     calls: Sequence[TracedCall]
     observation: Observation
     trained: TrainedModel
+    compiled: CompiledWork | None = None
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +45,7 @@ class FakeStep:
     Fields:
         memory, work, observation, trained: as a trial measures them.
         trace: what the step does.
+        assumes: as of `StepLog`; numbers are exact where data is as assumed, and estimates elsewhere.
     """
 
     memory: MeasuredMemory
@@ -47,14 +53,17 @@ class FakeStep:
     observation: Observation
     trained: TrainedModel
     trace: Trace
+    assumes: tuple[str, ...] = ()
 
 
 def fake_step(log: StepLog, device: str) -> FakeStep:
     """Return what a step shows that does what `log` says, on a type of device."""
+    work = work_of(log.operators, log.block_calls)
     return FakeStep(
         memory=log.history.memory(),
-        work=work_of(log.operators, log.block_calls),
+        work=work if log.compiled is None else log.compiled.beside(work),
         observation=log.observation,
         trained=log.trained,
         trace=trace_of(log.calls, device=device, computes_in=log.trained.computes_in),
+        assumes=log.assumes,
     )

@@ -6,6 +6,8 @@ on a CPU, functions such as gelu. A collective takes alpha-beta: a latency, and 
 over the slowest link of its group. A host copy takes its bytes over the host link. Rates are the hardware's
 times its efficiency.
 
+Selective checkpointing asks Python about every operator of its regions, which a CPU waits for.
+
 Overlap: on CUDA, FSDP and DDP communicate, and offloading copies, beside computation. So each phase (forward,
 backward, optimizer) takes the longest of the three, as if the first and the last could hide too. Collectives
 that computation waits for, those of tensor parallelism, are added to it. On the CPU nothing overlaps.
@@ -59,6 +61,9 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
         )
         for is_waited in (True, False)
     )
+    if hardware.device == "cpu":
+        asked = sum(call.count for call in trace.policy_calls if call.phase == phase)
+        computed_s += asked * hardware.policy_s
     parts = (computed_s + waited_s, hidden_s, _copies_s(copies, hardware))
     return max(parts) if hardware.device == "cuda" else sum(parts)
 

@@ -80,6 +80,19 @@ class HostCopy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyCall:
+    """A call of Python that is asked about an operator of a region.
+
+    Fields:
+        phase: `forward`, `backward` or `optimizer`.
+        count: number of such calls.
+    """
+
+    phase: str
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """The step of one rank.
 
@@ -87,6 +100,7 @@ class Trace:
         device: type of the device that computes.
         computes_in: dtype of most matrix multiplications.
         operators, collectives, host_copies: what the step does.
+        policy_calls: what it asks about operators meanwhile.
     """
 
     device: str
@@ -94,6 +108,7 @@ class Trace:
     operators: tuple[OperatorCall, ...]
     collectives: tuple[CollectiveCall, ...] = ()
     host_copies: tuple[HostCopy, ...] = ()
+    policy_calls: tuple[PolicyCall, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

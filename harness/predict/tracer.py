@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
+from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, PolicyCall, Trace
 from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import outer_sizes_of
@@ -35,7 +35,7 @@ _WAITED = "_c10d_functional"
 _ROWS_READ = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather})
 """Operators that read as many elements of their first operand as they give."""
 
-TracedCall: TypeAlias = OperatorCall | CollectiveCall | HostCopy
+TracedCall: TypeAlias = OperatorCall | CollectiveCall | HostCopy | PolicyCall
 
 
 class Tracer:
@@ -62,7 +62,14 @@ class Tracer:
         """Note one operator."""
         call = self._call(func, args, kwargs, result, flops)
         if call is not None:
-            self.calls.append(self._known.setdefault(call, call))
+            self._note(call)
+
+    def asked(self) -> None:
+        """Note that Python is asked about an operator."""
+        self._note(PolicyCall(phase=self._locator.phase))
+
+    def _note(self, call: TracedCall) -> None:
+        self.calls.append(self._known.setdefault(call, call))
 
     def _call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, flops: int
@@ -147,6 +154,7 @@ def trace_of(calls: Iterable[TracedCall], *, device: str, computes_in: str) -> T
         operators=tuple(call for call in counted if isinstance(call, OperatorCall)),
         collectives=tuple(call for call in counted if isinstance(call, CollectiveCall)),
         host_copies=tuple(call for call in counted if isinstance(call, HostCopy)),
+        policy_calls=tuple(call for call in counted if isinstance(call, PolicyCall)),
     )
 
 

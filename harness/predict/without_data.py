@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import _flat_param
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -37,7 +38,7 @@ def as_with_values() -> Iterator[None]:
         warnings.catch_warnings(action="ignore"),
         replaced(torch.utils, "swap_tensors", _swap),
         replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None),
-        replaced(_functional_collectives, "_are_we_tracing", lambda: False),
+        replaced(_functional_collectives, "_are_we_tracing", _is_compiling),
         replaced(_flat_param, "_same_storage", _is_same_storage),
         replaced(FakeTensor, "data_ptr", _address),
         wrapped(DeviceMesh, "__init__", _with_data),
@@ -45,6 +46,12 @@ def as_with_values() -> Iterator[None]:
         wrapped(dist, "Reducer", partial(_answered, held)),
     ):
         yield
+
+
+def _is_compiling() -> bool:
+    """Whether a compiler traces: torch's own question, without its look at whether tensors have data."""
+    by_dispatcher = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher)  # noqa: SLF001 (no public way)
+    return torch.compiler.is_dynamo_compiling() or by_dispatcher or get_proxy_mode() is not None
 
 
 def _swap(parameter: Tensor, other: Tensor) -> None:

@@ -5,6 +5,7 @@ Torch-free: reports stand it beside what was measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -21,6 +22,8 @@ class PredictedStep:
         collective_bytes: their payload, by phase and name.
         hardware: name of the hardware that a time was predicted for; `None` where none was named.
         step_time_s: seconds of a step on it.
+        assumes: what is assumed of the step, each in words that complete `assuming that`. Numbers are exact
+            where nothing is, and estimates otherwise.
     """
 
     peak_bytes: int
@@ -37,6 +40,7 @@ class PredictedStep:
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     hardware: str | None = None
     step_time_s: float | None = None
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,3 +84,8 @@ class Outlook:
         if self.usable_bytes is None or self.needed_bytes is None:
             return None
         return self.needed_bytes <= self.usable_bytes
+
+
+def assuming(assumes: Sequence[str]) -> str:
+    """Return the sentence that a reader of estimates needs; `assumes` is not empty."""
+    return f"predicted assuming that {', and that '.join(assumes)}"

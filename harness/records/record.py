@@ -13,12 +13,15 @@ from harness.records.fields import decode, encode
 from harness.records.measured import RankResult, TrainedModel
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
 from harness.records.parity_result import Parity
-from harness.records.predicted_step import Outlook, PredictedStep
+from harness.records.predicted_step import Outlook, PredictedStep, assuming
 from harness.records.probed import Probed, merge_probed
 from harness.records.verdict import VERDICTS, Verdict, verdict
 
 SCHEMA_VERSION = 1
 _PREDICTED = "predicted"
+_NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
+    ("parity", "memory", "work", "time", "plan", "trained", "predicted")
+)
 _NOTHING_SHOWN = Verdict(word="unverified")
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
 _FAULTLESS = frozenset({"ok", "predicted"})
@@ -64,6 +67,7 @@ class Record:
         probes: what was asked beyond the parity steps; `None` where the protocol asks nothing.
         predicted: what was predicted before the trial ran; `None` where nobody has asked.
         outlook: what a plan says of a point that nobody has run; `None` of trials.
+        assumes: what a prediction assumes, as `PredictedStep` has it; empty of trials.
     """
 
     schema_version: int
@@ -88,6 +92,7 @@ class Record:
     probes: Probed | None = None
     predicted: PredictedStep | None = None
     outlook: Outlook | None = None
+    assumes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -259,11 +264,18 @@ def _names(experiment: Mapping[str, Any], *groups: str) -> set[Any]:
 
 
 def _missed(predicted: PredictedStep | None, memory: Memory) -> Iterator[str]:
-    """Yield a sentence for each number of bytes that is not the one that was predicted."""
-    for name, words in _TOLD.items() if predicted is not None else ():
+    """Yield a sentence for each number of bytes that is not the one that was predicted, and why it may be."""
+    if predicted is None:
+        return
+    for name, words in _TOLD.items():
         expected, measured = getattr(predicted, name), getattr(memory, name)
-        if expected != measured:
+        if expected != measured and predicted.assumes:
+            error = f"{expected / measured - 1:+.2%}" if measured else "of nothing"
+            yield f"estimated {words} {expected:,} bytes and measured {measured:,} ({error})"
+        elif expected != measured:
             yield f"predicted {words} {expected:,} bytes and measured {measured:,}"
+    if predicted.assumes:
+        yield assuming(predicted.assumes)
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,5 +307,5 @@ def _record(
         reason=shown.reason,
         environment=environment,
         note=note or None,
-        **(dict.fromkeys(("parity", "memory", "work", "time", "plan", "trained", "predicted")) | measured),
+        **(_NOTHING_MEASURED | measured),
     )

@@ -13,7 +13,7 @@ from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.predict.hardware import Hardware
 from harness.ranks.forkserver import ForkServerError
-from harness.records.predicted_step import SolvedField
+from harness.records.predicted_step import SolvedField, assuming
 from harness.records.record import Identity, Record, refused
 from harness.report.content.plan_table import PlannedPoint
 from harness.report.facts.labels import point_labels
@@ -107,6 +107,8 @@ def _too_large(row: PlannedPoint) -> PredictedOomError:
     assert row.usable_bytes is not None
     needed, usable = human_bytes(row.needed_bytes), human_bytes(row.usable_bytes)
     problem = f"{row.hardware} has {usable} for a rank, and the predicted peak is {needed}"
+    if row.record.assumes:
+        problem = f"{problem}; {assuming(row.record.assumes)}"
     return PredictedOomError("hardware", problem)
 
 

@@ -206,18 +206,23 @@ def _partitions(
 
 def _compile(module: nn.Module, backend: Backend) -> None:
     call = torch.compile(module.forward, backend=backend, dynamic=False)
-    module.__dict__[_ATTRIBUTE] = _Entrance(graphs=backend.graphs, call=call)
+    module.__dict__[_ATTRIBUTE] = Entrance(graphs=backend.graphs, call=call)
     disguise(module, _CompiledForward, _PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Entrance:
+class Entrance:
     """A compiled function, as meters let it be called."""
 
     graphs: CompiledGraphs
     call: Callable[..., Any] = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it.
+
+        Raises:
+            StrategyError: a partition does not suit a graph.
+        """
         try:
             with self.graphs.entered():
                 return self.call(*args, **kwargs)
@@ -229,7 +234,7 @@ class _Entrance:
 
 class _CompiledForward(Disguised):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        entrance: _Entrance = vars(self)[_ATTRIBUTE]
+        entrance: Entrance = vars(self)[_ATTRIBUTE]
         return entrance(*args, **kwargs)
 
 

@@ -72,7 +72,7 @@ def _compiled(
     """Compile blocks in one step; give what runs in their place, and what their graphs are."""
     recorders = {fqn: BlockRecorder(fqn, step.compiler) for fqn in blocks}
     bodies = {
-        fqn: _Lifted(
+        fqn: Lifted(
             torch.compile(block.forward, backend=recorders[fqn], dynamic=False, fullgraph=True), step, fqn
         )
         for fqn, block in blocks.items()
@@ -116,7 +116,7 @@ class _Runs:
         return Observation()
 
 
-class _Lifted:
+class Lifted:
     """A compiled function, called with the functions of torch as they are without a watch."""
 
     def __init__(self, call: Callable[..., Any], step: RunnableStep, fqn: str) -> None:

@@ -65,10 +65,10 @@ def selective_contexts(
     def restore(device: torch.device) -> None:
         _generator(device).set_state(states.popleft())
 
-    return _Inside(forward, _AfterDraws(random, note)), _Inside(recompute, _AfterDraws(random, restore))
+    return _Inside(forward, AfterDraws(random, note)), _Inside(recompute, AfterDraws(random, restore))
 
 
-class _AfterDraws(TorchDispatchMode):
+class AfterDraws(TorchDispatchMode):
     """Calls `act`, of the device, after every operator of `random` that draws."""
 
     def __init__(self, random: frozenset[Operator], act: Callable[[torch.device], None]) -> None:

@@ -14,6 +14,7 @@ def test_what_is_measured_is_hardware() -> None:
         "flops_per_s": {"fp32": 123_456_789_012.0},
         "bytes_per_s": calibrate._copied_bytes_per_s(),
         "launch_s": calibrate._launch_s(),
+        "policy_s": calibrate._policy_s(),
         "half_rows": 6.0,
         "attention_share": 0.5,
         "functions_per_s": calibrate._functions_per_s(),
@@ -28,3 +29,4 @@ def test_what_is_measured_is_hardware() -> None:
     assert made.rate("float32") == 123_000_000_000
     assert made.bytes_per_s > 0
     assert made.launch_s > 0
+    assert made.policy_s >= 0

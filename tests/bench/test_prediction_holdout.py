@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.holdout_points import Point
 from bench.memory_peers import Sizes, accelerate, megatron_bridge
-from bench.prediction_holdout import Finding, Point, _points, _worst_of_peers
-from bench.trials import experiments
+from bench.prediction_holdout import Finding, _worst_of_peers
 
 SIZES = Sizes(
     parameters=1000,
@@ -24,13 +24,6 @@ SIZES = Sizes(
     is_bf16=False,
     ac="selective_op",
 )
-
-
-def test_points_of_a_decoder_are_trials() -> None:
-    points = list(_points("PhiConfig"))
-    assert len({repr(experiment) for experiment in experiments(each.overrides for each in points)}) == len(
-        points
-    )
 
 
 @pytest.mark.parametrize(

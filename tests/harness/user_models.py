@@ -55,6 +55,16 @@ class ByName(nn.Module):
         return x
 
 
+class SelectsByAMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers[0](x)
+        return outputs[outputs > 0]
+
+
 class Stack(nn.Module):
     def __init__(self, before: Callable[[nn.Module], None] = lambda _block: None) -> None:
         super().__init__()
@@ -110,6 +120,11 @@ def reads_values() -> nn.Module:
     for layer, rate in zip(model.layers, rates, strict=True):
         layer.rate = rate
     return model
+
+
+def selects_by_a_mask() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    """A model whose rows are as many as its data has positive numbers."""
+    return SelectsByAMask(), (torch.randn(4, _WIDTH),), lambda outputs: outputs.square().mean()
 
 
 def draws_weights_elsewhere() -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._dynamo.utils import counters
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
+from harness.records.measured import MeasuredWork
 from strategies.estimate.flops import called, flops_of
 
 _BACKWARD = "is_backward"
@@ -34,6 +35,32 @@ class RecomputedWork:
 
     flops: int = 0
     operators: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledWork:
+    """What compiled functions did in one step that no meter can tell.
+
+    Fields:
+        recomputed: what they computed once more.
+        graphs: number of graphs of the model.
+        breaks: number of graph breaks by their reason.
+    """
+
+    recomputed: RecomputedWork
+    graphs: int
+    breaks: dict[str, int]
+
+    def beside(self, work: MeasuredWork) -> MeasuredWork:
+        """Return what meters counted of a step, with this."""
+        again = Counter(work.recomputed_ops) + self.recomputed.operators
+        return replace(
+            work,
+            recomputed_flops=work.recomputed_flops + self.recomputed.flops,
+            recomputed_ops=dict(sorted(again.items())),
+            compiled_graphs=self.graphs,
+            graph_breaks=dict(self.breaks),
+        )
 
 
 class CompiledGraphs:
@@ -80,6 +107,11 @@ class CompiledGraphs:
             flops += once.flops * (now - then)
             total.update({name: count * (now - then) for name, count in once.operators.items()})
         return RecomputedWork(flops=flops, operators=+total)
+
+    def work_since(self, runs: tuple[int, ...]) -> CompiledWork:
+        """Return what a step did that began when `self.runs` were `runs`."""
+        recomputed = self.recomputed_since(runs)
+        return CompiledWork(recomputed=recomputed, graphs=len(self), breaks=dict(self.breaks))
 
     def note_breaks(self) -> None:
         """Take note of the graph breaks since this was called last."""

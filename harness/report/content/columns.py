@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from harness.records.parity_result import Parity, joined
+from harness.records.predicted_step import assuming
 from harness.records.record import Failure, Record
 from harness.records.statistics import is_distinguishable
 from harness.report.content.plan_notes import plan_notes
@@ -156,7 +157,14 @@ def _predicted_peak(entry: Entry) -> Line:
     """Return the predicted peak, marked where the trial holds other bytes than were predicted."""
     line = number_cell(entry, quantities.PREDICTED_PEAK)
     wrong = quantities.missed(entry.record)
-    return (*line, " ", Mark(text="≠", about=f"measured otherwise: {', '.join(wrong)}")) if wrong else line
+    return (*line, " ", unequal(entry.record, f"measured otherwise: {', '.join(wrong)}")) if wrong else line
+
+
+def unequal(record: Record, about: str) -> Mark:
+    """Return the mark of what was measured otherwise than predicted; an estimate is no mismatch."""
+    if record.predicted is None or not record.predicted.assumes:
+        return Mark(text="≠", about=about)
+    return Mark(text="≈", about=f"{about}; {assuming(record.predicted.assumes)}")
 
 
 def number_cell(entry: Entry, quantity: Quantity) -> Line:

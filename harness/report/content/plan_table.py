@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.records.fields import encode
-from harness.records.predicted_step import Outlook, SolvedField
+from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Record
 from harness.report.content.columns import NOTHING, failure
 from harness.report.content.terminal_table import Sheet
@@ -226,6 +226,8 @@ def _about(row: PlannedPoint) -> Iterator[str]:
     """Yield what the cells of a row cannot say."""
     if row.record.error is not None:
         yield f"{row.record.status}, {failure(row.record.error)}"
+    if row.record.assumes:
+        yield assuming(row.record.assumes)
     if row.solved is None:
         return
     if row.solved.value is None and row.needed_bytes is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.records.merge_ranks import Work
 from harness.records.record import Record
-from harness.report.content.columns import AS_ON_GPU, NOTHING, number_cell
+from harness.report.content.columns import AS_ON_GPU, NOTHING, number_cell, unequal
 from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.document import Line, LinePart, Mark, Statement, Table, plain
@@ -15,7 +15,7 @@ from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _FITS = {True: "yes", False: "no", None: NOTHING}
-_DIFFERS = Mark(text="≠", about="not what was predicted")
+_DIFFERS = "not what was predicted"
 _Counts = Mapping[str, Mapping[str, int]]
 _MOST_NAMED = 4
 _LEAST_SHOWN = 1e-5
@@ -33,7 +33,8 @@ def beside_measured(sweep: SweepRecords) -> Table:
         title="Predicted and measured",
         about=(
             "predicted / measured, the worst first. largest error: of bytes, FLOPs and collectives, "
-            "which are predicted for rank 0; time has an error of its own. ≠: not equal."
+            "which are predicted for rank 0; time has an error of its own. ≠: not equal; "
+            "≈: an estimate, which assumes what the trial's note says."
         ),
         is_folded=True,
     )
@@ -126,7 +127,7 @@ def _pair(entry: Entry, pair: tuple[Quantity, Quantity]) -> Line:
     if pair is quantities.PREDICTED_TIME:
         line.append(f" ({predicted.value / measured.value - 1:+.0%})" if measured.value else "")
     elif predicted.value != measured.value:
-        line += [" ", _DIFFERS]
+        line += [" ", unequal(entry.record, _DIFFERS)]
     return tuple(line)
 
 
@@ -175,7 +176,8 @@ def _collectives(record: Record) -> str:
         for name, mine, its in _differing(one, other)
     ]
     if wrong:
-        return f"≠ {', '.join(wrong[:_MOST_NAMED])}{and_more(len(wrong) - _MOST_NAMED)}"
+        named = f"{', '.join(wrong[:_MOST_NAMED])}{and_more(len(wrong) - _MOST_NAMED)}"
+        return f"{unequal(record, _DIFFERS).text} {named}"
     count = sum(number for by_name in found[0][1].values() for number in by_name.values()) if found else 0
     return f"all {count}, with their bytes" if count else NOTHING
 

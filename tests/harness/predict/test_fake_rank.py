@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import ConfigError
 from harness.predict.fake_rank import step_log
+from harness.predict.prediction import predict
 from harness.predict.step_log import fake_step
+from strategies.estimate.operator_mode import OperatorMode
+from strategies.tracing.balanced_routing import BALANCED
 from tests.harness.composing import experiment_of
-from tests.harness.predict.measured_step import measured_step, step_of_rank
+from tests.harness.predict.measured_step import MeasuredStep, measured_step, step_of_rank
 from tests.rank_pool import RankPool
 
 _SMALL = "data=synthetic batch_size=2 model.n_layers=2 model.width=32 model.hidden_width=64"
@@ -85,30 +90,93 @@ def _compare(line: str, pool: RankPool) -> None:
     assert predicted.observation == measured.observation
 
 
+_MOE = (
+    "model=moe_nano data=synthetic batch_size=2 sequence_length=17 model.n_layers=2 model.width=32 "
+    "model.hidden_width=64"
+)
+
+
+class _Dealt(OperatorMode):
+    """Deals choices to experts in turns, behind the back of every meter."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func is torch.ops.aten.topk.default:
+            with _disable_current_modes():
+                turns = torch.arange(result[1].numel()) % args[0].size(-1)
+                result[1].copy_(turns.view(result[1].shape))
+        return result
+
+
+def _with_dealt_tokens(rank: int, line: str) -> MeasuredStep:
+    with _Dealt():
+        experiment = experiment_of(line)
+        return (
+            measured_step(experiment) if experiment.mesh.world_size == 1 else step_of_rank(rank, experiment)
+        )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("ac=none", marks=pytest.mark.matrix, id="plain"),
+        pytest.param("ac=full", id="full AC"),
+        pytest.param("ac=selective_op", marks=pytest.mark.matrix, id="selective AC"),
+        pytest.param("ac=nested model.n_experts=3", id="nested, shares that differ by a token"),
+        pytest.param("ac=offload dtype=bf16", marks=pytest.mark.matrix, id="offloading, in half precision"),
+    ],
+)
+def test_equal_shares_are_predicted_to_the_byte(line: str) -> None:
+    predicted = fake_step(step_log(experiment_of(f"{_MOE} {line}"), "cpu"), "cpu")
+    measured = _with_dealt_tokens(0, f"{_MOE} {line}")
+    assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
+    assert predicted.assumes == (BALANCED,)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", ["ddp2", "shard2", "tp2"])
+def test_ranks_with_equal_shares(mesh: str, pool2: RankPool) -> None:
+    line = f"{_MOE} mesh={mesh} ac=full"
+    predicted = fake_step(step_log(experiment_of(line), "cpu"), "cpu")
+    measured = pool2.run(_with_dealt_tokens, line)[0]
+    assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
+
+
+def test_a_record_says_what_it_assumes() -> None:
+    found = predict(experiment_of(f"{_MOE} ac=none model.n_layers=1"))
+    assert found.assumes == (BALANCED,)
+    assert found.note is not None
+    assert found.note.endswith(f"predicted assuming that {BALANCED}")
+
+
 @pytest.mark.parametrize(
     ("line", "device", "message"),
     [
         pytest.param(
-            "model=moe_nano",
+            "model=python model.factory=tests.harness.user_models:selects_by_a_mask",
             "cpu",
             "model: aten.nonzero.default gives a shape that depends on data, which a prediction has not "
-            r"\(in 'layers.0.feed_forward', feed_forward.py, line \d+\); a trial measures it",
-            id="tokens of an expert",
+            r"\(in 'SelectsByAMask', user_models.py, line \d+\); a trial measures it",
+            id="rows by a mask",
         ),
         pytest.param(
-            "model=mlp compile=aot_eager",
+            f"{_TOKENS} model=mlp compile=inductor",
             "cpu",
-            "compile: a compiled step cannot be predicted; a trial measures it, or use compile=none",
-            id="compiled",
+            "compile: kernels that Inductor generates have no tensors without data to run on; predict "
+            "compile=aot_eager, or run the trial, which measures",
+            id="generated kernels",
         ),
         pytest.param(
-            "model=mlp", "cuda", "device: must be one of cpu, got 'cuda': torch ends .*", id="a GPU"
+            f"{_TOKENS} model=mlp",
+            "cuda",
+            "device: must be one of cpu, got 'cuda': torch ends .*",
+            id="a GPU",
         ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(line: str, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        fake_step(step_log(experiment_of(f"{_TOKENS} {line}"), device), device)
+        fake_step(step_log(experiment_of(line), device), device)
 
 
 def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:

@@ -14,7 +14,7 @@ from tests.harness.composing import options_of
 from tests.harness.predict.predicted import hardware
 
 _NUMBERS = {field.name for field in fields(Hardware)} - {"name", "device", "ranks_per_node", "sources"}
-_ASSUMED = {"efficiency", "attention_share", "functions_per_s"}
+_ASSUMED = {"efficiency", "attention_share", "functions_per_s", "policy_s"}
 """Numbers with a default, which a datasheet does not have."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.predict.hardware import Hardware
 from harness.predict.step_time import timed_on
-from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Trace
+from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, PolicyCall, Trace
 
 _HARDWARE: dict[str, Any] = {
     "name": "slow",
@@ -102,6 +103,13 @@ def test_a_step_takes_the_sum_of_its_phases(calls: list[Any], seconds: float) ->
 def test_on_a_cpu_nothing_overlaps() -> None:
     times = timed_on(Hardware(device="cpu", **_HARDWARE))(trace(COMPUTED, collective(), copy("to_host", 30)))
     assert times.step_s == 22.0 + 5.0 + 30.0
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 28.0), ("cuda", 22.0)])
+def test_a_cpu_waits_for_policies(device: str, seconds: float) -> None:
+    asked = replace(trace(COMPUTED), policy_calls=(PolicyCall(phase="forward", count=12),))
+    times = timed_on(Hardware(device=device, policy_s=0.5, **_HARDWARE))(asked)
+    assert times.step_s == seconds
 
 
 @pytest.mark.parametrize(

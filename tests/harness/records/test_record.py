@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -584,3 +585,14 @@ def test_a_peak_that_was_not_predicted_is_told(*, difference: int, is_told: bool
     assert found.note == (said if is_told else None)
     assert found.memory is not None
     assert (found.predicted, found.memory.predicted_peak_bytes) == (step, peak + difference)
+
+
+@pytest.mark.parametrize(("difference", "is_told"), [(0, False), (8, True)], ids=["as estimated", "not so"])
+def test_an_estimate_is_told_with_its_error(*, difference: int, is_told: bool) -> None:
+    measured = rank_result()["memory"]
+    step = replace(predicted_step(measured, peak_bytes=difference), assumes=("it rains",))
+    peak = measured["peak_bytes"]
+    error = f"{difference / peak:+.2%}"
+    said = f"estimated a peak of {peak + difference:,} bytes and measured {peak:,} ({error}); "
+    found = build(identity(), OK, [rank_result()], predicted=step)
+    assert found.note == f"{said * is_told}predicted assuming that it rains"

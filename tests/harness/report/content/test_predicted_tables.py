@@ -61,10 +61,15 @@ def test_collectives_are_compared_by_name(sent: dict[str, dict[str, int]], said:
 
 
 @pytest.mark.parametrize(
-    ("off_by", "cell"), [(0, "10.0 MiB"), (8, "10.0 MiB ≠")], ids=["as predicted", "other bytes"]
+    ("off_by", "assumes", "cell"),
+    [
+        pytest.param(0, (), "10.0 MiB", id="as predicted"),
+        pytest.param(8, (), "10.0 MiB ≠", id="other bytes"),
+        pytest.param(8, ("it rains",), "10.0 MiB ≈", id="an estimate"),
+    ],
 )
-def test_a_row_says_that_other_bytes_were_predicted(off_by: int, cell: str) -> None:
-    step = replace(EXACT, saved_bytes=EXACT.saved_bytes + off_by)
+def test_a_row_says_that_other_bytes_were_predicted(off_by: int, assumes: tuple[str, ...], cell: str) -> None:
+    step = replace(EXACT, saved_bytes=EXACT.saved_bytes + off_by, assumes=assumes)
     (entry,) = named([measured("full", step)])
     assert plain(result_cells(entry)["predicted peak"]) == cell
 

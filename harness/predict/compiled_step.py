@@ -1,0 +1,65 @@
+"""Compiled steps on tensors without data: the compiler really compiles, and what it made really runs.
+
+Dynamo and AOTAutograd trace with fake tensors anyway, so they do with these what they do with those of a
+trial: graphs, their partition, and the order of operators are the same. `aot_eager` runs its graphs operator
+by operator, and so it does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch._dynamo import convert_frame
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+from harness.experiment.experiment import Experiment
+from harness.trial import compilation
+from harness.trial.compilation import compiling
+from strategies.budget import compiled_capture
+from strategies.estimate.patched import wrapped
+from strategies.tracing.balanced_routing import BalancedFakes
+
+
+class CompiledFakes(BalancedFakes):
+    """Fake tensors that a compiler is given as it is given others."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return true: else Dynamo would let the original function run in place of what it made."""
+        return True
+
+
+def fakes_of(experiment: Experiment) -> BalancedFakes:
+    """Return the mode in which a step of `experiment` runs."""
+    return CompiledFakes() if experiment.is_compiled else BalancedFakes()
+
+
+@contextmanager
+def compiling_fakes(experiment: Experiment) -> Iterator[None]:
+    """Let models of `experiment` be compiled inside the scope, as in a trial."""
+    with (
+        compiling(experiment),
+        wrapped(compilation.Entrance, "__call__", _without_function_modes),
+        wrapped(convert_frame, "_compile", _without_dispatch_modes),
+        wrapped(compiled_capture.Lifted, "__call__", _without_function_modes),
+    ):
+        yield
+
+
+def _without_function_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a compiled function outside of modes that a trial has not; Dynamo would trace them."""
+    with ExitStack() as left:
+        for _ in _get_current_function_mode_stack():
+            left.enter_context(_pop_mode_temporarily())
+        return original(*args, **kwargs)
+
+
+def _without_dispatch_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Compile outside of all modes: else Dynamo's own fake tensors would get into ours."""
+    with _disable_current_modes():
+        return original(*args, **kwargs)
