@@ -283,7 +283,7 @@ def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object])
         return of_torch(module), plain_class(module), has_another_class(module), frozen(value)
     if name in HOOKS:
         is_exact = of_torch is not _as_python_has_it
-        return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))
+        return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not is_of_fsdp(hook))
     if isinstance(value, Tensor | nn.Module) or name in _GROUPS or of_torch is _as_python_has_it:
         return frozen(value, of_torch)
     return frozen(value, _kind_and_identity)
@@ -297,7 +297,8 @@ def _kind_and_identity(value: Any) -> object:
     return ByIdentity(value), kind_of_tensor(value)
 
 
-def _is_of_fsdp(hook: Any) -> bool:
+def is_of_fsdp(hook: Any) -> bool:
+    """Return whether a hook is one of FSDP's own."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
 
 

@@ -105,6 +105,7 @@ class ModelSchedule:
         peak_bytes: highest total of the whole pass.
         slowdown: time of the pass / time without loops.
         peak_share: estimated peak / estimated peak without loops, for passes with a backward.
+        batch: samples of a chunk of the loop over the batch, for which the graphs are; `None` without one.
     """
 
     graphs: list[ScopeGraph]
@@ -114,6 +115,7 @@ class ModelSchedule:
     peak_bytes: int
     slowdown: float
     peak_share: float | None = None
+    batch: int | None = None
 
     def recomputed(self) -> tuple[str, ...]:
         """Return the FQNs of the scopes whose forward runs again in backward."""
