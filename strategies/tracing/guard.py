@@ -40,6 +40,8 @@ PROGRAMS = 64
 """Programs that are kept; beyond that the one that ran longest ago is dropped."""
 
 P = TypeVar("P")
+_PLAIN = frozenset({bool, int, str, type(None)})
+"""Types of most attributes, which `frozen` compares by type and value."""
 _GROUPS = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -276,7 +278,11 @@ def module_at(root: nn.Module, fqn: str) -> nn.Module | None:
 
 def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:
     """Return what a forward read of a module, as far as a graph depends on it."""
+    if name in HOOKS and not vars(module)[name]:
+        return ()
     value = held_by(module, name, _Nothing)
+    if type(value) in _PLAIN:
+        return type(value), value
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
     if name == "forward":
