@@ -12,7 +12,7 @@ from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.loops.loop import BODY_S, chunk_sizes
 from strategies.chunk.planning.forward_schedules import ForwardSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
-from strategies.chunk.planning.scope_schedules import ModelSchedule, ModelScopes
+from strategies.chunk.planning.scope_schedules import ModelSchedule, ModelScopes, checks_s
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of
 from strategies.tracing.scope_graph import ScopeGraph
@@ -97,31 +97,41 @@ class BatchSchedules:
         held_bytes = sum(map(bytes_of, flow.results(self.graphs)))
         rehearse = partial(self.rehearsal.peak_bytes, batch=length)
         chunks = ceil(flow.size / length)
-        around_s = chunks * BODY_S + 2 * held_bytes / self.machine.bytes_per_s
+        checks = 2 if flow.size % length else 1  # one for each length of chunks
+        around_s = checks_s(self.graphs[-1:]) + checks_s(graphs, calls=chunks, checks=checks)
+        around_s += chunks * BODY_S + 2 * held_bytes / self.machine.bytes_per_s
         return _PartSchedules(
             schedules=ForwardSchedules(scopes, rehearse, held_bytes),
             length=length,
-            times=chunks * scopes.seconds / self._seconds,
-            more=around_s / self._seconds,
+            share=scopes.seconds / self._seconds,
+            checks=scopes.checks_s / self._seconds,
+            chunks=chunks,
+            around=around_s / self._seconds,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PartSchedules:
-    """Schedules of a part of the batch.
+    """Schedules of a part of the batch; times are shares of that of the whole batch at once, without loops.
 
     Fields:
         schedules: those of the scopes.
         length: samples of a part.
-        times: time of all parts without loops / that of the whole batch at once.
-        more: time of the loop itself / that of the whole batch at once.
+        share: time of a part without loops.
+        checks: time in which the programs of a part find that they fit.
+        chunks: number of parts.
+        around: time of the loop itself, checks of all parts among it.
     """
 
     schedules: ForwardSchedules
     length: int
-    times: float
-    more: float
+    share: float
+    checks: float
+    chunks: int
+    around: float
 
     def within(self, goal: int) -> ModelSchedule:
+        """Return the schedule that the search finds for a goal in bytes, with the time of all parts."""
         found = self.schedules.within(goal)
-        return replace(found, batch=self.length, slowdown=found.slowdown * self.times + self.more)
+        operators = found.slowdown * self.share - self.checks
+        return replace(found, batch=self.length, slowdown=self.chunks * operators + self.around)

@@ -85,7 +85,8 @@ class ForwardSchedules:
             goals=[*goals, goal],
             recomputes=[False] * len(schedules),
             peak_bytes=root.profile().peak_bytes,
-            slowdown=sum(schedule.seconds(machine) for schedule in schedules) / (scopes.seconds or 1.0),
+            slowdown=(sum(schedule.seconds(machine) for schedule in schedules) + scopes.checks_s)
+            / (scopes.seconds or 1.0),
         )
 
     def _fit(self, kind: ScopeKind, donated: frozenset[int], goal: int) -> Schedule:

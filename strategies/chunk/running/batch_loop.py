@@ -8,6 +8,8 @@ gradients, and only where no hook would see a block's inputs in parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from strategies.tracing.module_state import hooks_of
 from strategies.tracing.recorder import leaves_of
 from strategies.tracing.scope_graph import ScopeGraph
 
+_is_checked: ContextVar[bool] = ContextVar("is_checked", default=False)
 _FEW = 3  # chunks, of which the last may be the one that is shorter
 
 
@@ -95,9 +98,11 @@ class BatchLoop:
         """
         assert proof.flow is not None
         buffers = [buffer.allocate((), may_overwrite=False) for buffer in proof.buffers()]
-        self.chunks = 0
+        self.chunks, lengths = 0, set[int]()
         for start, length in self._spans(proof.flow.size, inputs):
-            results = run(*part_of(proof.flow, inputs, start, length))
+            with _checked(is_checked=length in lengths):
+                results = run(*part_of(proof.flow, inputs, start, length))
+            lengths.add(length)
             _write(results, buffers, start)
             del results
             self.chunks += 1
@@ -114,6 +119,20 @@ class BatchLoop:
         if is_without_data and len(starts) > _FEW:
             starts = (*starts[:2], starts[-1])
         return ((start, min(self.length, size - start)) for start in starts)
+
+
+def is_checked() -> bool:
+    """Whether programs that ran for a chunk of this size still fit: no code of the user's ran since."""
+    return _is_checked.get()
+
+
+@contextmanager
+def _checked(*, is_checked: bool) -> Iterator[None]:
+    token = _is_checked.set(is_checked)
+    try:
+        yield
+    finally:
+        _is_checked.reset(token)
 
 
 def part_of(flow: BatchFlow, inputs: Any, start: int, length: int) -> Any:

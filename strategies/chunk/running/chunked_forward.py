@@ -24,7 +24,7 @@ from strategies.base import LossInputs, StrategyError
 from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
-from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, is_watched, part_of
+from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, is_checked, is_watched, part_of
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
@@ -151,7 +151,8 @@ class ChunkedForward:
             )
         kind = (call.kind, given)
         program = self.programs.find(
-            kind, lambda known: known if known.guard.fits(module, call.tensors) else None
+            kind,
+            lambda known: known if is_checked() or known.guard.fits(module, call.tensors) else None,
         ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
