@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from strategies.base import PlannedStep
+from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.loops.loop import Loop
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.planning.chunk_plan import ChunkPlan
@@ -60,6 +61,10 @@ def _summary(plan: ChunkPlan) -> str:
         f"budget: {'the smallest' if plan.budget_bytes is None else f'{plan.budget_bytes} bytes'}",
         f"time: {plan.predicted_slowdown:.2f} x, by the cost model",
     ]
+    if plan.batch is not None:
+        lines.append(
+            f"the whole model: chunks of {plan.batch} from its batch, in each of which what follows runs"
+        )
     if plan.recomputed:
         lines.append(f"computed again in backward: {', '.join(plan.recomputed)}")
     for region in plan.regions:
@@ -77,7 +82,11 @@ def _sorts(
     plan: ChunkPlan, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep
 ) -> Iterator[tuple[str, Schedule]]:
     """Yield each sort of scope once, with the names of all scopes of the sort."""
-    graphs = Rehearsal.of(unwrapped(model), sample, step, training=plan.training).recorded("chunk")
+    rehearsal = Rehearsal.of(unwrapped(model), sample, step, training=plan.training)
+    graphs = rehearsal.recorded("chunk")
+    flow = None if plan.batch is None else BatchFlow.of(graphs)
+    if plan.batch is not None and flow is not None:
+        graphs = rehearsal.of_part(flow, plan.batch).recorded("chunk")
     sorts: dict[str, tuple[list[str], Schedule]] = {}
     for graph in graphs:
         scheduler = plan.schedulers.get(graph.fqn)

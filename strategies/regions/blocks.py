@@ -141,7 +141,9 @@ def submodule(module: nn.Module, fqn: str) -> nn.Module:
     """Return the submodule to call, wrapped as it is; `""` is `module` itself."""
     found = module
     for name in fqn.split(".") if fqn else ():
-        found = getattr(unwrapped(found), name)
+        plain = unwrapped(found)
+        child = vars(plain)["_modules"].get(name)  # nn.Module looks there last
+        found = getattr(plain, name) if child is None else child
     return found
 
 

@@ -13,6 +13,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_map_only
 
+from strategies.estimate.liveness import promoted_numbers
+
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})  # noqa: SLF001 (its name)
 _AWAITED = torch.ops._c10d_functional._wrap_tensor_autograd.default  # noqa: SLF001 (its name)
@@ -27,6 +29,7 @@ class Fakes(FakeTensorMode):
     * Grouped products of any dtype have a shape: torch's own take bfloat16 alone.
     * Views have the strides that they have with data in dimensions of size 1 too: a convolution chooses its
       layout, and so the order of dropout's numbers, by these.
+    * What is made of a tensor and a Python number has the strides that it has with data there.
     * What a recurrent layer keeps for its backward has a size.
     * What a collective gives is waited for when it is used, and lies where the collective has put it.
     * The gradient of a layer norm's input is contiguous, whatever the layout of that of its output.
@@ -64,7 +67,22 @@ class Fakes(FakeTensorMode):
         if func is _aten.native_layer_norm_backward.default and result[0] is not None:
             with self:
                 return torch.empty_like(result[0], memory_format=torch.contiguous_format), *result[1:]
+        if isinstance(result, Tensor) and 1 in result.shape and promoted_numbers(func, args):
+            return self._beside_a_number(func, args, result)
         return result
+
+    def _beside_a_number(self, func: Any, args: Sequence[Any], result: Tensor) -> Tensor:
+        """Return a result with its strides with data, where it is made of one tensor and numbers."""
+        x, *others = (each for each in args if isinstance(each, Tensor))
+        is_new = not func._schema.is_mutable and x.shape == result.shape  # noqa: SLF001 (no public name)
+        if others or not is_new or not all(isinstance(size, int) for size in (*x.shape, *x.stride())):
+            return result
+        alike = torch.empty_strided(x.shape, x.stride(), device="meta")
+        strides = alike.add(torch.empty((), device="meta")).stride()
+        if strides == result.stride():
+            return result
+        with self:
+            return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
     def _view(self, func: Any, types: Sequence[Any], tensor: Tensor, shape: list[int]) -> Any:
         """Return a view with the strides that it has with data, where sizes of 1 leave them open."""

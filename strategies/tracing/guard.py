@@ -41,6 +41,8 @@ PROGRAMS = 64
 """Programs that are kept; beyond that the one that ran longest ago is dropped."""
 
 P = TypeVar("P")
+_PLAIN = frozenset({bool, int, str, type(None)})
+"""Types of most attributes, which `frozen` compares by type and value."""
 _GROUPS = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -277,14 +279,18 @@ def module_at(root: nn.Module, fqn: str) -> nn.Module | None:
 
 def _value_read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:
     """Return what a forward read of a module, as far as a graph depends on it."""
+    if name in HOOKS and not vars(module)[name]:
+        return ()
     value = held_by(module, name, _Nothing)
+    if type(value) in _PLAIN:
+        return type(value), value
     if value is _Nothing:
         value = next((vars(c)[name] for c in plain_class(module).__mro__ if name in vars(c)), _Nothing)
     if name == "forward":
         return of_torch(module), plain_class(module), has_another_class(module), frozen(original_of(value))
     if name in HOOKS:
         is_exact = of_torch is not _as_python_has_it
-        return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not _is_of_fsdp(hook))
+        return tuple(ByIdentity(hook) for hook in value.values() if is_exact or not is_of_fsdp(hook))
     if isinstance(value, Tensor | nn.Module) or name in _GROUPS or of_torch is _as_python_has_it:
         return frozen(value, of_torch)
     return frozen(value, _kind_and_identity)
@@ -298,7 +304,8 @@ def _kind_and_identity(value: Any) -> object:
     return ByIdentity(value), kind_of_tensor(value)
 
 
-def _is_of_fsdp(hook: Any) -> bool:
+def is_of_fsdp(hook: Any) -> bool:
+    """Return whether a hook is one of FSDP's own."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
 
 

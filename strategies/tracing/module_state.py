@@ -12,7 +12,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -48,11 +47,13 @@ _CLOSED = (sys.stdlib_module_names | {"torch"}) - _OPEN
 _FIRST_SEED = 2**40  # no user's
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ByIdentity:
     """An object that equals itself only, and that lives as long as it is compared with."""
 
-    value: Any
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and other.value is self.value
@@ -145,7 +146,13 @@ def is_capture(hook: Any) -> bool:
 
 def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:
     """Return what `module` itself, not its class, holds under `name`; `otherwise` where it holds nothing."""
-    return next((group[name] for group in _groups(module) if name in group), otherwise)
+    own = vars(module)
+    if name in own:
+        return own[name]
+    for group in _GROUPS:  # asked for at every call of every program: nothing is made for it
+        if name in own[group]:
+            return own[group][name]
+    return otherwise
 
 
 @contextmanager

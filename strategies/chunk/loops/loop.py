@@ -30,7 +30,9 @@ from strategies.estimate.liveness import (
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, cost_of
 
-_BODY_S = 2e-5  # of one call of a body, whatever it does
+BODY_S = 2e-5
+"""Seconds of one call of a body, whatever it does."""
+
 _aten = torch.ops.aten
 ADDING: Mapping[Any, Any] = {
     _aten.mm.default: _aten.addmm_.default,
@@ -299,7 +301,7 @@ class Loop:
         )
         copied = sum(bytes_of(result.node.meta["val"]) for result in self.outputs)
         copied += sum(operand.nbytes for operand in (*self.inputs, *self.keeps()) if operand.is_copied)
-        return self.chunks * (body + _BODY_S) + 2 * copied / machine.bytes_per_s
+        return self.chunks * (body + BODY_S) + 2 * copied / machine.bytes_per_s
 
     def _repeated(self, node: fx.Node) -> float:
         """Return the rows that a member makes in one chunk / those that belong to the chunk."""

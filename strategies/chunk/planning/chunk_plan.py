@@ -11,10 +11,11 @@ from torch import nn
 
 from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk.flow.chunk_rules import is_cut
-from strategies.chunk.planning.forward_schedules import ForwardSchedules
+from strategies.chunk.planning.batch_schedules import BatchSchedules
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
+from strategies.chunk.running.batch_loop import BatchLoop
 from strategies.chunk.running.chunked_forward import (
     Loss,
     below,
@@ -97,6 +98,8 @@ class ChunkPlan:
         schedulers: decide the schedule of each scope, by FQN.
         loss: loss that the planned model goes on to where its last input is `LossInputs`; `None`: it ends
             with its results.
+        batch: samples of a chunk of the loop over the batch, which stands around the whole model; `None`: it
+            runs on all samples at once.
     """
 
     budget_bytes: int | None
@@ -110,6 +113,7 @@ class ChunkPlan:
     opaque: Mapping[str, str] = field(default_factory=dict)
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
     loss: Loss | None = field(default=None, repr=False)
+    batch: int | None = None
 
     @classmethod
     def make(
@@ -184,7 +188,8 @@ class ChunkPlan:
                 problem = f"{fqn or 'the model'!r} has a forward set on the instance, which no plan replaces"
                 raise StrategyError("chunk", f"{problem}; set it after the plan is applied")
             refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner, below(fqn, self.opaque))
-        install(plain, self.schedulers, self.opaque, loss=self.loss)
+        batch = None if self.batch is None else BatchLoop(length=self.batch)
+        install(plain, self.schedulers, self.opaque, loss=self.loss, batch=batch)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -204,6 +209,7 @@ class ChunkPlan:
             "recomputed": list(self.recomputed),
             "opaque": dict(self.opaque),
             "with_loss": self.loss is not None,
+            "batch": self.batch,
         }
 
 
@@ -223,7 +229,7 @@ class ChunkPlanner:
     where: str
     opaque: Mapping[str, str]
     _machine: Machine
-    _schedules: ForwardSchedules | TrainingSchedules
+    _schedules: BatchSchedules | TrainingSchedules
     _loss: Loss | None = None
     _joined: Callable[[], TrainingSchedules | None] = lambda: None
     _uncut: UncutOperator | None = None
@@ -254,7 +260,6 @@ class ChunkPlanner:
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
         unchunked_peak_bytes = rehearsal.peak_bytes({})
         around = rehearsal.around() if training else {}
-        scopes = ModelScopes(graphs, machine, around)
 
         @cache
         def joined() -> TrainingSchedules | None:
@@ -269,7 +274,9 @@ class ChunkPlanner:
             where=where,
             opaque=rehearsal.opaque,
             _machine=machine,
-            _schedules=(TrainingSchedules if training else ForwardSchedules)(scopes, rehearsal.peak_bytes),
+            _schedules=TrainingSchedules(ModelScopes(graphs, machine, around), rehearsal.peak_bytes)
+            if training
+            else BatchSchedules.of(rehearsal, graphs, machine, where),
             _loss=None if step is None else step.loss,
             _joined=joined,
             _uncut=UncutOperator.largest(graphs),
@@ -313,6 +320,7 @@ class ChunkPlanner:
             opaque=self.opaque,
             schedulers=chosen.schedulers(self._machine),
             loss=self._loss if has_loss else None,
+            batch=chosen.batch,
         )
 
 

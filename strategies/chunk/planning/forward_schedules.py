@@ -26,11 +26,18 @@ class ForwardSchedules:
     Args:
         scopes: recorded without gradients.
         rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
+        held_bytes: bytes that are alive beside the scopes all the time.
     """
 
-    def __init__(self, scopes: ModelScopes, rehearse: Callable[[Mapping[str, ScopeScheduler]], int]) -> None:
+    def __init__(
+        self,
+        scopes: ModelScopes,
+        rehearse: Callable[[Mapping[str, ScopeScheduler]], int],
+        held_bytes: int = 0,
+    ) -> None:
         self._scopes = scopes
         self._rehearse = rehearse
+        self._held_bytes = held_bytes
         self._rehearsed: dict[int, ModelSchedule] = {}
         self._fitted: dict[Hashable, Schedule] = {}
         self._placers: dict[tuple[ScopeKind, bool], LoopPlacer] = {}
@@ -40,17 +47,17 @@ class ForwardSchedules:
 
         Without a budget, and where nothing fits, the schedule is the smallest one.
         """
-        smallest = self._within(0)
+        smallest = self.within(0)
         if budget_bytes is None:
             return smallest, smallest.peak_bytes
-        found = smallest, self._within(budget_bytes)
+        found = smallest, self.within(budget_bytes)
         chosen = min(found, key=lambda each: (each.peak_bytes > budget_bytes, each.slowdown))
         return chosen, min(each.peak_bytes for each in found)
 
-    def _within(self, goal: int) -> ModelSchedule:
+    def within(self, goal: int) -> ModelSchedule:
         """Return the schedule that the search finds for a goal in bytes, with the peak of its rehearsal."""
         if goal not in self._rehearsed:
-            found = self._searched(goal)
+            found = self._searched(max(goal - self._held_bytes, 0))
             peak_bytes = self._rehearse(found.schedulers(self._scopes.machine))
             self._rehearsed[goal] = replace(found, peak_bytes=peak_bytes)
         return self._rehearsed[goal]
@@ -78,7 +85,8 @@ class ForwardSchedules:
             goals=[*goals, goal],
             recomputes=[False] * len(schedules),
             peak_bytes=root.profile().peak_bytes,
-            slowdown=sum(schedule.seconds(machine) for schedule in schedules) / (scopes.seconds or 1.0),
+            slowdown=(sum(schedule.seconds(machine) for schedule in schedules) + scopes.checks_s)
+            / (scopes.seconds or 1.0),
         )
 
     def _fit(self, kind: ScopeKind, donated: frozenset[int], goal: int) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies.base import LossInputs, PlannedStep, StrategyError
+from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.loops.backward import SavedFate
+from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, part_of
 from strategies.chunk.running.chunked_forward import (
     ChunkProgram,
     Loss,
@@ -58,6 +60,7 @@ class Rehearsal:
     opaque: dict[str, str] = field(default_factory=dict)
     joins_loss: bool = False
     _recorded: dict[type[nn.Module], Programs[ChunkProgram]] = field(default_factory=dict)
+    _proofs: Programs[BatchProof] = field(default_factory=Programs)
 
     @classmethod
     def of(
@@ -134,13 +137,24 @@ class Rehearsal:
         found = {fqn: _saved_by(region) for fqn, region in around.items()}
         return {fqn: saved for fqn, saved in found.items() if saved is not SavedFate.KEPT}
 
-    def peak_bytes(self, schedulers: Mapping[str, Scheduler]) -> int:
-        """Return the highest total of the storages that the pass makes, gradients of parameters left out."""
+    def of_part(self, flow: BatchFlow, length: int) -> Rehearsal:
+        """Return the rehearsal of the first `length` samples of the batch."""
+        sample, kwargs = part_of(flow, (self.sample, dict(self.kwargs)), 0, length)
+        return replace(self, sample=sample, kwargs=kwargs, opaque=dict(self.opaque))
+
+    def peak_bytes(self, schedulers: Mapping[str, Scheduler], batch: int | None = None) -> int:
+        """Return the highest total of the storages that the pass makes, gradients of parameters left out.
+
+        Args:
+            schedulers: what decides for each scope, by FQN.
+            batch: samples of a chunk of the loop over the batch; `None`: there is no such loop.
+        """
         shadow, inputs, named, targets = self.cast()
         assert shadow.mode is not None
         standing = [*shadow.model.parameters(), *shadow.model.buffers()]
         standing += [leaf for leaf in tree_flatten((inputs, named, targets))[0] if isinstance(leaf, Tensor)]
-        install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss)
+        loop = None if batch is None else BatchLoop(length=batch, alike=self._proofs)
+        install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss, batch=loop)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type)
         with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,6 +16,14 @@ from strategies.chunk.planning.forward_search import ForwardSearch
 from strategies.chunk.planning.training_search import TrainingSearch
 from strategies.estimate.machine import Machine
 from strategies.tracing.scope_graph import ScopeGraph, is_opaque
+
+_CALL_S = 1e-4
+_READ_S = 2.5e-6
+"""Seconds that the call of a program takes beside its operators, and that it takes to compare each read.
+
+Calibrated on one core of a server processor, by calls of programs that do nothing: 1.5 to 2.6 us a read.
+Fixed for all machines: it is Python's time, and plans must be the same on every rank.
+"""
 
 ScopeKind: TypeAlias = tuple[Hashable, SavedFate]
 """Equal for scopes with the same schedules: signature of the graph, and where AC leaves saved tensors."""
@@ -74,6 +82,7 @@ class ModelScopes:
         plain: schedule without loops, by kind.
         calls: calls of inner scopes in the model's graph, in the order of `graphs`.
         seconds: time of all forwards without loops.
+        checks_s: time in which the programs of a forward find that they still fit the model.
     """
 
     def __init__(
@@ -91,6 +100,18 @@ class ModelScopes:
         called = (node for node in self.root.nodes if node.op == "call_module")
         self.calls = [node for node in called if not is_opaque(node)]
         self.seconds = sum(self.plain[kind].seconds(machine) for kind in self.kinds)
+        self.checks_s = checks_s(graphs)
+
+
+def checks_s(graphs: Sequence[ScopeGraph], *, calls: int = 1, checks: int = 1) -> float:
+    """Return the seconds in which the programs of some graphs find that what they have read is as it was.
+
+    Args:
+        graphs: graphs of a forward.
+        calls: how often each program is called.
+        checks: in how many of these calls it compares what it has read.
+    """
+    return sum(calls * _CALL_S + checks * _READ_S * len(graph.reads) for graph in graphs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +126,7 @@ class ModelSchedule:
         peak_bytes: highest total of the whole pass.
         slowdown: time of the pass / time without loops.
         peak_share: estimated peak / estimated peak without loops, for passes with a backward.
+        batch: samples of a chunk of the loop over the batch, for which the graphs are; `None` without one.
     """
 
     graphs: list[ScopeGraph]
@@ -114,6 +136,7 @@ class ModelSchedule:
     peak_bytes: int
     slowdown: float
     peak_share: float | None = None
+    batch: int | None = None
 
     def recomputed(self) -> tuple[str, ...]:
         """Return the FQNs of the scopes whose forward runs again in backward."""

@@ -99,7 +99,7 @@ class TrainingSchedules:
                 goals=[chosen.peak_bytes] * len(options),
                 recomputes=[option.recomputes for option in options],
                 peak_bytes=0,
-                slowdown=chosen.seconds / whole.seconds if whole.seconds else 1.0,
+                slowdown=(chosen.seconds + self._scopes.checks_s) / whole.seconds if whole.seconds else 1.0,
                 peak_share=chosen.peak_bytes / max(whole.peak_bytes, 1),
             )
             peak = self._rehearse(planned.schedulers(self._scopes.machine))

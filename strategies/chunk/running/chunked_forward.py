@@ -21,11 +21,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
 from strategies.base import LossInputs, StrategyError
+from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.schedule import Schedule
+from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, is_checked, is_watched, part_of
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
-from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule
+from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
 from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation
 from strategies.tracing.guard import (
@@ -107,6 +109,7 @@ class ChunkedForward:
         programs: programs of this scope.
         loss: what the model goes on to where its last input is `LossInputs`; only on the model itself.
         plan: plan of the whole model as JSON values; only on the model itself.
+        batch: loop over the batch, which stands around all others; only on the model itself.
     """
 
     scheduler: Scheduler
@@ -118,6 +121,7 @@ class ChunkedForward:
     programs: Programs[ChunkProgram] = field(default_factory=Programs)
     loss: Loss | None = None
     plan: dict[str, Any] | None = None
+    batch: BatchLoop | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns.
@@ -125,8 +129,20 @@ class ChunkedForward:
         Raises:
             StrategyError: the forward cannot be recorded for inputs of this kind.
         """
-        given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         call = Call.of("chunk", args, kwargs)
+        proof = self._proof(module, call, args, kwargs)
+        if proof is None:
+            return self._whole(module, call, args, kwargs)
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._whole(module, Call.of("chunk", args, kwargs), args, kwargs)
+
+        assert self.batch is not None
+        return self.batch.run(proof, run, (args, kwargs))
+
+    def _whole(self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the module's own forward returns, of all samples at once."""
+        given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         refuse_global_hooks("chunk")
         if has_another_class(module):
             problem = f"{self.fqn or 'the model'!r} has another class than when its plan was applied"
@@ -135,7 +151,8 @@ class ChunkedForward:
             )
         kind = (call.kind, given)
         program = self.programs.find(
-            kind, lambda known: known if known.guard.fits(module, call.tensors) else None
+            kind,
+            lambda known: known if is_checked() or known.guard.fits(module, call.tensors) else None,
         ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
@@ -157,7 +174,47 @@ class ChunkedForward:
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
         latest = self.programs.latest
-        return 0 if latest is None else sum(loop.chunks for loop in latest.code.loops)
+        of_batch = 0 if self.batch is None else self.batch.chunks
+        return of_batch + (0 if latest is None else sum(loop.chunks for loop in latest.code.loops))
+
+    def _proof(
+        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BatchProof | None:
+        """Return the proof that a call may run in parts of its batch, `None` where it runs as a whole."""
+        if self.batch is None or torch.is_grad_enabled():
+            return None
+        self.batch.chunks = 0
+        if any(is_watched(unwrapped(submodule(module, fqn))) for fqn in self.scopes):
+            return None
+        return self.batch.proof(module, call, partial(self._proven, module, call, args, kwargs))
+
+    def _proven(
+        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BatchProof:
+        """Record a call, and what becomes of parts of its batch."""
+        with _unobserved():
+            graphs = self._graphs(module, call, args, kwargs)
+            flow, reads = BatchFlow.of(graphs), graphs[-1].reads
+            parts = [] if flow is None else self._parts(module, call, flow, (args, kwargs))
+            is_kept = flow is not None and all(
+                part is not None and flow.is_kept_by(graphs, part, length) for length, part in parts
+            )
+            reads += tuple(read for _, part in parts if part is not None for read in part[-1].reads)
+            guard = Guard.of(module, call.tensors, dict.fromkeys(reads))
+        return BatchProof(guard=guard, flow=flow if is_kept else None, graph=graphs[-1])
+
+    def _parts(
+        self, module: nn.Module, call: Call, flow: BatchFlow, inputs: Any
+    ) -> list[tuple[int, list[ScopeGraph] | None]]:
+        """Return samples and graphs of the chunks of a call, none where forward does not run on so few."""
+        assert self.batch is not None
+        found: list[tuple[int, list[ScopeGraph] | None]] = []
+        for length in sorted(self.batch.lengths(flow.size)):
+            try:
+                found.append((length, self._graphs(module, call, *part_of(flow, inputs, 0, length))))
+            except StrategyError:
+                found.append((length, None))
+        return found
 
     def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
         """Run a program; where only a forward was planned, in a region, so that gradients recompute it."""
@@ -180,6 +237,18 @@ class ChunkedForward:
         given: frozenset[int],
     ) -> ChunkProgram:
         """Return the program for a call of this kind: recorded, planned and guarded."""
+        graph = self._graphs(module, call, args, kwargs)[-1]
+        writes = writes_to_given(graph.graph)
+        if writes and share_memory(call.tensors):
+            problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
+            raise StrategyError("chunk", f"{problem}; give it tensors of their own")
+        guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
+        return ChunkProgram.of(graph, self._code(graph, given), guard)
+
+    def _graphs(
+        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[ScopeGraph]:
+        """Return the graphs of a call, those of inner scopes first."""
         refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
         device = device_of(list(call.tensors))
@@ -194,13 +263,7 @@ class ChunkedForward:
                 return shadow, *mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
 
         forward = None if self.loss is None else partial(with_loss, loss=self.loss)
-        graph = record(cast, self.scopes, self.opaque, forward=forward).graphs[-1]
-        writes = writes_to_given(graph.graph)
-        if writes and share_memory(call.tensors):
-            problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
-            raise StrategyError("chunk", f"{problem}; give it tensors of their own")
-        guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
-        return ChunkProgram.of(graph, self._code(graph, given), guard)
+        return record(cast, self.scopes, self.opaque, forward=forward).graphs
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(self.scheduler.schedule(graph.graph, given))
@@ -321,6 +384,7 @@ def install(
     recorded: dict[type[nn.Module], Programs[ChunkProgram]] | None = None,
     *,
     loss: Loss | None = None,
+    batch: BatchLoop | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say, in place.
 
@@ -330,6 +394,7 @@ def install(
         opaque: FQNs of modules that run as they are, with the reason.
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
         loss: function of the model's results and of `LossInputs`; `None`: the model ends with its results.
+        batch: loop over the batch of the model; `None`: it runs on all samples at once.
     """
     recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
@@ -344,6 +409,7 @@ def install(
             alike=alike.setdefault((plain_class(module), scheduler.kind), Programs()),
             recorded=recorded.setdefault(plain_class(module), Programs()),
             loss=None if fqn else loss,
+            batch=None if fqn else batch,
         )
         disguise(module, _RunsInChunks)
 

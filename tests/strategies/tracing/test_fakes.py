@@ -20,6 +20,8 @@ _WATCHED = frozenset(
     {
         torch.ops.aten.view.default,
         torch.ops.aten.convolution.default,
+        torch.ops.aten.div.Tensor,
+        torch.ops.aten.div.Tensor_mode,
         torch.ops.aten._grouped_mm.default,
         torch.ops.aten.native_layer_norm_backward.default,
         torch.ops.aten.mkldnn_rnn_layer.default,
@@ -49,6 +51,11 @@ def _picture_of_one(x: Tensor) -> Tensor:
     return torch.conv2d(image, x.new_ones(D, D, 1, 1))
 
 
+def _picture_over_a_number(x: Tensor) -> Tensor:
+    image = x[:1].transpose(1, 2).view(1, D, 4, 4)
+    return image / 2.0 + torch.div(image, 3, rounding_mode="floor")
+
+
 def _experts(x: Tensor) -> Tensor:
     ends = torch.tensor([5, x.size(0) * x.size(1)], dtype=torch.int32)
     return torch._grouped_mm(x.flatten(0, 1), x.new_ones(2, D, 12), offs=ends)
@@ -69,7 +76,9 @@ def _recurrent(x: Tensor) -> Tensor:
     return outputs
 
 
-@pytest.mark.parametrize("body", [_picture_of_one, _experts, _gradient_of_a_norm, _recurrent])
+@pytest.mark.parametrize(
+    "body", [_picture_of_one, _picture_over_a_number, _experts, _gradient_of_a_norm, _recurrent]
+)
 def test_layouts_are_those_with_data(body: Callable[[Tensor], Tensor]) -> None:
     with _Layouts() as expected:
         body(torch.ones(2, 16, D))
