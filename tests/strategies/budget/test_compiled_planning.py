@@ -54,7 +54,9 @@ class Pair:
         asked = experiment_of(f"{_COMPILED} {line}")
         self.batch = batches(asked, _CPU, 0)
         file = folder / PLAN_FILE
-        planned = with_plan(asked, lambda each: assemble(each, _CPU, None, self.batch(0)), self.batch, file)
+        planned = with_plan(
+            asked, lambda each: assemble(each, _CPU, None, self.batch(0)), self.batch, file, device=_CPU
+        )
         self.plan = Plan.load(file)
         self.planned, self.state = trained(planned, self.batch)
         self.twin, self.twin_state = trained(asked.twin(), self.batch)
