@@ -168,6 +168,9 @@ class Budget(ActivationCheckpointing):
         if self.needs_compiler:
             problem = f"compiled numbers the operators of graphs, which {name} has no words for"
             raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
+        if plan.chunk is not None:
+            problem = f"the plan numbers operators of programs in chunks, which {name} has no words for"
+            raise StrategyError("chunk", f"{problem}; use show=plan, or chunk=none")
         step = first_call.shadow_step(model, sample, {})
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
         return {

@@ -45,11 +45,18 @@ class TrainingSchedules:
     Args:
         scopes: recorded with gradients.
         rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
+        alike: schedules of the same model, whose inner scopes have the same options.
     """
 
-    def __init__(self, scopes: ModelScopes, rehearse: Callable[[Mapping[str, ScopeScheduler]], int]) -> None:
+    def __init__(
+        self,
+        scopes: ModelScopes,
+        rehearse: Callable[[Mapping[str, ScopeScheduler]], int],
+        alike: TrainingSchedules | None = None,
+    ) -> None:
         self._scopes = scopes
         self._rehearse = rehearse
+        self._alike = alike
         self._rehearsed: dict[tuple[int, ...], ModelSchedule] = {}
         self._kinds = scopes.kinds[:-1]
         self._known: dict[tuple[int, ...], OptionChoice] = {}
@@ -123,6 +130,8 @@ class TrainingSchedules:
     @cached_property
     def _options(self) -> dict[ScopeKind, list[PassOption]]:
         """The options of inner scopes, by kind."""
+        if self._alike is not None and self._alike._kinds == self._kinds:
+            return self._alike._options
         found: dict[ScopeKind, list[PassOption]] = {}
         counts = Counter(self._kinds)
         for graph, kind in zip(self._scopes.graphs, self._kinds, strict=False):
