@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from harness.experiment.experiment import Experiment
 from harness.predict.fake_rank import planned_on_fake_rank
 from harness.trial import without_memory
-from harness.trial.plan_budget import PLAN_FILE
+from harness.trial.plan_budget import PLAN_FILE, carrying_out
 from strategies import HasViews, OffersPlans, PlansFromStep
 
 
@@ -26,8 +26,10 @@ def view_of(experiment: Experiment, what: str) -> str:
     ac, chunk = experiment.ac, experiment.chunk
     planned_with = [ac, *([chunk] if isinstance(chunk, OffersPlans) and chunk.follows else [])]
     shows = any(isinstance(each, HasViews) and what in each.views for each in planned_with)
-    if not shows or not isinstance(ac, PlansFromStep) or ac.plan_file is not None:
+    if not shows or not isinstance(ac, PlansFromStep):
         return without_memory.show(experiment, what)
+    if ac.plan_file is not None:
+        return without_memory.show(carrying_out(experiment, Path(ac.plan_file)), what)
     with TemporaryDirectory() as folder:
         planned = planned_on_fake_rank(experiment, without_memory.PLANNED_FOR, Path(folder) / PLAN_FILE)
         view = without_memory.show(planned, what)

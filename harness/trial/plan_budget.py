@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.experiment.experiment import Experiment
+from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
@@ -59,12 +59,27 @@ def with_plan(
     if not isinstance(ac, PlansFromStep):
         return experiment
     if ac.plan_file is not None:
-        return _carrying_out(experiment, Path(ac.plan_file))
+        return carrying_out(experiment, Path(ac.plan_file))
     with _offered(experiment, batch(0), device, file.with_name(_OFFERS)) as offers:
         asked = _Asked(experiment=experiment, assemble=assemble, batch=batch, warm_up_steps=warm_up_steps)
         write_plan(ac, asked.steps(offers), file)
         _meet()
-    return _carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
+    return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
+
+
+def carrying_out(experiment: Experiment, file: Path) -> Experiment:
+    """Return `experiment` with the chunks of the plan in `file`, where it leaves them to that plan.
+
+    Raises:
+        StrategyError: the plan has chunks, and none are asked for.
+    """
+    chunk = experiment.chunk
+    if isinstance(chunk, OffersPlans):
+        return replace(experiment, chunk=chunk.with_plan(file) or chunk_variants["none"]())
+    if held_chunks(file) is not None and name_of(chunk) == "none":
+        problem = f"{str(file)!r} counts on chunks; use chunk=budget, or a plan of chunk=none"
+        raise StrategyError("ac.plan_file", problem)
+    return experiment
 
 
 def beside_recomputation(experiment: Experiment) -> Experiment:
@@ -75,21 +90,6 @@ def beside_recomputation(experiment: Experiment) -> Experiment:
     names = ("layers_fqn", "module_classes")
     of_blocks = {name: getattr(experiment.ac, name) for name in names if hasattr(experiment.ac, name)}
     return replace(experiment, ac=ac_variants["full"](**of_blocks), chunk=chunk_variants["none"]())
-
-
-def _carrying_out(experiment: Experiment, file: Path) -> Experiment:
-    """Return `experiment` with the chunks of the plan in `file`, where it leaves them to that plan.
-
-    Raises:
-        StrategyError: the plan has chunks, and none are asked for.
-    """
-    chunk = experiment.chunk
-    if not isinstance(chunk, OffersPlans):
-        if held_chunks(file) is not None:
-            problem = f"{str(file)!r} counts on chunks; use chunk=budget, or a plan of chunk=none"
-            raise StrategyError("ac.plan_file", problem)
-        return experiment
-    return replace(experiment, chunk=chunk.with_plan(file) or chunk_variants["none"]())
 
 
 @contextmanager
