@@ -40,7 +40,8 @@ from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import assemble, build, planned_step
 from harness.trial.batches import batches
 from harness.trial.plan_budget import beside_recomputation, carrying_out
-from strategies import PlansFromStep, ac_variants, chunk_variants
+from strategies import PlansFromStep
+from strategies.ac.budget import Budget
 from strategies.budget import compiled_planning
 from strategies.budget.capture import capture
 from strategies.budget.chunked_planning import ChunkedPlanner, Way
@@ -48,6 +49,7 @@ from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
 from strategies.chunk.base import FromPlan
+from strategies.chunk.budget import Budget as ChunkBudget
 from strategies.regions.blocks import find_blocks
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
@@ -142,18 +144,16 @@ def captured(experiment: Experiment) -> StepGraph:
         return capture(step, blocks, device=device, standing=trainee.model.parameters())
 
 
-def in_chunks(experiment: Experiment) -> list[tuple[dict[str, Any], StepGraph]]:
+def in_chunks(experiment: Experiment) -> list[tuple[Mapping[str, Any], StepGraph]]:
     """Return the same step in chunks of each plan that is offered, without its AC, with that plan."""
     device = torch.device("cpu")
-    beside = replace(
-        experiment, ac=ac_variants["budget"](layers_fqn=experiment.model.layers_fqn, fraction=1.0)
-    )
+    beside = replace(experiment, ac=Budget(layers_fqn=experiment.model.layers_fqn, fraction=1.0))
     sample = batches(experiment, device, dp_rank=0)(0)
     model, loss, _ = build(experiment, device)
     step = planned_step(beside_recomputation(beside), model, loss, sample, device)
     found = []
     with TemporaryDirectory() as folder:
-        for number, offer in enumerate(chunk_variants["budget"]().offers(model, sample.inputs, step)):
+        for number, offer in enumerate(ChunkBudget().offers(model, sample.inputs, step)):
             file = Path(folder, f"{number}.json")
             file.write_text(json.dumps({"chunk": offer}), encoding="utf-8")
             chunked = replace(experiment, chunk=FromPlan(plan_file=str(file)))
