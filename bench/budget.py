@@ -3,8 +3,9 @@
 Each step is captured once, on tensors without memory, and planned for all shares. `points` is what the plan
 costs above the bound, in points of a step's FLOPs. Nothing of this is run.
 
-Then the smallest peak that a plan reaches is run beside `ac=full`, without host memory and with all that it
-likes: measured peak, and CPU time of a step as a ratio to that of `ac=full`, A B B A.
+Then the smallest peak that a plan reaches is run beside `ac=full`: of blocks alone, with all the host memory
+that it likes, and with loops over chunks (`chunk=budget`), too. Measured peak, and CPU time of a step as a
+ratio to that of `ac=full`, A B B A.
 
 With a compiler the compiled executor plans, on the joint graphs of a step that it runs; `ac=full` is compiled
 too.
@@ -15,11 +16,13 @@ too.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from rich.console import Group
@@ -34,13 +37,19 @@ from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
 from harness.records.statistics import Ratio, ratio_to_baseline
-from harness.trial.assemble import assemble
+from harness.trial.assemble import assemble, build, planned_step
 from harness.trial.batches import batches
+from harness.trial.plan_budget import beside_recomputation, carrying_out
+from strategies import PlansFromStep
+from strategies.ac.budget import Budget
 from strategies.budget import compiled_planning
 from strategies.budget.capture import capture
+from strategies.budget.chunked_planning import ChunkedPlanner, Way
 from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
+from strategies.chunk.base import FromPlan
+from strategies.chunk.budget import Budget as ChunkBudget
 from strategies.regions.blocks import find_blocks
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
@@ -98,7 +107,7 @@ class Smallest:
 
     Fields:
         model: name of the model.
-        variant: `full`, `budget`, or `budget, host` of a budget with all the host memory that it likes.
+        variant: `full`, `budget`; `host`: with all the host memory that it likes; `chunks`: with loops, too.
         peak: measured peak.
         to_full: the same as a share of that of `ac=full`.
         is_predicted: whether it is the predicted one to the byte; `None` of `ac=full`.
@@ -135,6 +144,23 @@ def captured(experiment: Experiment) -> StepGraph:
         return capture(step, blocks, device=device, standing=trainee.model.parameters())
 
 
+def in_chunks(experiment: Experiment) -> list[tuple[Mapping[str, Any], StepGraph]]:
+    """Return the same step in chunks of each plan that is offered, without its AC, with that plan."""
+    device = torch.device("cpu")
+    beside = replace(experiment, ac=Budget(layers_fqn=experiment.model.layers_fqn, fraction=1.0))
+    sample = batches(experiment, device, dp_rank=0)(0)
+    model, loss, _ = build(experiment, device)
+    step = planned_step(beside_recomputation(beside), model, loss, sample, device)
+    found = []
+    with TemporaryDirectory() as folder:
+        for number, offer in enumerate(ChunkBudget().offers(model, sample.inputs, step)):
+            file = Path(folder, f"{number}.json")
+            file.write_text(json.dumps({"chunk": offer}), encoding="utf-8")
+            chunked = replace(experiment, chunk=FromPlan(plan_file=str(file)))
+            found.append((offer, captured(chunked)))
+    return found
+
+
 def captured_compiled(experiment: Experiment, compiler: str) -> tuple[StepGraph, Callable[[Plan], Plan]]:
     """Return the same for blocks that are compiled, and what makes its plans those of the compiler."""
     device = torch.device("cpu")
@@ -169,9 +195,12 @@ def main() -> int:
             )
         )
         planned += _planned(model, planner, arguments.shares)
-        planners = {"budget": planner}
+        planners: dict[str, Planner | ChunkedPlanner] = {"budget": planner}
         if arguments.compiler == "none":
+            ways = [(None, graph), *in_chunks(experiment)]
             planners["budget, host"] = Planner(graph, host_bytes=plain)
+            planners["budget, chunks"] = _chunked(ways, 0)
+            planners["budget, host, chunks"] = _chunked(ways, plain)
         plans = {name: of_executor(each.plan(each.minimum_feasible_bytes)) for name, each in planners.items()}
         overrides = (*arguments.overrides, f"compile={arguments.compiler}")
         smallest += _smallest(model, overrides, plans, arguments.pairs)
@@ -194,6 +223,12 @@ def main() -> int:
         },
     )
     return int(any(map(_is_broken, planned)) or any(each.is_predicted is False for each in smallest))
+
+
+def _chunked(ways: Sequence[tuple[Mapping[str, Any] | None, StepGraph]], host_bytes: int) -> ChunkedPlanner:
+    return ChunkedPlanner(
+        [Way(planner=Planner(graph, host_bytes=host_bytes), chunk=offer) for offer, graph in ways]
+    )
 
 
 _COLUMNS = {
@@ -276,9 +311,11 @@ def _smallest(
         for name, plan in plans.items():
             file = Path(folder, f"{len(points)}.json")
             plan.save(file)
-            points[name] = ["ac=budget", f"ac.plan_file={file}", f"ac.executor={plan.executor}"]
+            chunk = "none" if plan.chunk is None else "budget"
+            of_plan = ["ac=budget", f"ac.plan_file={file}", f"ac.executor={plan.executor}"]
+            points[name] = [*of_plan, f"chunk={chunk}"]
         found = experiments([f"model={model}", *overrides, *point] for point in points.values())
-        known = dict(zip(points, found, strict=True))
+        known = {name: _with_chunks(each) for name, each in zip(points, found, strict=True)}
         batch = batches(known["full"], torch.device("cpu"), dp_rank=0)(0)
         reports = {name: _report(each, batch) for name, each in known.items()}
         for name in ("full", *plans):
@@ -294,6 +331,12 @@ def _smallest(
                 extra_percent=100 * (_flops(reports[name]) / _flops(reports["none"]) - 1),
                 time=None if name == "full" else _time(known[name], known["full"], batch, pairs),
             )
+
+
+def _with_chunks(experiment: Experiment) -> Experiment:
+    """Return an experiment with the chunks of its plan, if it has any."""
+    file = experiment.ac.plan_file if isinstance(experiment.ac, PlansFromStep) else None
+    return experiment if file is None else carrying_out(experiment, Path(file))
 
 
 def _report(experiment: Experiment, batch: Batch) -> StepReport:

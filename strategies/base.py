@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -214,6 +214,7 @@ class RunnableStep:
         compiler: backend of `torch.compile` that compiles blocks later; here none is compiled.
         unwrapped: makes the context in which compiled functions are called: functions of torch that the step
             has replaced are as they were.
+        chunk: the plan of the chunks in which parts of the model run, as JSON values; `None`: nothing does.
     """
 
     run: Callable[[], object]
@@ -223,6 +224,7 @@ class RunnableStep:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     compiler: str = "none"
     unwrapped: Callable[[], AbstractContextManager[Any]] = nullcontext
+    chunk: Mapping[str, Any] | None = None
 
 
 @runtime_checkable
@@ -230,8 +232,8 @@ class PlansFromStep(Protocol):
     """A strategy whose plan is made of a step that the plain model takes, for all ranks alike."""
 
     @property
-    def has_plan(self) -> bool:
-        """Whether the plan is given."""
+    def plan_file(self) -> str | None:
+        """Where the plan is that is given; `None` where one is to be made."""
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that it cannot plan for, on every rank, before one of them waits in a step.
@@ -240,15 +242,19 @@ class PlansFromStep(Protocol):
             StrategyError: what it plans for is not there.
         """
 
-    def write_plan(self, step: RunnableStep, file: Path) -> None:
-        """Make the plan of `step` and write it to `file`.
+    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path) -> None:
+        """Make the cheapest plan of a step that can be taken in several ways, and write it to `file`.
+
+        Args:
+            steps: without chunks, then in chunks of several plans; each is done with when the next comes.
+            file: what it is written to.
 
         Raises:
             StrategyError: there is no plan.
         """
 
     def attend_plan(self, step: RunnableStep) -> None:
-        """Take the steps that `write_plan` takes on another rank, which plans: collectives match.
+        """Take a step as `write_best_plan` takes it on another rank, which plans: collectives match.
 
         Raises:
             StrategyError: the step is not one that a plan can be made for.
@@ -256,6 +262,48 @@ class PlansFromStep(Protocol):
 
     def with_plan(self, file: Path) -> Strategy:
         """Return the strategy with the plan in `file`."""
+
+
+@runtime_checkable
+class FollowsPlan(Protocol):
+    """A strategy that may leave its budget to one that plans from a step, and then is part of that plan."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has no budget of its own."""
+
+
+@runtime_checkable
+class OffersPlans(FollowsPlan, Protocol):
+    """One that offers plans to choose from."""
+
+    def offers(
+        self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return plans of `model`, as JSON values.
+
+        Args:
+            model: a plain model.
+            sample: positional inputs.
+            step: around the model.
+
+        Raises:
+            StrategyError: the model is unsuitable.
+        """
+
+    def check_offers(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> None:
+        """Refuse a model that `offers` would refuse, sooner; arguments are those of `offers`.
+
+        Raises:
+            StrategyError: the model is unsuitable.
+        """
+
+    def with_plan(self, file: Path) -> Strategy | None:
+        """Return the strategy that carries out the offer in a plan file; `None` where there is none in it.
+
+        Raises:
+            StrategyError: it is no plan file.
+        """
 
 
 class LossInputs(NamedTuple):

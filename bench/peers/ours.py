@@ -50,11 +50,6 @@ class Ours(Planner):
         super().__init__(captured(workload.plain))
         self._alike = list(self._same_everywhere())
 
-    @property
-    def step_flops(self) -> int:
-        """FLOPs of the plain step."""
-        return self._graph.flops
-
     def at(self, budget_bytes: int) -> Plan | None:
         """Return the plan for a budget; `None` where there is none."""
         try:

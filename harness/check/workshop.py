@@ -135,7 +135,8 @@ class Workshop:
     @property
     def unplanned(self) -> PlansFromStep | None:
         """The variant, where it plans from a step and has no plan."""
-        return self.variant if isinstance(self.variant, PlansFromStep) and not self.variant.has_plan else None
+        variant = self.variant
+        return variant if isinstance(variant, PlansFromStep) and variant.plan_file is None else None
 
     def write_plan(self, variant: PlansFromStep, file: Path) -> None:
         """Let `variant` plan for a step, and write its plan on rank 0.
@@ -151,7 +152,7 @@ class Workshop:
         step = runnable_step(trainee, joined(self.batches).to(self.device))
         with step.around():
             step.run()  # makes optimizer state
-        write_plan(variant, step, file)
+        write_plan(variant, [step], file)
 
     def with_plan(self, variant: PlansFromStep, file: Path) -> Workshop:
         """Return the workshop of `variant` with the plan in `file`, which all ranks get from rank 0."""

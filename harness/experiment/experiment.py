@@ -22,8 +22,11 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import (
+    FollowsPlan,
     LimitsCompilation,
+    OffersPlans,
     PartitionsBlocks,
+    PlansFromStep,
     ReadsParameters,
     SetsPartitioner,
     Strategy,
@@ -130,6 +133,7 @@ class Experiment(Recipe):
             )
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
+        self._require_one_budget()
         self._require_wrap_order()
         if self.is_compiled:
             self._require_compilable()
@@ -342,6 +346,19 @@ class Experiment(Recipe):
                 f"must be fsdp2 for chunk={name_of(self.chunk)}: FSDP1 hides the shapes of parameters from a "
                 "forward that is planned for other inputs; leave it out or use chunk=none",
             )
+
+    def _require_one_budget(self) -> None:
+        """Refuse chunks with a budget of their own beside AC that plans steps, and those with no budget."""
+        if name_of(self.chunk) == "none":
+            return
+        follows = isinstance(self.chunk, FollowsPlan) and self.chunk.follows
+        if isinstance(self.ac, PlansFromStep) and not follows:
+            problem = f"ac={name_of(self.ac)} plans blocks and chunks for one budget, its own"
+            remedy = "use chunk=budget without chunk.budget_mib and chunk.fraction, or chunk=none"
+            raise ConfigError("chunk", f"{problem}; {remedy}")
+        if follows and isinstance(self.chunk, OffersPlans) and not isinstance(self.ac, PlansFromStep):
+            problem = "give one of chunk.budget_mib and chunk.fraction, got neither"
+            raise ConfigError("chunk", f"{problem}; without one chunk=budget follows ac=budget")
 
     def _require_wrap_order(self) -> None:
         """Refuse an order of wrappers that the mesh does not have."""

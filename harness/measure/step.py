@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -158,22 +158,31 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
     )
 
 
-def write_plan(variant: PlansFromStep, step: RunnableStep, file: Path) -> None:
-    """Let rank 0 plan for what it sees of a step that all ranks take: no rank holds more.
+def write_plan(variant: PlansFromStep, steps: Iterable[RunnableStep], file: Path) -> None:
+    """Let rank 0 plan for what it sees of steps that all ranks take: no rank holds more.
 
     Args:
         variant: makes the plan.
-        step: a step of the plain model, after one that has made optimizer state.
+        steps: a step of the plain model, after one that has made optimizer state; then the same in chunks of
+            several plans.
         file: where rank 0 writes the plan.
 
     Raises:
         StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
     """
-    variant.check_model(step.model)
+    checked = _checked(variant, steps)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        variant.write_plan(step, file)
-    else:
+        variant.write_best_plan(checked, file)
+        return
+    for step in checked:
         variant.attend_plan(step)
+
+
+def _checked(variant: PlansFromStep, steps: Iterable[RunnableStep]) -> Iterator[RunnableStep]:
+    """Yield the steps of models that have what is planned for."""
+    for step in steps:
+        variant.check_model(step.model)
+        yield step
 
 
 def compute_device(trainee: Trainee, batch: Any) -> torch.device:

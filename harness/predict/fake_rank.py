@@ -64,9 +64,7 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
     """
     mesh = experiment.mesh
     with _fake_trial(experiment, device) as (make, batch, fakes), TemporaryDirectory() as folder:
-        experiment = with_plan(
-            experiment, make, batch, Path(folder) / PLAN_FILE, warm_up_steps=_warm_up_steps(mesh)
-        )
+        experiment = _with_plan(experiment, device, make, batch, Path(folder) / PLAN_FILE)
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
         tracers: list[Tracer] = []
@@ -96,7 +94,18 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
     """
     with _fake_trial(experiment, device) as (make, batch, _):
-        return with_plan(experiment, make, batch, file, warm_up_steps=_warm_up_steps(experiment.mesh))
+        return _with_plan(experiment, device, make, batch, file)
+
+
+def _with_plan(
+    experiment: Experiment,
+    device: str,
+    make: Callable[[Experiment], Assembled],
+    batch: Callable[[int], Batch],
+    file: Path,
+) -> Experiment:
+    steps = _warm_up_steps(experiment.mesh)
+    return with_plan(experiment, make, batch, file, device=torch.device(device), warm_up_steps=steps)
 
 
 @contextmanager

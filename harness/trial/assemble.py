@@ -234,7 +234,7 @@ def _observe(
     """Return what AC and chunking observed in the latest step, with the plans of all strategies."""
     of_ac = experiment.ac.observe(model) if site is None else site.observe()
     of_chunk = experiment.chunk.observe(model)
-    plans = {**(of_ac.plan or {}), **(of_chunk.plan or {})}
+    plans = {**(of_chunk.plan or {}), **(of_ac.plan or {})}  # a plan of both is that of AC
     if sharding is not None:
         plans["sharding"] = sharding.as_json()
     return replace(

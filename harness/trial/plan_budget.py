@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import gc
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
+from harness.trial.assemble import build, planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies import PlansFromStep
+from strategies import OffersPlans, PlansFromStep, RunnableStep, StrategyError, ac_variants, chunk_variants
+from strategies.chunk.base import held_chunks
 
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""
+
+_OFFERS = "chunks"
+"""Name of a folder beside it, as long as the plan is made."""
 
 
 def with_plan(
@@ -26,36 +36,126 @@ def with_plan(
     batch: Callable[[int], Batch],
     file: Path,
     *,
+    device: torch.device,
     warm_up_steps: int = UNMEASURED_STEPS,
 ) -> Experiment:
     """Return `experiment` with the plan of its AC in `file`, which rank 0 writes, where its AC plans.
 
-    The plain model takes a step on all ranks, and rank 0 plans for what it sees.
+    The plain model takes a step on all ranks, and rank 0 plans for what it sees. Where chunks are left to
+    that plan, the model takes the step once more for each plan of chunks that rank 0 offers.
 
     Args:
         experiment: the trial.
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
         file: a file that all ranks share.
+        device: device of this rank.
         warm_up_steps: steps that nobody watches.
 
     Raises:
-        ConfigError: chunks would change what was planned for.
-        StrategyError: there is no plan, on rank 0.
+        StrategyError: there is no plan, on rank 0; or the one that is given has chunks that nobody asks for.
     """
     ac = experiment.ac
     if not isinstance(ac, PlansFromStep):
         return experiment
-    if name_of(experiment.chunk) != "none":
-        name = f"ac={name_of(ac)} chunk={name_of(experiment.chunk)}"
-        raise ConfigError("chunk", f"{name} plan for the same bytes; use chunk=none")
-    if ac.has_plan:
-        return experiment
-    trainee = assemble(experiment.plain().uncompiled())
-    warm_up(trainee, batch, steps=warm_up_steps)
-    step = replace(runnable_step(trainee, batch(UNMEASURED_STEPS)), compiler=experiment.compile)
-    write_plan(ac, step, file)
-    trainee.zero_grad()
+    if ac.plan_file is not None:
+        return carrying_out(experiment, Path(ac.plan_file))
+    with _offered(experiment, batch(0), device, file.with_name(_OFFERS)) as offers:
+        asked = _Asked(experiment=experiment, assemble=assemble, batch=batch, warm_up_steps=warm_up_steps)
+        write_plan(ac, asked.steps(offers), file)
+        _meet()
+    return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
+
+
+def carrying_out(experiment: Experiment, file: Path) -> Experiment:
+    """Return `experiment` with the chunks of the plan in `file`, where it leaves them to that plan.
+
+    Raises:
+        StrategyError: the plan has chunks, and none are asked for.
+    """
+    chunk = experiment.chunk
+    if isinstance(chunk, OffersPlans):
+        return replace(experiment, chunk=chunk.with_plan(file) or chunk_variants["none"]())
+    if held_chunks(file) is not None and name_of(chunk) == "none":
+        problem = f"{str(file)!r} counts on chunks; use chunk=budget, or a plan of chunk=none"
+        raise StrategyError("ac.plan_file", problem)
+    return experiment
+
+
+def beside_recomputation(experiment: Experiment) -> Experiment:
+    """Return `experiment` with every block recomputed and no chunks: beside this, chunks are planned.
+
+    A plan that follows keeps more of blocks, hardly less; what it cannot lower is what chunks are for.
+    """
+    names = ("layers_fqn", "module_classes")
+    of_blocks = {name: getattr(experiment.ac, name) for name in names if hasattr(experiment.ac, name)}
+    return replace(experiment, ac=ac_variants["full"](**of_blocks), chunk=chunk_variants["none"]())
+
+
+@contextmanager
+def _offered(
+    experiment: Experiment, sample: Batch, device: torch.device, folder: Path
+) -> Iterator[list[Path]]:
+    """Lend the files of the plans of chunks to choose from, which rank 0 makes; none where nobody asks."""
+    chunk = experiment.chunk
+    if not isinstance(chunk, OffersPlans):
+        yield []
+        return
+    if _is_first():
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut off
+        folder.mkdir(parents=True)
+        model, loss, _ = build(experiment, device)
+        step = planned_step(beside_recomputation(experiment), model, loss, sample, device)
+        for number, offer in enumerate(chunk.offers(model, sample.inputs, step)):
+            (folder / f"{number}.json").write_text(json.dumps({"chunk": offer}), encoding="utf-8")
+    _meet()
+    yield sorted(folder.iterdir())
+    if _is_first():
+        shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """How the steps are made that a plan is made of.
+
+    Fields:
+        experiment: the trial.
+        assemble: makes a fresh model.
+        batch: returns this rank's share of a step's batch.
+        warm_up_steps: steps that nobody watches.
+    """
+
+    experiment: Experiment
+    assemble: Callable[[Experiment], Trainee]
+    batch: Callable[[int], Batch]
+    warm_up_steps: int
+
+    def steps(self, offers: Sequence[Path]) -> Iterator[RunnableStep]:
+        """Yield the step without AC and chunks, then with the chunks of each offer; one model at a time."""
+        plain = self.experiment.plain().uncompiled()
+        yield from self._step(plain, None)
+        for offer in offers:
+            assert isinstance(self.experiment.chunk, OffersPlans), "it has made the offer"
+            chunk = self.experiment.chunk.with_plan(offer)
+            assert chunk is not None, "it is an offer of chunks"
+            told = json.loads(offer.read_text(encoding="utf-8"))["chunk"]
+            yield from self._step(replace(plain, chunk=chunk), told)
+
+    def _step(self, experiment: Experiment, chunk: Mapping[str, Any] | None) -> Iterator[RunnableStep]:
+        """Yield the step of a fresh model, and forget it."""
+        trainee = self.assemble(experiment)
+        warm_up(trainee, self.batch, steps=self.warm_up_steps)
+        step = runnable_step(trainee, self.batch(UNMEASURED_STEPS))
+        yield replace(step, compiler=self.experiment.compile, chunk=chunk)
+        trainee.zero_grad()
+        del trainee, step
+        gc.collect()
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _meet() -> None:
     if dist.is_initialized():
         dist.barrier()
-    return replace(experiment, ac=ac.with_plan(file))

@@ -111,7 +111,8 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
             batch=batch,
             sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
         )
-        planned = with_plan(plan.experiment, bench.assemble, bench.batch, context.trial_dir / PLAN_FILE)
+        file = context.trial_dir / PLAN_FILE
+        planned = with_plan(plan.experiment, bench.assemble, bench.batch, file, device=context.device)
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)

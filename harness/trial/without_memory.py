@@ -19,10 +19,19 @@ from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.assemble import planned_step
 from harness.trial.parallel import require_shardable
+from harness.trial.plan_budget import beside_recomputation
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.precision import cast, cast_as
 from harness.trial.split_check import check_split
-from strategies import ChecksUnits, HasViews, InfeasibleBudget, PlansForStep, Strategy, call_site_of
+from strategies import (
+    ChecksUnits,
+    HasViews,
+    InfeasibleBudget,
+    OffersPlans,
+    PlansForStep,
+    Strategy,
+    call_site_of,
+)
 from strategies.regions.blocks import children_of
 
 PLANNED_FOR = "cpu"
@@ -98,12 +107,16 @@ def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
 def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
     """Refuse a chunk variant that finds no plan for the step, or does not fit the units of FSDP.
 
-    Kernels of another device may keep a budget that the CPU's do not: there the ranks decide.
+    Kernels of another device may keep a budget that the CPU's do not: there the ranks decide. So they do
+    where the plan of AC has the chunks.
 
     Raises:
         ConfigError: the model takes an input by name alone.
         StrategyError: naming the operator, the budget or the unit.
     """
+    if isinstance(experiment.chunk, OffersPlans) and experiment.chunk.follows:
+        _check_offers(experiment, experiment.chunk)
+        return
     chunk, built, sample = _planned(experiment, experiment.chunk)
     _require_positions(sample, "chunk")
     try:
@@ -116,6 +129,17 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
         chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
+def _check_offers(experiment: Experiment, chunk: OffersPlans) -> None:
+    """Refuse a model of which no chunks can be planned, or units of FSDP that no program calls."""
+    built, sample = _cast_without_memory(experiment)
+    _require_positions(sample, "chunk")
+    beside = beside_recomputation(experiment)
+    step = planned_step(beside, built, experiment.model.loss, sample, torch.device(PLANNED_FOR))
+    chunk.check_offers(built, sample.inputs, step)
+    if experiment.mesh.is_sharded and isinstance(chunk, ChecksUnits):
+        chunk.check_units(built, step.units)
+
+
 def _require_positions(sample: Batch, group: str) -> None:
     """Refuse inputs that have no position, which a plan of positional inputs would leave out."""
     if sample.keywords:
@@ -126,13 +150,19 @@ def _require_positions(sample: Batch, group: str) -> None:
 
 def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:
     """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
-    built, sample = _without_memory(experiment.model, batch)
-    cast(built, experiment)
+    built, sample = _cast_without_memory(experiment)
     if isinstance(strategy, PlansForStep):
         device = torch.device(PLANNED_FOR)
         strategy = strategy.for_step(planned_step(experiment, built, experiment.model.loss, sample, device))
     return strategy, built, sample
+
+
+def _cast_without_memory(experiment: Experiment) -> tuple[nn.Module, Batch]:
+    """Return the model of `experiment` and a rank's batch without memory, in its precision."""
+    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    built, sample = _without_memory(experiment.model, batch)
+    cast(built, experiment)
+    return built, sample
 
 
 def show(experiment: Experiment, what: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,13 +14,14 @@ from strategies.base import Observation, Partition, RunnableStep, StrategyError
 from strategies.budget import (
     capture,
     carrying_out,
+    chunked_planning,
     compiled_planning,
     export,
     first_call,
     operator_modules,
     planning,
 )
-from strategies.budget.plan import Plan
+from strategies.budget.plan import Plan, bounded
 from strategies.regions import blocks, region
 
 if TYPE_CHECKING:
@@ -103,11 +104,6 @@ class Budget(ActivationCheckpointing):
                 raise StrategyError(f"ac.{name}", f"{problem}; leave one of the two out")
 
     @property
-    def has_plan(self) -> bool:
-        """Whether the plan is given."""
-        return self.plan_file is not None
-
-    @property
     def needs_compiler(self) -> bool:
         """Whether partitions of graphs carry the plan out."""
         return self.executor == "compiled"
@@ -165,13 +161,16 @@ class Budget(ActivationCheckpointing):
         Raises:
             StrategyError: no plan keeps the budget, or it is another model's.
         """
-        given = self._required() if self.needs_compiler or self.has_plan else None
+        given = self._required() if self.needs_compiler or self.plan_file is not None else None
         plan = given or self.plan(first_call.shadow_step(model, sample, {}))
         if name == "plan":
             return plan.describe()
         if self.needs_compiler:
             problem = f"compiled numbers the operators of graphs, which {name} has no words for"
             raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
+        if plan.chunk is not None:
+            problem = f"the plan numbers operators of programs in chunks, which {name} has no words for"
+            raise StrategyError("chunk", f"{problem}; use show=plan, or chunk=none")
         step = first_call.shadow_step(model, sample, {})
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
         return {
@@ -235,37 +234,64 @@ class Budget(ActivationCheckpointing):
         with step.around():
             step.run()
 
+    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path) -> None:
+        """Make the cheapest plan of a step that can be taken in several ways, and write it to `file`.
+
+        Args:
+            steps: without chunks, then in chunks of several plans.
+            file: what it is written to.
+
+        Raises:
+            StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
+        """
+        self._best_plan(steps).save(file)
+
     def plan(self, step: RunnableStep) -> Plan:
         """Return the plan of `step`.
 
         Raises:
             StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
         """
-        found = self.blocks_of(step.model)
+        return self._best_plan([step])
+
+    def _best_plan(self, steps: Iterable[RunnableStep]) -> Plan:
+        found: dict[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
-        if self.needs_compiler:
-            graph, of_executor = compiled_planning.captured(step, found)
-        else:
-            with step.around():
-                graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
+        ways: list[chunked_planning.Way] = []
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
-        planner = planning.Planner(graph, objective=objective, host_bytes=int(self.host_gib * _GIB))
+        for step in steps:
+            found = self.blocks_of(step.model)
+            if self.needs_compiler:
+                graph, of_executor = compiled_planning.captured(step, found)
+            else:
+                with step.around():
+                    graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
+            planner = planning.Planner(graph, objective=objective, host_bytes=int(self.host_gib * _GIB))
+            ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
+        return of_executor(self._fitting(chunked_planning.ChunkedPlanner(ways, objective)).with_idle(found))
+
+    def _fitting(self, planner: chunked_planning.ChunkedPlanner) -> Plan:
+        """Return the plan for the budget.
+
+        Raises:
+            StrategyError: no plan keeps it.
+        """
         if self.budget_gib is not None:
             where, most = "ac.budget_gib", self.budget_gib * _GIB
         else:
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
         try:
-            return of_executor(planner.plan(int(most)).with_idle(found))
+            return planner.plan(int(most))
         except planning.BudgetBelowMinimum as error:
             share = math.ceil(1e4 * error.minimum_feasible_bytes / planner.plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * error.minimum_feasible_bytes / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
+            proven = f"{bounded(planner.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
             raise StrategyError(
                 where,
                 f"no plan keeps {int(most)} bytes; the smallest that one keeps is "
-                f"{error.minimum_feasible_bytes} bytes, {smallest}; no schedule of these operators needs "
-                f"less than {error.proven_minimum_bytes} bytes{error.limits}",
+                f"{error.minimum_feasible_bytes} bytes, {smallest}; no schedule of {proven}{error.limits}",
             ) from error
 
     def observe(self, model: nn.Module) -> Observation:

@@ -18,6 +18,7 @@ from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import carrying_out
 from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
+from strategies.regions.blocks import Chunked, plain_named_modules
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
@@ -56,7 +57,8 @@ class PlansAtFirstCall:
         """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`.
 
         Raises:
-            StrategyError: `module` is tensor parallel, cannot be followed without data, or has no plan.
+            StrategyError: `module` is tensor parallel or in chunks, cannot be followed without data, or has
+                no plan.
         """
         if torch.is_grad_enabled():
             plan = self._plan_for(module, args, kwargs)
@@ -72,6 +74,7 @@ class PlansAtFirstCall:
             if difference(sizes, found) is None:
                 return plan
         _refuse_tensor_parallel(module)
+        _refuse_chunked(module)
         with _named_errors(), _own_gradients_stay(module):
             made = self.budget.plan(shadow_step(module, args, kwargs))
         self._plans.append((found, made))
@@ -122,6 +125,15 @@ def _refuse_tensor_parallel(model: nn.Module) -> None:
         if isinstance(parameter, DTensor) and id(parameter) not in gathered:
             problem = "is a DTensor of tensor parallelism, and the first call plans for whole tensors"
             raise StrategyError("ac", f"{fqn!r} {problem}; {_REMEDY}")
+
+
+def _refuse_chunked(model: nn.Module) -> None:
+    """Refuse parts that run in chunks: a copy without memory has the forwards of the plain model."""
+    for fqn, module in plain_named_modules(model):
+        if isinstance(module, Chunked):
+            where = repr(fqn) if fqn else "the model"
+            problem = f"{where} runs in chunks, and the first call plans for the model without them"
+            raise StrategyError("ac", f"{problem}; {_REMEDY}")
 
 
 def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:

@@ -25,12 +25,13 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    `dropout_p` is 0. Operators from outside of torch are random where a generator has moved. The state is held
    as long as the operator may run again; while it runs again, another one holds the state to put back.
 7. A block that is `plain`, or not in the plan, runs untouched.
+8. Where parts of the model run in chunks, operators are those that the loops run, chunk by chunk.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
 
-FORMAT = "acbench budget plan 4"
+FORMAT = "acbench budget plan 5"
 _INPUT = -1
 
 
@@ -133,8 +134,8 @@ class Plan:
         plain_peak_bytes: peak of the step without.
         minimum_feasible_bytes: smallest peak that the planner reaches.
         proven_minimum_bytes: no schedule of these operators has a smaller peak.
-        step_flops: FLOPs of the step without recomputation.
-        extra_flops: FLOPs of the operators that run again.
+        step_flops: FLOPs of the step without recomputation and chunks.
+        extra_flops: FLOPs of the operators that run again, in blocks and in loops.
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
         extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
@@ -142,6 +143,9 @@ class Plan:
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
         versions: versions that the plan was made with, by name.
         blocks: the decisions, in the order of forward.
+        chunkings: ways to run the step in chunks that were planned, too; bounds and minima are of all.
+        chunk: what runs in chunks, as JSON values of who chunks, with `why`, and `extra_flops` of the loops;
+            `None`: nothing does.
     """
 
     budget_bytes: int
@@ -160,11 +164,17 @@ class Plan:
     model: Mapping[str, Any]
     versions: Mapping[str, str]
     blocks: tuple[BlockPlan, ...]
+    chunkings: int = 0
+    chunk: Mapping[str, Any] | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the budget needs nothing: every block runs untouched."""
-        return all(block.plain for block in self.blocks)
+        """Whether the budget needs nothing: every block runs untouched, and nothing in chunks."""
+        return self.chunk is None and all(block.plain for block in self.blocks)
+
+    def percent(self, flops: int) -> float:
+        """Return FLOPs as percent of those of the step."""
+        return 100 * flops / max(self.step_flops, 1)
 
     def with_idle(self, fqns: Iterable[str]) -> Plan:
         """Return the plan with those blocks left as they are that did not run in the step."""
@@ -175,25 +185,43 @@ class Plan:
 
     def describe(self) -> str:
         """Return the certificate, and what happens to the values of each block; equal ones in a row once."""
-        step = max(self.step_flops, 1)
-        peak, plain = _readable(self.predicted_peak_bytes), _readable(self.plain_peak_bytes)
+        peak, plain = readable(self.predicted_peak_bytes), readable(self.plain_peak_bytes)
         certificate = (
-            f"budget {_readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
-            f"{100 * self.extra_flops / step:.2f} % extra FLOPs"
+            f"budget {readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
+            f"{self.percent(self.extra_flops):.2f} % extra FLOPs"
         )
         if self.host_budget_bytes:
-            moved, most = _readable(self.offloaded_bytes), _readable(self.host_budget_bytes)
+            moved, most = readable(self.offloaded_bytes), readable(self.host_budget_bytes)
             certificate += f"; {moved} of {most} wait on the host"
         if self.is_plain:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
         if self.objective == "flops":
-            least = 100 * self.lower_bound_extra_flops / step
+            least = self.percent(self.lower_bound_extra_flops)
             what = "both budgets" if self.host_budget_bytes else "the budget"
-            certificate += f"; no schedule of these operators keeps {what} with less than {least:.2f} %"
+            whose = bounded(self.chunkings)
+            certificate += f"; no schedule of {whose} keeps {what} with less than {least:.2f} %"
         alike = groupby(self.blocks, lambda block: replace(block, fqn=""))
         return "\n".join(
-            [certificate, *(_described([block.fqn for block in same], how) for how, same in alike)]
+            [
+                certificate,
+                *self._described_chunks(),
+                *(_described([block.fqn for block in same], how) for how, same in alike),
+            ]
         )
+
+    def _described_chunks(self) -> Iterator[str]:
+        """Yield why there are chunks, and each loop."""
+        if self.chunk is None:
+            return
+        loss = ", and the loss is part of the model" if self.chunk["with_loss"] else ""
+        extra = self.percent(self.chunk["extra_flops"])
+        yield f"chunks: {self.chunk['why']}; loops take {extra:.2f} % extra FLOPs{loss}"
+        loops: dict[str, list[str]] = {}
+        for region in self.chunk["regions"]:
+            loops.setdefault(region["scope"] or "(model)", []).append(_loop_words(region))
+        for _, same in groupby(loops, loops.__getitem__):
+            scopes = list(same)
+            yield from (f"    {_named(scopes)}: {loop}" for loop in loops[scopes[0]])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -240,14 +268,39 @@ class Plan:
         return cls.from_dict(held if isinstance(held, dict) else {})
 
 
-def _readable(nbytes: int) -> str:
+def readable(nbytes: int) -> str:
+    """Return bytes in words."""
     return f"{nbytes / 2**30:.3f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3f} MiB"
+
+
+def bounded(chunkings: int) -> str:
+    """Return what bounds are of, as a sentence has it behind "no schedule of".
+
+    Args:
+        chunkings: ways to run the step in chunks that were looked at.
+    """
+    if not chunkings:
+        return "these operators"
+    ways = "the one way" if chunkings == 1 else f"one of {chunkings} ways"
+    return f"these operators, whole or in {ways} to chunk them,"
+
+
+def _named(fqns: Sequence[str]) -> str:
+    return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]} ({len(fqns)} blocks)"
+
+
+def _loop_words(region: Mapping[str, Any]) -> str:
+    """Return a loop without its scope, in words."""
+    first, *_, last = region["operators"]
+    return (
+        f"{len(region['operators'])} operators, {first} to {last}, in {region['chunks']} chunks of "
+        f"{region['chunk_size']} from {region['size']}"
+    )
 
 
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
-    where = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]} ({len(fqns)} blocks)"
-    lines = [f"{where}: {block.why}"]
+    lines = [f"{_named(fqns)}: {block.why}"]
     for verb in ("keep", "offload", "recompute"):
         listed = ", ".join(map(str, getattr(block, verb)))
         lines += [f"    {verb}: {listed}"] if listed else []

@@ -65,6 +65,7 @@ class Planner:
 
     Attributes:
         plain_peak_bytes: peak of the step without a plan.
+        step_flops, step_s: work of the step without recomputation.
         minimum_feasible_bytes: smallest peak that a plan reaches.
         bound: what no schedule can do better.
     """
@@ -89,6 +90,7 @@ class Planner:
         self._unplanned = _unplanned(graph)
         self._stages = self._made_stages()
         self.plain_peak_bytes = self._peak_bytes(self._plain())
+        self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
@@ -99,7 +101,7 @@ class Planner:
         Raises:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
-        chosen = self._choice(budget_bytes)
+        chosen, least = self._choice(budget_bytes), self.least_flops(budget_bytes)
         effects = [option.effect for option in chosen]
         return Plan(
             budget_bytes=budget_bytes,
@@ -109,9 +111,9 @@ class Planner:
             plain_peak_bytes=self.plain_peak_bytes,
             minimum_feasible_bytes=self.minimum_feasible_bytes,
             proven_minimum_bytes=self.bound.minimum_bytes(),
-            step_flops=self._graph.flops,
+            step_flops=self.step_flops,
             extra_flops=sum(effect.flops for effect in effects),
-            lower_bound_extra_flops=self._least_flops(budget_bytes),
+            lower_bound_extra_flops=int(least) if math.isfinite(least) else 0,
             extra_s=sum(effect.seconds for effect in effects),
             objective=self._objective,
             model=self._model(),
@@ -119,17 +121,20 @@ class Planner:
             blocks=tuple(map(self._block_plan, self._graph.calls, self._calls, chosen)),
         )
 
+    def least_flops(self, budget_bytes: int) -> float:
+        """Return the bound, endless where no schedule keeps the budget; 0, which always holds, of seconds."""
+        return self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
+
+    def limits(self) -> str:
+        """Return the blocks that no plan makes smaller, for the end of a sentence."""
+        return _limits(self._unplanned)
+
     def _block_plan(self, call: BlockCall, planned: PlannedCall, option: Option) -> BlockPlan:
         found = block_plan(planned, option)
         if not found.plain:
             return replace(found, sizes=call.sizes)
         reason = self._unplanned.get(call.fqn)
         return found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
-
-    def _least_flops(self, budget_bytes: int) -> int:
-        """Return the bound; 0, which always holds, where it is of seconds or finds no schedule at all."""
-        least = self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
-        return int(least) if math.isfinite(least) else 0
 
     def _choice(self, budget_bytes: int) -> list[Option]:
         """Return the cheapest options that keep the budget.
@@ -150,7 +155,7 @@ class Planner:
             if self._peak_bytes(known) <= budget_bytes:
                 return known
         raise BudgetBelowMinimum(
-            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), _limits(self._unplanned)
+            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
         )
 
     def _choice_of_fewest_bytes(self) -> list[Option]:
@@ -238,10 +243,19 @@ def _seconds(operator: StepOperator) -> float:
 
 
 def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float]:
-    if objective == "time":
-        return lambda effect: effect.seconds
-    share = _TIE * graph.flops
-    return lambda effect: effect.flops + share * effect.seconds
+    step_flops = graph.flops
+    return lambda effect: cost(effect.flops, effect.seconds, step_flops, objective)
+
+
+def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> float:
+    """Return what a plan is to make least: seconds, or FLOPs of which equal ones differ by seconds.
+
+    Args:
+        flops, seconds: work on top of the step.
+        step_flops: work of the step.
+        objective: which of them.
+    """
+    return seconds if objective == "time" else flops + _TIE * step_flops * seconds
 
 
 def _on_host(effect: Effect) -> str:

@@ -134,6 +134,11 @@ class StepGraph:
         """FLOPs of the step."""
         return sum(operator.flops for operator in self.operators)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the operators, by the machine's numbers."""
+        return sum(operator.seconds for operator in self.operators)
+
     def fingerprint(self, call: BlockCall) -> str:
         """Return the number of operators of a call and a digest of names, order and bytes."""
         numbers: dict[int, int] = {}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableMapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance
 from strategies.chunk import show
+from strategies.chunk.planning import plan_json
 from strategies.chunk.running import chunked_forward
+from strategies.estimate.operator_cost import machine_for
 from strategies.regions import blocks
+from strategies.tracing.shadow import device_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 
 _REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
 _ALONE = PlannedStep()
+_ALONGSIDE = "# chosen by ac=budget; bytes and time are of a step that recomputes every block"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +61,7 @@ class Chunking(Strategy):
             InfeasibleBudget: no plan that was found keeps the budget.
             StrategyError: the model is unsuitable, or chunked already.
         """
-        if not sample:
-            raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
-        # planning has fake tensors of its own
-        with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001 (no public name)
+        with planning(sample):
             return self.plan(model, sample, step)
 
     def for_step(
@@ -86,12 +90,7 @@ class Chunking(Strategy):
         Raises:
             StrategyError: naming the unit.
         """
-        scopes = [fqn for fqn in chunked_forward.chunked_forwards(model) if fqn]
-        for unit in units:
-            if scopes and unit not in scopes:
-                raise StrategyError(
-                    "chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own"
-                )
+        refuse_units([fqn for fqn in chunked_forward.chunked_forwards(model) if fqn], units)
 
     def view(
         self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE
@@ -110,6 +109,84 @@ class Chunking(Strategy):
             chunks=sum(forward.chunks() for forward in forwards.values()),
             plan=None if plan is None else {"chunk": plan},
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromPlan(Chunking):
+    """The chunks that the plan of an activation checkpointing variant has chosen, as its file holds them.
+
+    Fields:
+        plan_file: the file.
+    """
+
+    plan_file: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether the budget is that of activation checkpointing."""
+        return True
+
+    def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+        """Return the plan of the file.
+
+        Raises:
+            StrategyError: it is none of this version, or of another model.
+        """
+        held = held_chunks(Path(self.plan_file))
+        device = step.device or device_of(list(sample))
+        loss = step.loss if step.may_join_loss else None
+        plan = plan_json.plan_from_json(held or {}, machine_for(device), loss)
+        known = dict(blocks.unwrapped(model).named_modules())
+        unknown = next((fqn for fqn in plan.schedulers if fqn not in known), None)
+        if unknown is not None:
+            raise StrategyError(
+                "ac.plan_file",
+                f"has loops of {unknown!r}, which this model has not; use a plan of this model",
+            )
+        return plan
+
+    def view(
+        self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE
+    ) -> str:
+        """Return a view of the chunks, whose bytes and time are not those of the step that was planned."""
+        return f"{_ALONGSIDE}\n{Chunking.view(self, name, model, sample, step=step)}"
+
+
+@contextmanager
+def planning(sample: tuple[Any, ...]) -> Iterator[None]:
+    """Leave the modes that stand: planning has fake tensors of its own.
+
+    Raises:
+        StrategyError: there are no example inputs.
+    """
+    if not sample:
+        raise StrategyError("chunk", "needs example inputs to plan with; give them as the sample")
+    with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001 (no public name)
+        yield
+
+
+def refuse_units(scopes: Collection[str], units: Collection[str]) -> None:
+    """Refuse FSDP units that are none of the blocks with a forward of their own, where there are such.
+
+    Raises:
+        StrategyError: naming the unit.
+    """
+    for unit in units:
+        if scopes and unit not in scopes:
+            raise StrategyError("chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own")
+
+
+def held_chunks(file: Path) -> Mapping[str, Any] | None:
+    """Return the chunk plan in a plan file, as JSON values; `None` where nothing runs in chunks.
+
+    Raises:
+        StrategyError: it cannot be read, or is no plan file.
+    """
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))["chunk"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StrategyError("ac.plan_file", f"{str(file)!r} holds no plan of this version") from None
+    return held if isinstance(held, dict) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

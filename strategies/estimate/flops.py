@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the FLOPs of one call; 0 without formula: elementwise operators, copies, reductions."""
     packet = getattr(func, "_overloadpacket", func)
-    formula = _CPU_ATTENTION.get(packet) or flop_registry.get(packet)
+    formula = _CPU_ATTENTION.get(packet) or flop_registry.get(_IN_PLACE.get(packet, packet))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
@@ -73,6 +73,11 @@ _CPU_ATTENTION: Mapping[Any, Callable[..., int]] = MappingProxyType(
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001 (its only name)
     }
 )
+
+_IN_PLACE: Mapping[Any, Any] = MappingProxyType(
+    {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
+)
+"""Products that add to an operand in place, for which torch has no formula: loops make gradients by them."""
 
 _ATTENTION_BACKWARD = frozenset(
     {

@@ -147,7 +147,8 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
     batch = batches(case, _CPU, dp_rank(case.mesh, rank))
     with cpu_stands_in_for_cuda(case.mesh, _CPU), _shared_folder() as folder:
         plan = sharding_plan(case, batch(0))
-        case = with_plan(case, lambda each: assembled(each, batch(0), plan), batch, folder / PLAN_FILE)
+        make = partial(assembled, sample=batch(0), sharding=plan)
+        case = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU)
         prover = _Prover(
             assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
             dense=lambda each: assembled(each, batch(0), is_dense=True),

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from strategies.chunk.flow.axes import Axis, through_slice, through_view
 from strategies.chunk.flow.chunk_region import Axes
 from strategies.chunk.flow.row_window import ROWS, RowWindow
-from strategies.estimate.operator_cost import is_view, remembered
+from strategies.estimate.operator_cost import cost_of, is_view, remembered
 from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
 
 _aten = torch.ops.aten
@@ -92,6 +92,18 @@ def statistics_of(node: fx.Node) -> Sequence[fx.Node]:
         return ()
     given = (_given(node)[name] for name in ("running_mean", "running_var"))
     return [each for each in given if isinstance(each, fx.Node)]
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """Whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
+    if cost_of(node).flops or statistics_of(node):
+        return False
+    return is_view(node) or is_pointwise(node) or "norm" in str(node.target)
+
+
+def is_never(_: fx.Node) -> bool:
+    """Return false: what a region is grown with that copies no operator."""
+    return False
 
 
 def is_pointwise(node: fx.Node) -> bool:

@@ -1,25 +1,28 @@
 """Decisions: a schedule without its graph, which applies to any graph of the same operators.
 
 Other sequence lengths and most batch sizes change shapes but not operators, so they need no second search.
+Decisions are numbers and words: a file can hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 from torch import fx
 
 from strategies.chunk.flow.chunk_region import ChunkRegion
+from strategies.chunk.flow.chunk_rules import is_cheap, is_never
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.chunk.loops.buffer_reuse import BufferReuse
 from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule
 
-Structure: TypeAlias = Hashable
-"""Equal for graphs of the same operators."""
+Structure: TypeAlias = str
+"""A digest, equal for graphs of the same operators."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +33,7 @@ class LoopDecision:
         members: operators of the region.
         inputs: what the loop takes.
         window: operators that the region was grown from.
-        may_copy: tells which of these may run twice.
+        may_copy: whether cheap ones of these may run twice.
         may_overlap: whether pictures may be cut inside.
         has_sliced_inputs: whether the region takes parts of values.
         seed: operator that the region grew from.
@@ -43,7 +46,7 @@ class LoopDecision:
     members: tuple[int, ...]
     inputs: tuple[int, ...]
     window: tuple[int, ...]
-    may_copy: Callable[[fx.Node], bool]
+    may_copy: bool
     may_overlap: bool
     has_sliced_inputs: bool
     seed: int
@@ -59,10 +62,11 @@ Decisions: TypeAlias = tuple[int | LoopDecision, ...]
 
 def structure_of(graph: fx.Graph) -> Structure:
     """Return what `graph` has in common with graphs of the same operators on other shapes."""
-    return tuple(
+    told = [
         (node.op, str(node.target), tuple(source.name for source in node.all_input_nodes))
         for node in graph.nodes
-    )
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def decisions_of(schedule: Schedule) -> Decisions:
@@ -76,7 +80,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
             members=tuple(at[node] for node in region.members),
             inputs=tuple(dict.fromkeys(at[operand.node] for operand in loop.inputs)),
             window=tuple(at[node] for node in region.window),
-            may_copy=region.may_copy,
+            may_copy=region.may_copy is is_cheap,
             may_overlap=region.may_overlap,
             has_sliced_inputs=region.has_sliced_inputs,
             seed=at[seed.node],
@@ -89,6 +93,28 @@ def decisions_of(schedule: Schedule) -> Decisions:
         )
 
     return tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
+
+
+def decisions_to_json(decisions: Decisions) -> list[Any]:
+    """Return decisions as JSON values."""
+    return [asdict(item) if isinstance(item, LoopDecision) else item for item in decisions]
+
+
+def decisions_from_json(held: Sequence[Any]) -> Decisions:
+    """Return the decisions that `decisions_to_json` gave.
+
+    Raises:
+        KeyError, TypeError: it gave other ones.
+    """
+    return tuple(_loop_decision(item) if isinstance(item, Mapping) else int(item) for item in held)
+
+
+def _loop_decision(held: Mapping[str, Any]) -> LoopDecision:
+    """Return the decision that `asdict` gave, with tuples where JSON has lists."""
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list | tuple) else each for name, each in held.items()
+    }
+    return LoopDecision(**{**values, "into": tuple((at, over) for at, over in held["into"])})
 
 
 def reapplied(decisions: Decisions, plain: Schedule, donated: frozenset[fx.Node]) -> Schedule | None:
@@ -158,5 +184,6 @@ def _region(decision: LoopDecision, nodes: Sequence[fx.Node]) -> ChunkRegion | N
     if seed is None:
         return None
     window = [nodes[position] for position in decision.window]
-    region = RegionGrower(window, decision.may_copy, may_overlap=decision.may_overlap).region(seed)
+    may_copy = is_cheap if decision.may_copy else is_never
+    region = RegionGrower(window, may_copy, may_overlap=decision.may_overlap).region(seed)
     return slice_inputs(region) if region is not None and decision.has_sliced_inputs else region

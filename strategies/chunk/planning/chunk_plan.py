@@ -266,17 +266,22 @@ class ChunkPlanner:
             if not training or step is None or step.loss is None or not step.may_join_loss:
                 return None
             whole = replace(rehearsal, joins_loss=True)
-            return TrainingSchedules(ModelScopes(whole.recorded(where), machine, around), whole.peak_bytes)
+            alone = schedules if isinstance(schedules, TrainingSchedules) else None
+            joint_scopes = ModelScopes(whole.recorded(where), machine, around)
+            return TrainingSchedules(joint_scopes, whole.peak_bytes, alone)
 
+        schedules = (
+            TrainingSchedules(ModelScopes(graphs, machine, around), rehearsal.peak_bytes)
+            if training
+            else BatchSchedules.of(rehearsal, graphs, machine, where)
+        )
         return cls(
             unchunked_peak_bytes=unchunked_peak_bytes,
             training=training,
             where=where,
             opaque=rehearsal.opaque,
             _machine=machine,
-            _schedules=TrainingSchedules(ModelScopes(graphs, machine, around), rehearsal.peak_bytes)
-            if training
-            else BatchSchedules.of(rehearsal, graphs, machine, where),
+            _schedules=schedules,
             _loss=None if step is None else step.loss,
             _joined=joined,
             _uncut=UncutOperator.largest(graphs),

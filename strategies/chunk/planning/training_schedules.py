@@ -45,13 +45,23 @@ class TrainingSchedules:
     Args:
         scopes: recorded with gradients.
         rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
+        alike: schedules of the same model, whose inner scopes have the same options.
+
+    Attributes:
+        kinds: kinds of the inner scopes.
     """
 
-    def __init__(self, scopes: ModelScopes, rehearse: Callable[[Mapping[str, ScopeScheduler]], int]) -> None:
+    def __init__(
+        self,
+        scopes: ModelScopes,
+        rehearse: Callable[[Mapping[str, ScopeScheduler]], int],
+        alike: TrainingSchedules | None = None,
+    ) -> None:
         self._scopes = scopes
         self._rehearse = rehearse
+        self._alike = alike
         self._rehearsed: dict[tuple[int, ...], ModelSchedule] = {}
-        self._kinds = scopes.kinds[:-1]
+        self.kinds = scopes.kinds[:-1]
         self._known: dict[tuple[int, ...], OptionChoice] = {}
 
     def fastest(self, budget_bytes: int | None) -> tuple[ModelSchedule, int]:
@@ -92,7 +102,7 @@ class TrainingSchedules:
         key = tuple(chosen.at.values())  # always in one order
         if key not in self._rehearsed:
             whole = self.path[0]
-            options = [self._options_of(call)[chosen.at[call]] for call in (*range(len(self._kinds)), None)]
+            options = [self._options_of(call)[chosen.at[call]] for call in (*range(len(self.kinds)), None)]
             planned = ModelSchedule(
                 graphs=self._scopes.graphs,
                 schedules=[option.planned.schedule for option in options],
@@ -110,8 +120,8 @@ class TrainingSchedules:
     @cached_property
     def path(self) -> list[OptionChoice]:
         """Choices of less and less memory and more and more time, the first with nothing chunked."""
-        path = [self._chosen(dict.fromkeys((*range(len(self._kinds)), None), 0))]
-        if self._kinds:
+        path = [self._chosen(dict.fromkeys((*range(len(self.kinds)), None), 0))]
+        if self.kinds:
             found = [each for jumps in _STRIDES for each in self._descent(path[0], jumps)]
         else:
             found = [self._chosen({None: at}) for at in range(1, len(self._model_options))]
@@ -121,11 +131,13 @@ class TrainingSchedules:
         return path
 
     @cached_property
-    def _options(self) -> dict[ScopeKind, list[PassOption]]:
+    def options(self) -> dict[ScopeKind, list[PassOption]]:
         """The options of inner scopes, by kind."""
+        if self._alike is not None and self._alike.kinds == self.kinds:
+            return self._alike.options
         found: dict[ScopeKind, list[PassOption]] = {}
-        counts = Counter(self._kinds)
-        for graph, kind in zip(self._scopes.graphs, self._kinds, strict=False):
+        counts = Counter(self.kinds)
+        for graph, kind in zip(self._scopes.graphs, self.kinds, strict=False):
             if kind not in found:
                 saves = saved_storages(graph.graph)
                 first = TrainingPass(schedule=self._scopes.plain[kind], saves=saves, calls={})
@@ -135,7 +147,7 @@ class TrainingSchedules:
     @cached_property
     def _model_options(self) -> list[PassOption]:
         """The options of the model itself, searched with the smallest options of its inner scopes."""
-        smallest = {index: len(self._options[kind]) - 1 for index, kind in enumerate(self._kinds)}
+        smallest = {index: len(self.options[kind]) - 1 for index, kind in enumerate(self.kinds)}
         schedule, saves = self._scopes.plain[self._scopes.kinds[-1]], saved_storages(self._scopes.root)
         first = TrainingPass(schedule=schedule, saves=saves, calls=self._calls_at(smallest))
         return TrainingSearch(first, self._scopes.machine).path()
@@ -145,7 +157,7 @@ class TrainingSchedules:
         """The options of inner scopes as the model sees them, by kind and position."""
         return {
             (kind, index): option.as_call(self._scopes.machine, kind[1])
-            for kind, options in self._options.items()
+            for kind, options in self.options.items()
             for index, option in enumerate(options)
         }
 
@@ -166,7 +178,7 @@ class TrainingSchedules:
                 current = replace(current, peak_bytes=each.peak_bytes)
 
     def _options_of(self, call: int | None) -> list[PassOption]:
-        return self._model_options if call is None else self._options[self._kinds[call]]
+        return self._model_options if call is None else self.options[self.kinds[call]]
 
     def _better(self, current: OptionChoice, jumps: Sequence[int]) -> OptionChoice | None:
         """Return the choice that frees most bytes a second among those a few options lower."""
@@ -190,8 +202,8 @@ class TrainingSchedules:
         """Return calls whose options may change together: of each kind those that have the most memory."""
         yield [None]
         yield list(current.at)
-        for kind in dict.fromkeys(self._kinds):
-            alike = [call for call, each in enumerate(self._kinds) if each == kind]
+        for kind in dict.fromkeys(self.kinds):
+            alike = [call for call, each in enumerate(self.kinds) if each == kind]
             first = min(current.at[call] for call in alike)
             behind: list[int | None] = [call for call in alike if current.at[call] == first]
             yield behind
@@ -199,7 +211,7 @@ class TrainingSchedules:
                 yield behind[: len(alike) // _SHARES]
 
     def _calls_at(self, at: Mapping[Any, int]) -> dict[fx.Node, ScopeCall]:
-        calls = zip(self._scopes.calls, self._kinds, strict=True)
+        calls = zip(self._scopes.calls, self.kinds, strict=True)
         return {call: self._seen[kind, at[index]] for index, (call, kind) in enumerate(calls)}
 
     def _chosen(self, at: Mapping[int | None, int]) -> OptionChoice:

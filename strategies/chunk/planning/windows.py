@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from strategies.chunk.flow.chunk_region import ChunkRegion
-from strategies.chunk.flow.chunk_rules import is_pointwise, statistics_of
+from strategies.chunk.flow.chunk_rules import is_cheap, is_never
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule, unrolled
 from strategies.estimate.liveness import Profile
-from strategies.estimate.operator_cost import bytes_of, cost_of, is_view
+from strategies.estimate.operator_cost import bytes_of
 from strategies.tracing.channel_norms import norm_applied, norm_scales
 
 _CUTS = 7  # beginnings and ends of windows that are tried on each side of a peak
@@ -116,7 +116,7 @@ class LoopPlacer:
         seeds = [seed for each in _largest_near(node, set(window)) for seed in seeds_of(each)]
         grown = self._from_seed.setdefault(window, {})
         known: set[tuple[fx.Node, Any, Any]] = set()
-        for may_copy in (_is_cheap, _never):
+        for may_copy in (is_cheap, is_never):
             grower = cache(
                 partial(RegionGrower, window, may_copy, may_overlap=self._may_overlap)
             )  # made for the first seed that is new
@@ -183,17 +183,6 @@ def _largest_near(node: fx.Node, window: set[fx.Node]) -> list[fx.Node]:
     near = (each for each in (*node.users, node, *node.all_input_nodes) if each in window)
     values = dict.fromkeys(each for each in near if isinstance(each.meta["val"], Tensor))
     return sorted(values, key=lambda each: -bytes_of(each.meta["val"]))[:_SEEDS]
-
-
-def _never(_: fx.Node) -> bool:
-    return False
-
-
-def _is_cheap(node: fx.Node) -> bool:
-    """Whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
-    if cost_of(node).flops or statistics_of(node):
-        return False
-    return is_view(node) or is_pointwise(node) or "norm" in str(node.target)
 
 
 def _range_of_loop(

@@ -84,6 +84,30 @@ def test_refuses_chunks_under_fsdp1() -> None:
     )
 
 
+_ONE_BUDGET = (
+    "chunk: ac=budget plans blocks and chunks for one budget, its own; use chunk=budget without "
+    "chunk.budget_mib and chunk.fraction, or chunk=none"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        pytest.param("ac=budget ac.fraction=0.5 chunk=minimum", _ONE_BUDGET, id="the smallest chunks"),
+        pytest.param("ac=budget ac.fraction=0.5 chunk=budget chunk.fraction=0.5", _ONE_BUDGET, id="a share"),
+        pytest.param("ac=budget ac.fraction=0.5 chunk=budget chunk.budget_mib=8", _ONE_BUDGET, id="bytes"),
+        pytest.param(
+            "ac=full chunk=budget",
+            "chunk: give one of chunk.budget_mib and chunk.fraction, got neither; without one chunk=budget "
+            "follows ac=budget",
+            id="nobody's budget",
+        ),
+    ],
+)
+def test_refuses_two_budgets_and_none(line: str, refusal: str) -> None:
+    assert refusal_of(f"model=mlp {line}") == refusal
+
+
 def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
     resolved = experiment_of("ac=selective_op mesh=shard2 compile=aot_eager").to_dict()
     assert sorted(resolved) == sorted([*GROUPS, *(field.name for field in dataclasses.fields(Recipe))])

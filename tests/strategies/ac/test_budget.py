@@ -14,6 +14,8 @@ from torch import nn
 from strategies import StrategyError
 from strategies.ac.budget import Budget
 from strategies.budget import first_call
+from strategies.regions.blocks import Chunked
+from strategies.regions.disguise import disguise
 from tests.harness.composing import refusal_of
 from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 from tests.strategies.toys import differences, toy, train_step
@@ -243,7 +245,7 @@ UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another format": (
         {"format": "0"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 4'; make it again",
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 5'; make it again",
     ),
 }
 
@@ -274,6 +276,21 @@ def test_refusal_of_a_file_that_is_not_there() -> None:
     with pytest.raises(StrategyError) as error:
         Budget(layers_fqn="layers", plan_file="missing.json").apply(toy())
     assert str(error.value) == "ac.plan_file: 'missing.json' cannot be read: No such file or directory"
+
+
+class _InChunks(Chunked):
+    """Stands for a forward in chunks."""
+
+
+def test_refusal_of_a_first_call_in_chunks() -> None:
+    model = Budget(layers_fqn="layers", fraction=0.9).apply(toy())
+    disguise(model.get_submodule("layers.1"), _InChunks)
+    with pytest.raises(StrategyError) as error:
+        train_step(model)
+    assert str(error.value) == (
+        "ac: 'layers.1' runs in chunks, and the first call plans for the model without them; write a plan of "
+        "a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+    )
 
 
 def test_refusal_of_call_sites() -> None:

@@ -63,7 +63,7 @@ class Pair:
         asked = experiment_of(f"{COMPILED} {line}")
         self.batch = batches(asked, CPU, dp_rank(asked.mesh, rank))
         made = folder / PLAN_FILE
-        planned = with_plan(asked, lambda each: assembled(each, self.batch), self.batch, made)
+        planned = with_plan(asked, lambda each: assembled(each, self.batch), self.batch, made, device=CPU)
         assert isinstance(planned.ac, Budget)
         self.plan = Plan.load(Path(planned.ac.plan_file or made))
         self.planned, self.state = trained(planned, self.batch)

@@ -105,7 +105,6 @@ def smallest_bytes() -> int:
 
 
 VALUES = {
-    "nothing": ({}, "chunk: give one of chunk.budget_mib and chunk.fraction, got neither"),
     "both": (
         {"budget_mib": 1.0, "fraction": 0.5},
         "chunk: give one of chunk.budget_mib and chunk.fraction, got both",
@@ -170,6 +169,15 @@ def test_values(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError) as caught:
         Budget(**fields)
     assert str(caught.value) == message
+
+
+def test_no_budget() -> None:
+    with pytest.raises(StrategyError) as caught:
+        Budget().apply(nn.Linear(WIDTH, WIDTH), (torch.randn(2, WIDTH),))
+    assert str(caught.value) == (
+        "chunk: give one of chunk.budget_mib and chunk.fraction, got neither; without one it follows "
+        "ac=budget"
+    )
 
 
 @pytest.mark.parametrize(("layer", "problem"), MODELS.values(), ids=MODELS)

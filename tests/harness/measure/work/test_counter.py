@@ -175,6 +175,19 @@ def test_flops_of_cpu_attention(shapes: list[tuple[int, ...]], forward: int, bac
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "operands", "flops"),
+    [
+        pytest.param("addmm_", [(3, 5), (3, 4), (4, 5)], 2 * 3 * 4 * 5, id="a product added in place"),
+        pytest.param("baddbmm_", [(2, 3, 5), (2, 3, 4), (2, 4, 5)], 2 * 2 * 3 * 4 * 5, id="a batch of them"),
+    ],
+)
+def test_flops_of_products_in_place(name: str, operands: list[tuple[int, ...]], flops: int) -> None:
+    total, left, right = (torch.empty(shape, device="meta") for shape in operands)
+    func = getattr(torch.ops.aten, name).default
+    assert flops_of(func, (total, left, right), {}, total) == flops
+
+
 def test_torchs_registry_is_left_alone() -> None:
     added = [op for op, flops in flop_registry.items() if not flops.__module__.startswith("torch.")]
     assert added == []

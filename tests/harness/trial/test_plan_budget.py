@@ -1,0 +1,238 @@
+"""One plan of blocks and chunks: it keeps its budget to the byte, and the step stays the plain one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.experiment.experiment import Experiment, name_of
+from harness.measure.step import instrument
+from harness.models.python import PythonSpec
+from harness.trial import plan_budget
+from harness.trial.batches import batches
+from harness.trial.links import Link
+from harness.trial.parallel import dp_rank
+from harness.trial.plan_budget import PLAN_FILE, with_plan
+from harness.trial.steps import warm_up
+from strategies import RunnableStep, StrategyError, chunk_variants
+from strategies.ac.budget import Budget
+from strategies.base import Observation
+from tests.covering import marked
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_CPU = torch.device("cpu")
+_SMALL = {"n_layers": 1, "width": 16, "hidden_width": 32, "vocab_size": 512}
+_VOCABULARY, _WIDTH = 256, 16
+
+
+class Shifted(nn.Module):
+    """Blocks and a tied head; forward returns the loss of the tokens that follow, where they count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.Dropout(0.1)) for _ in range(2)
+        )
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.layers:
+            x = x + block(x)
+        logits = functional.linear(x, self.embedding.weight)[:, :-1]
+        return functional.cross_entropy(
+            logits.reshape(-1, _VOCABULARY), labels[:, 1:].reshape(-1), ignore_index=-100
+        )
+
+
+def shifted() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
+    torch.manual_seed(0)
+    tokens = torch.randint(_VOCABULARY, (4, 16))
+    return Shifted(), (tokens, tokens.masked_fill(tokens % 3 == 0, -100)), lambda loss: loss
+
+
+def case_of(model: str = "mlp", *, fraction: float = 0.6, **fields: Any) -> Experiment:
+    options = {"fraction": fraction, **fields.pop("options", {})}
+    sizes = {**_SMALL, **fields.pop("sizes", {})}
+    usual = {"batch_size": 4, "optimizer": "sgd", "parity_steps": 2}
+    name = "mlp" if model == "shifted" else model
+    case = cases.experiment(
+        model=name, variant="budget", options=options, chunk="budget", **{**usual, **fields}
+    )
+    if model != "shifted":
+        return replace(case, model=replace(case.model, **sizes))
+    factory = f"{__name__}:shifted"
+    spec = PythonSpec(
+        name="shifted",
+        layers_fqn="layers",
+        vocab_size=1,
+        dropout=0.0,
+        factory=factory,
+        tp_column=(),
+        tp_row=(),
+    )
+    return replace(case, model=spec)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a planned step showed: the plan, the peak, the chunks, and differences to the plain model."""
+
+    experiment: Experiment
+    plan: Mapping[str, Any]
+    peak_bytes: int
+    observation: Observation
+    differs: list[str]
+
+    @property
+    def is_exact(self) -> bool:
+        predicted, budget = int(self.plan["predicted_peak_bytes"]), int(self.plan["budget_bytes"])
+        return self.peak_bytes == predicted <= budget
+
+
+def found(rank: int, planned: Experiment, file: Path) -> Found:
+    """Run one planned step and compare two."""
+    batch = batches(planned, _CPU, dp_rank(planned.mesh, rank))
+    make = partial(cases.assembled, sample=batch(0))
+    trainee = make(planned)
+    warm_up(trainee, batch)
+    report = instrument(trainee, batch(2))
+    prover = cases._Prover(assembled=make, dense=make, once=cases._once, batch=batch, rank=rank, dp_rank=rank)
+    link = Link(variant=planned, baseline=planned.plain(), steps=2, tolerance=planned.tolerance, whole=False)
+    return Found(
+        experiment=planned,
+        plan=json.loads(file.read_text()),
+        peak_bytes=report.memory.peak_bytes,
+        observation=trainee.observe(),
+        differs=cases.differences(prover.compare(link)),
+    )
+
+
+def planned_and_run(rank: int, case: Experiment) -> Found:
+    with cases._shared_folder() as folder:
+        batch = batches(case, _CPU, dp_rank(case.mesh, rank))
+        make = partial(cases.assembled, sample=batch(0))
+        planned = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU)
+        return found(rank, planned, folder / PLAN_FILE)
+
+
+@cache
+def steps_of() -> tuple[Experiment, list[RunnableStep]]:
+    """Return a case and its steps, whole and in chunks: one search for all budgets."""
+    case = case_of()
+    batch = batches(case, _CPU, 0)
+    make = partial(cases.assembled, sample=batch(0))
+    asked = plan_budget._Asked(experiment=case, assemble=make, batch=batch, warm_up_steps=2)
+    with (
+        TemporaryDirectory() as folder,
+        plan_budget._offered(case, batch(0), _CPU, Path(folder, "chunks")) as offers,
+    ):
+        return case, list(asked.steps(offers))
+
+
+def planned_for(fraction: float, file: Path) -> Experiment:
+    """Return the case with the plan for a budget."""
+    case, steps = steps_of()
+    assert isinstance(case.ac, Budget)
+    replace(case.ac, fraction=fraction).write_best_plan(steps, file)
+    return carried_out(replace(case, ac=case.ac.with_plan(file)), file)
+
+
+def carried_out(case: Experiment, file: Path) -> Experiment:
+    """Return a case with a plan, and the chunks of that plan."""
+    batch = batches(case, _CPU, 0)
+    return with_plan(case, partial(cases.assembled, sample=batch(0)), batch, file, device=_CPU)
+
+
+def test_a_budget_that_needs_nothing_has_no_chunks(tmp_path: Path) -> None:
+    seen = found(0, planned_for(1.0, tmp_path / PLAN_FILE), tmp_path / PLAN_FILE)
+    assert name_of(seen.experiment.chunk) == "none"
+    assert (seen.plan["chunk"], seen.plan["chunkings"]) == (None, 3)
+    assert seen.peak_bytes == seen.plan["plain_peak_bytes"]
+    assert seen.observation.unneeded == "the budget needs nothing: the step fits it as it is"
+    assert seen.differs == []
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.35])
+def test_a_budget_that_only_chunks_keep(tmp_path: Path, fraction: float) -> None:
+    seen = found(0, planned_for(fraction, tmp_path / PLAN_FILE), tmp_path / PLAN_FILE)
+    assert seen.is_exact
+    assert seen.differs == []
+    assert seen.observation.unneeded is None
+    assert seen.observation.plan is not None
+    chunk = seen.observation.plan["chunk"]
+    assert chunk["why"].startswith("without chunks the smallest peak is ")
+    assert seen.observation.chunks == sum(region["chunks"] for region in chunk["regions"]) > 0
+    assert 0 < seen.plan["lower_bound_extra_flops"] <= seen.plan["extra_flops"]
+
+
+def test_a_budget_below_the_smallest_peak_of_all_chunks(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError) as caught:
+        planned_for(0.1, tmp_path / PLAN_FILE)
+    planned_for(1.0, tmp_path / PLAN_FILE)
+    plan = json.loads((tmp_path / PLAN_FILE).read_text())
+    smallest, plain = plan["minimum_feasible_bytes"], plan["plain_peak_bytes"]
+    share = math.ceil(1e4 * smallest / plain) / 1e4
+    gib = math.ceil(1e9 * smallest / 2**30) / 1e9
+    assert str(caught.value) == (
+        f"ac.fraction: no plan keeps {int(0.1 * plain)} bytes; the smallest that one keeps is {smallest} "
+        f"bytes, ac.fraction={share:g} or ac.budget_gib={gib:.9g}; no schedule of these operators, whole or "
+        f"in one of 3 ways to chunk them, needs less than {plan['proven_minimum_bytes']} bytes"
+    )
+    assert planned_for(share, tmp_path / PLAN_FILE)
+
+
+def test_a_plan_with_chunks_is_refused_without_them(tmp_path: Path) -> None:
+    file = tmp_path / PLAN_FILE
+    planned = planned_for(0.5, file)
+    whole = replace(planned, chunk=chunk_variants["none"]())
+    with pytest.raises(StrategyError) as caught:
+        carried_out(whole, file)
+    assert str(caught.value) == (
+        f"ac.plan_file: '{file}' counts on chunks; use chunk=budget, or a plan of chunk=none"
+    )
+
+
+_SHIFTED = "labels that are shifted and ignored, a tied head, dropout"
+CASES: dict[str, dict[str, Any]] = {
+    _SHIFTED: {"model": "shifted", "fraction": 0.5},
+    "a tied head beside attention": {"model": "gpt", "sizes": {"n_heads": 2}, "fraction": 0.5},
+    "one sample": {"batch_size": 1, "fraction": 0.85},
+    "half precision": {"dtype": "bf16_mixed", "fraction": 0.6},
+    "seconds": {"options": {"objective": "time"}, "fraction": 0.5},
+    "host memory": {"options": {"host_gib": 1.0}, "fraction": 0.4, "sizes": {"n_layers": 2}},
+    "loops in blocks, dropout": {
+        "model": "gpt", "sizes": {"vocab_size": 32, "n_heads": 2, "n_layers": 2}, "dropout": 0.1,
+        "batch_size": 8, "fraction": 0.45,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", marked([(name,) for name in CASES], [(_SHIFTED,)]))
+def test_steps_with_chunks_keep_their_budget_to_the_byte(name: str) -> None:
+    seen = planned_and_run(0, case_of(**CASES[name]))
+    assert seen.is_exact
+    assert seen.differs == []
+    assert seen.plan["chunk"]["regions"]
+    assert seen.peak_bytes < seen.plan["plain_peak_bytes"]
+
+
+@pytest.mark.parametrize("mesh", marked([("ddp2",), ("shard2",)], [("shard2",)]))
+def test_ranks_share_a_plan_with_chunks(pool2: RankPool, mesh: str) -> None:
+    case = case_of(mesh=cases.MESHES[mesh], batch_size=8, fraction=0.65)
+    for seen in pool2.run(planned_and_run, case, timeout_s=300.0):
+        assert seen.peak_bytes <= seen.plan["budget_bytes"]
+        assert seen.differs == []
+        assert seen.plan["chunk"]["regions"]
