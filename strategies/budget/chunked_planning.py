@@ -51,14 +51,15 @@ class ChunkedPlanner:
         self.minimum_feasible_bytes = min(way.planner.minimum_feasible_bytes for way in ways)
 
     def plan(self, budget_bytes: int) -> Plan:
-        """Return the cheapest plan for a budget, without chunks where these gain nothing.
+        """Return the cheapest plan for a budget, without chunks where they gain nothing or none are needed.
 
         What it costs, and the bounds, are of all ways: they count from the step without chunks.
 
         Raises:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
-        found = [plan for way in self._ways if (plan := self._planned(way, budget_bytes)) is not None]
+        ways = self._ways[:1] if budget_bytes >= self.plain_peak_bytes else self._ways
+        found = [plan for way in ways if (plan := self._planned(way, budget_bytes)) is not None]
         if not found:
             raise BudgetBelowMinimum(
                 budget_bytes, self.minimum_feasible_bytes, self._proven_bytes(), self._plain.limits()

@@ -19,6 +19,7 @@ from torch.nn import functional
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import instrument
 from harness.models.python import PythonSpec
+from harness.predict.views import view_of
 from harness.trial import plan_budget
 from harness.trial.batches import batches
 from harness.trial.links import Link
@@ -202,6 +203,23 @@ def test_a_plan_with_chunks_is_refused_without_them(tmp_path: Path) -> None:
         carried_out(whole, file)
     assert str(caught.value) == (
         f"ac.plan_file: '{file}' counts on chunks; use chunk=budget, or a plan of chunk=none"
+    )
+
+
+def test_views_of_a_plan_with_chunks(tmp_path: Path) -> None:
+    asked = replace(planned_for(0.5, tmp_path / PLAN_FILE), chunk=chunk_variants["budget"]())
+    plan = view_of(asked, "plan").splitlines()
+    assert "whole or in one of 3 ways to chunk them, keeps the budget with less than" in plan[0]
+    assert plan[1].startswith("chunks: without chunks the smallest peak is ")
+    assert " chunks of " in plan[2]
+    assert view_of(asked, "chunks").splitlines()[0] == (
+        "# chosen by ac=budget; bytes and time are of a step that recomputes every block"
+    )
+    with pytest.raises(StrategyError) as caught:
+        view_of(asked, "policy")
+    assert str(caught.value) == (
+        "chunk: the plan numbers operators of programs in chunks, which policy has no words for; "
+        "use show=plan, or chunk=none"
     )
 
 

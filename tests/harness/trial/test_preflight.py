@@ -353,6 +353,27 @@ def test_refuses_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> Non
     assert refusal_of("mesh=shard2 mesh.device=auto") == "mesh: shard2 needs 2 CUDA devices a node, found 1"
 
 
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        pytest.param(
+            "model=moe_nano",
+            "chunk: 'layers.0.feed_forward' calls aten.nonzero.default in ",
+            id="a shape that depends on data",
+        ),
+        pytest.param(
+            "model=mlp ac.module_classes=[Linear]",
+            "ac: the region around 'layers.0.up' would never run, because chunk replaces the forward of its "
+            "block; put regions around whole blocks, or use chunk=none",
+            id="regions inside of blocks",
+        ),
+    ],
+)
+def test_refuses_chunks_of_one_plan_before_it_is_made(line: str, refusal: str) -> None:
+    sizes = "model.n_layers=1 sequence_length=8 batch_size=2"
+    assert refusal_of(f"{line} {sizes} ac=budget ac.fraction=0.5 chunk=budget").startswith(refusal)
+
+
 _TIGHT = "chunk=budget chunk.fraction=0.01"
 
 
@@ -368,6 +389,7 @@ def _on_cuda(line: str) -> Experiment:
         pytest.param(
             "model=mlp chunk=minimum mesh=ddp2 dtype=bf16_mixed", id="the smallest peak, in half precision"
         ),
+        pytest.param("model=mlp ac=budget ac.fraction=0.9 chunk=budget", id="one budget of AC and chunks"),
         pytest.param("shard=cheapest mesh=tp2 dtype=bf16_mixed", id="sharding"),
     ],
 )
