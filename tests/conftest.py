@@ -80,6 +80,7 @@ EXPENSIVE = {
     "tests/harness/check/test_on_ranks.py": "::test_all_ranks_say_the_same[DDP]",
     "tests/strategies/budget/test_idioms.py": "[self-normalising dropout]",
     "tests/strategies/budget/test_compiled_planning.py": "[a write]",
+    "tests/strategies/budget/test_compiled_ranks.py": "[ddp2]",
     "tests/strategies/budget/test_carried_out.py": "[without dropout]",
     "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": "[(1, 16, 8)-much kept]",
     "tests/harness/trial/test_compilation.py": "",
