@@ -148,7 +148,7 @@ class BudgetEngine(Engine):
 
 
 class ChunkEngine(Engine):
-    """A plan for half of the bytes, with backward or forward alone, half of those in parts of a batch."""
+    """A plan for half of the bytes, with backward or forward alone; half of the latter in parts."""
 
     name = "chunk"
     bounds: ClassVar = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
