@@ -27,8 +27,8 @@ from bench.trials import experiments
 from harness.check import NotNeutral, assert_neutral
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch
-from harness.trial.assemble import build
 from harness.trial.batches import batches
+from harness.trial.planned_step import build
 
 SETS = ("authors", "newcomer", "unseen", "transformers")
 _SMALL: dict[str, Any] = {

@@ -37,9 +37,10 @@ from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
 from harness.records.statistics import Ratio, ratio_to_baseline
-from harness.trial.assemble import assemble, build, planned_step
+from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.plan_budget import beside_recomputation, carrying_out
+from harness.trial.planned_step import build, planned_step
 from strategies import PlansFromStep
 from strategies.ac.budget import Budget
 from strategies.budget import compiled_planning

@@ -35,6 +35,7 @@ from strategies.base import (
     StrategyError,
     Tolerance,
     call_site_of,
+    held_chunks,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ __all__ = [
     "call_site_of",
     "chunk_variants",
     "eager_variants",
+    "held_chunks",
     "shard_variants",
     "variants",
 ]

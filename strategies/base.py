@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -304,6 +305,19 @@ class OffersPlans(FollowsPlan, Protocol):
         Raises:
             StrategyError: it is no plan file.
         """
+
+
+def held_chunks(file: Path) -> Mapping[str, Any] | None:
+    """Return the chunk plan in a plan file, as JSON values; `None` where nothing runs in chunks.
+
+    Raises:
+        StrategyError: it cannot be read, or is no plan file.
+    """
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))["chunk"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StrategyError("ac.plan_file", f"{str(file)!r} holds no plan of this version") from None
+    return held if isinstance(held, dict) else None
 
 
 class LossInputs(NamedTuple):

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.experiment.experiment import Experiment
 from harness.trial import compilation
 from harness.trial.compilation import compiling
-from strategies.budget import compiled_capture
-from strategies.estimate.patched import wrapped
+from strategies.estimate.patched import Wrappings, wrapped
 from strategies.tracing.balanced_routing import BalancedFakes
 
 
@@ -46,17 +45,30 @@ def compiling_fakes(experiment: Experiment) -> Iterator[None]:
         compiling(experiment),
         wrapped(compilation.Entrance, "__call__", _without_function_modes),
         wrapped(convert_frame, "_compile", _without_dispatch_modes),
-        wrapped(compiled_capture.Lifted, "__call__", _without_function_modes),
+        wrapped(Wrappings, "lifted", _lifted),
     ):
         yield
 
 
 def _without_function_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a compiled function outside of modes that a trial has not; Dynamo would trace them."""
+    with _no_function_modes():
+        return original(*args, **kwargs)
+
+
+@contextmanager
+def _lifted(original: Callable[..., Any], /, wrappings: Wrappings) -> Iterator[None]:
+    """Lift what a measurement has wrapped, and the modes that a trial has not."""
+    with _no_function_modes(), original(wrappings):
+        yield
+
+
+@contextmanager
+def _no_function_modes() -> Iterator[None]:
     with ExitStack() as left:
         for _ in _get_current_function_mode_stack():
             left.enter_context(_pop_mode_temporarily())
-        return original(*args, **kwargs)
+        yield
 
 
 def _without_dispatch_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

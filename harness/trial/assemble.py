@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,13 +21,12 @@ from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.compilation import Backend, Backends, alike, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
 from harness.trial.plan_sharding import plan_sharding
-from harness.trial.precision import autocast, cast, compute_dtype
-from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlannedStep, PlansForStep, call_site_of
+from harness.trial.planned_step import build, planned_step
+from harness.trial.precision import autocast, compute_dtype
+from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
-
-_NUMPY_SEEDS = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,61 +170,6 @@ def assemble(
     )
 
 
-def planned_step(
-    experiment: Experiment, model: nn.Module, loss: LossFunction, sample: Batch, device: torch.device
-) -> PlannedStep:
-    """Return the training step of `experiment`, as a plan for its plain `model` needs it.
-
-    Args:
-        experiment: has the regions of AC, the precision and the mesh.
-        model: before it is sharded.
-        loss: function of its outputs and a batch.
-        sample: a batch of one rank.
-        device: on which the trial runs; autocast depends on it.
-    """
-    spec, mesh = experiment.model, experiment.mesh
-    units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
-    sizes = [_parameter_bytes(unit) for unit in units.values()]
-    may_join_loss = spec.loss_reads_targets_only()
-    seen = Batch(inputs=(), targets=None) if may_join_loss else sample  # a plan may keep it
-    is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
-    return PlannedStep(
-        loss=partial(_loss_of, loss, seen),
-        loss_inputs=(sample.targets,),
-        may_join_loss=may_join_loss,
-        reserved_bytes=_gradient_copies(_parameter_bytes(model), sizes) if mesh.is_sharded else 0,
-        enclose=partial(_enclosed, experiment),
-        device=device,
-        autocast=autocast(experiment, device),
-        computes_in=compute_dtype(experiment, model) if is_cast else None,
-        units=tuple(units),
-    )
-
-
-def _loss_of(loss: LossFunction, seen: Batch, outputs: Any, targets: Any) -> Tensor:
-    return loss(outputs, replace(seen, targets=targets))
-
-
-def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-    """Put the AC of `experiment` on `model` and return the callable of a step."""
-    if experiment.wrap_order == "call_site":
-        return call_site_of(experiment.ac, model)
-    return experiment.ac.apply(model, inputs)
-
-
-def _gradient_copies(model_bytes: int, unit_bytes: list[int]) -> int:
-    """Return the most bytes of unsharded gradients that FSDP holds at once.
-
-    Those of the root unit are held from the first to the last; those of a unit stand beside what was copied
-    of them, or of the unit before, to be reduced.
-    """
-    return model_bytes - sum(unit_bytes) + 2 * max(unit_bytes, default=model_bytes)
-
-
-def _parameter_bytes(module: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
 def _observe(
     experiment: Experiment, model: nn.Module, site: CallSite | None, sharding: ShardPlan | None
 ) -> Observation:
@@ -240,18 +182,6 @@ def _observe(
     return replace(
         of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_ac.unneeded or of_chunk.unneeded
     )
-
-
-def build(experiment: Experiment, device: torch.device) -> tuple[nn.Module, LossFunction, dict[str, int]]:
-    """Return the plain model as the experiment's seed initialises it, its loss, and what was cast."""
-    # a user's module may draw its weights from any of these
-    torch.manual_seed(experiment.seed)
-    random.seed(experiment.seed)
-    np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
-    with torch.device(device):
-        model, loss = experiment.model.make()
-    model = model.to(device=device)
-    return model, loss, cast(model, experiment)
 
 
 def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) -> TrainedModel:

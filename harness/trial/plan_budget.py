@@ -18,10 +18,17 @@ from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
-from harness.trial.assemble import build, planned_step
+from harness.trial.planned_step import build, planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
-from strategies import OffersPlans, PlansFromStep, RunnableStep, StrategyError, ac_variants, chunk_variants
-from strategies.chunk.base import held_chunks
+from strategies import (
+    OffersPlans,
+    PlansFromStep,
+    RunnableStep,
+    StrategyError,
+    ac_variants,
+    chunk_variants,
+    held_chunks,
+)
 
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""

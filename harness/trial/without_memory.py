@@ -17,10 +17,10 @@ from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
-from harness.trial.assemble import planned_step
 from harness.trial.parallel import require_shardable
 from harness.trial.plan_budget import beside_recomputation
 from harness.trial.plan_sharding import plan_sharding
+from harness.trial.planned_step import planned_step
 from harness.trial.precision import cast, cast_as
 from harness.trial.split_check import check_split
 from strategies import (

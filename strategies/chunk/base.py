@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance
+from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance, held_chunks
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
 from strategies.chunk.running import chunked_forward
@@ -174,19 +173,6 @@ def refuse_units(scopes: Collection[str], units: Collection[str]) -> None:
     for unit in units:
         if scopes and unit not in scopes:
             raise StrategyError("chunk", f"{unit!r} is an FSDP unit, and no block with a forward of its own")
-
-
-def held_chunks(file: Path) -> Mapping[str, Any] | None:
-    """Return the chunk plan in a plan file, as JSON values; `None` where nothing runs in chunks.
-
-    Raises:
-        StrategyError: it cannot be read, or is no plan file.
-    """
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))["chunk"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StrategyError("ac.plan_file", f"{str(file)!r} holds no plan of this version") from None
-    return held if isinstance(held, dict) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import PlannedStep, StrategyError
-from strategies.chunk.base import Chunking, FromPlan, held_chunks, is_trained, planning, refuse_units
+from strategies.base import PlannedStep, StrategyError, held_chunks
+from strategies.chunk.base import Chunking, FromPlan, is_trained, planning, refuse_units
 from strategies.chunk.planning import chunk_plan, plan_json
 from strategies.chunk.planning.offers import offers
 from strategies.chunk.running import chunked_forward

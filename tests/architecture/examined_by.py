@@ -33,6 +33,7 @@ EXAMINED_BY = {
     "harness/measure/step.py": "tests/harness/measure/memory/test_totals.py",
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",
     "harness/measure/work/compiled_graphs.py": "tests/harness/trial/test_compilation.py",
+    "harness/trial/planned_step.py": "tests/harness/trial/test_assemble.py",
     "strategies/budget/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/first_call.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/memory_layout.py": "tests/strategies/budget/test_planned_block.py",
