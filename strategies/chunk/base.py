@@ -14,9 +14,9 @@ from strategies.base import Observation, PlannedStep, Strategy, StrategyError, T
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
 from strategies.chunk.running import chunked_forward
-from strategies.estimate.operator_cost import machine_for
+from strategies.estimate import operator_cost
 from strategies.regions import blocks
-from strategies.tracing.shadow import device_of
+from strategies.tracing import shadow
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,9 +132,9 @@ class FromPlan(Chunking):
             StrategyError: it is none of this version, or of another model.
         """
         held = held_chunks(Path(self.plan_file))
-        device = step.device or device_of(list(sample))
+        device = step.device or shadow.device_of(list(sample))
         loss = step.loss if step.may_join_loss else None
-        plan = plan_json.plan_from_json(held or {}, machine_for(device), loss)
+        plan = plan_json.plan_from_json(held or {}, operator_cost.machine_for(device), loss)
         known = dict(blocks.unwrapped(model).named_modules())
         unknown = next((fqn for fqn in plan.schedulers if fqn not in known), None)
         if unknown is not None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import PlannedStep, StrategyError, held_chunks
 from strategies.chunk.base import Chunking, FromPlan, is_trained, planning, refuse_units
-from strategies.chunk.planning import chunk_plan, plan_json
-from strategies.chunk.planning.offers import offers
+from strategies.chunk.planning import chunk_plan, offers, plan_json
 from strategies.chunk.running import chunked_forward
 
 if TYPE_CHECKING:
@@ -67,7 +66,9 @@ class Budget(Chunking):
             StrategyError: the model is unsuitable, or chunked already.
         """
         with planning(sample):
-            return [plan_json.plan_to_json(each) for each in offers(self._planner(model, sample, step))]
+            return [
+                plan_json.plan_to_json(each) for each in offers.offers(self._planner(model, sample, step))
+            ]
 
     def check_offers(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> None:
         """Refuse a model of which nothing can be planned; it is recorded, and no plan is sought.

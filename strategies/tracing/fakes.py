@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +41,7 @@ class Fakes(FakeTensorMode):
         """Run an operator on tensors without data, with strides as torch gives them with data."""
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # its parts come back
-        if func in _VIEWS and 1 in (*args[0].shape, *args[1]):
+        if func in _VIEWS and _has_one((*args[0].shape, *args[1])):
             return self._view(func, types, *args)
         made = self._made_here(func, args, kwargs)
         if made is not None:
@@ -67,7 +67,7 @@ class Fakes(FakeTensorMode):
         if func is _aten.native_layer_norm_backward.default and result[0] is not None:
             with self:
                 return torch.empty_like(result[0], memory_format=torch.contiguous_format), *result[1:]
-        if isinstance(result, Tensor) and 1 in result.shape and promoted_numbers(func, args):
+        if isinstance(result, Tensor) and _has_one(result.shape) and promoted_numbers(func, args):
             return self._beside_a_number(func, args, result)
         return result
 
@@ -109,6 +109,11 @@ class Fakes(FakeTensorMode):
         strides = [shape[-2] * row, row, 1][-len(shape) :]
         with self:
             return torch.empty_strided(shape, strides, dtype=left.dtype, device=left.device)
+
+
+def _has_one(sizes: Iterable[Any]) -> bool:
+    """Say whether a size is 1, where it is a number: to ask that of one that depends on data is an error."""
+    return any(isinstance(size, int) and size == 1 for size in sizes)
 
 
 def _workspace_shape(args: Sequence[Any]) -> torch.Size:

@@ -97,7 +97,7 @@ RECORD_KEYS = {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
         "status", "error", "verdict", "reason", "parity", "memory", "work", "time", "plan", "environment",
         "note",
-        "trained", "probes", "predicted", "outlook",
+        "trained", "probes", "predicted", "outlook", "assumes",
     },
     "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
     "parity": {
